@@ -89,7 +89,7 @@ def assert_the_server_has_none(server: Any, recipe: Recipe, folder: Path) -> Non
     assert all(not update.metrics for update in updates)
     record = run_record(server.ledger, server.blobs, recipe.name)
     assert not any(is_own(name) for number in record["scores"] for own in number["sites"].values() for name in own)
-    assert record["classes"]["judged_by"] == "global.accuracy"
+    assert record["classes"]["judged_by"] == "global.balanced_accuracy"
 
     records = LedgerReader(f"sqlite:///{folder / 'server' / 'ledger.sqlite'}")
     context = server.context

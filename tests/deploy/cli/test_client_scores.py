@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protofed.client.state.own_scores import FOLDER, OwnScores
+from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.errors import ConfigError
+from protofed.common.protocol.messages import Role
+from protofed.common.protocol.score_names import FAMILIES
+from protofed.common.storage.journal import Journal
 from protofed.deploy.cli import client_scores, main
+from protofed.deploy.site.score_words import meaning
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -59,10 +65,54 @@ def test_json_has_the_scores_of_single_classes_too(run: Run, kept: OwnScores, tm
     assert printed["rounds"][1]["scores"]["personal.recall.3"] == 0.125
 
 
+def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
+    run: Run, kept: OwnScores, tmp_path: Path
+) -> None:
+    log = Journal(tmp_path / AUDIT_FILE)
+    messages: list[tuple[int, str, dict[str, Any]]] = [
+        (1, "ReportScores", {"scores": {"personal.pm_l": 0.5, "global.accuracy": 0.5}}),
+        (1, "CommitUpload", {"metrics": ["loss"]}),  # as 0.2.0 wrote it
+        (2, "CommitUpload", {}),
+        (1, "Heartbeat", {"telemetry": {"loss": 1.0}}),
+    ]
+    for number, call, fields in messages:
+        log.append("sent", call=call, digest=f"{call}{number}", facts={"run": "digits", "round": number, **fields})
+    log.close()
+    out = run("--state", tmp_path)[1]
+    told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]
+    assert [line.rpartition(": ")[2] for line in told] == ["loss, rounds 1", "personal.pm_l, rounds 1"]
+    rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
+    assert [scored["left"] for scored in rounds] == [["loss", "personal.pm_l"], [], []]
+
+
+def test_without_a_message_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
+    assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
+
+
+def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run, tmp_path: Path) -> None:
+    own = [name for name, family in FAMILIES.items() if family.role is Role.TRAINER]
+    assert len(own) > 20
+    unknown = meaning("train.something")
+    assert unknown not in {meaning(name) for name in [*own, "loss"]}
+    assert len({meaning(name) for name in own}) == len(own)
+    meanings = json.loads(run("--state", tmp_path, "--json")[1])["meanings"]
+    assert meanings == {name: meaning(name) for name in ("loss", "personal.pm_l", "personal.recall")}
+
+
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_no_number_is_cut(
+    width: int, run: Run, kept: OwnScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_scores.console, "width", width)
+    names = [f"{where}.{what}" for where in ("personal", "personal.local") for what in ("accuracy", "auroc", "ece")]
+    kept.record("wide", 1, dict.fromkeys(names, 0.1234))
+    assert run("wide", "--state", tmp_path)[1].count("0.1234") == len(names)
+
+
 def test_a_site_without_scores_says_so(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("--state", tmp_path)
     assert (code, out.startswith("none yet")) == (0, True)
-    assert json.loads(run("--state", tmp_path, "--json")[1]) == {"run": None, "rounds": []}
+    assert json.loads(run("--state", tmp_path, "--json")[1]) == {"run": None, "rounds": [], "meanings": {}}
     assert run("digits", "--state", tmp_path)[0] == ConfigError.exit_code
 
 

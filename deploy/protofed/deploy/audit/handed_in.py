@@ -25,11 +25,13 @@ class HandedIn:
         updates: whose update counts at the server; round 0: the first model, which has nothing of the data.
         unanswered: whose update was committed without an answer: the server may have it.
         scores: whose scores were reported and not refused.
+        names: the scores that left, by round: reported, or beside an update.
     """
 
     updates: set[int] = field(default_factory=set)
     unanswered: set[int] = field(default_factory=set)
     scores: set[int] = field(default_factory=set)
+    names: dict[int, set[str]] = field(default_factory=dict)
 
 
 def handed_in(path: Path, run: str) -> HandedIn:
@@ -47,6 +49,8 @@ def handed_in(path: Path, run: str) -> HandedIn:
         if event == "sent" and (fields := facts.get("facts", {})).get("run") == run:
             number = int(fields.get("round", 0))
             sent[message] = call, number
+            # A log of 0.2.0 has a list of names, a later one their values, too.
+            result.names.setdefault(number, set()).update(fields.get("scores", ()), fields.get("metrics", ()))
             if call == "CommitUpload":
                 result.unanswered.add(number)
             elif call == "ReportScores" and fields.get("scores"):  # a policy may release none

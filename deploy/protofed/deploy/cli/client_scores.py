@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,13 +29,16 @@ def scores(
         bool, typer.Option("--json", help="Print it as JSON, with the scores of single classes.")
     ] = False,
 ) -> None:
-    """Show the site's own scores by round: of its training, its own model, and its own test set. They stay here.
+    """Show the site's own scores by round, what each means, and which of them left the site and which stayed.
 
-    Only what `metrics` of the site's policy names was sent, too.
+    Only what `metrics` of the site's policy names is sent; what was sent is read from the site's audit log. Scores of
+    single classes are in --json only.
 
     Example: `protofed client scores --state /var/lib/protofed`
     """
     from protofed.client.state.own_scores import FOLDER, OwnScores
+    from protofed.client.transport.audit import FILE
+    from protofed.deploy.audit.handed_in import handed_in
 
     if not state.is_dir():
         raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
@@ -43,22 +46,63 @@ def scores(
     if run is None:
         run = next(reversed(kept.runs()), None)
     rounds = [] if run is None else kept.rounds(run)
+    left = {} if run is None else handed_in(state / FILE, run).names
     if as_json:
-        print(json.dumps({"run": run, "rounds": [asdict(scored) for scored in rounds]}, indent=2))  # noqa: T201
+        print(json.dumps(plain(run, rounds, left), indent=2))  # noqa: T201
     elif run is None:
         console.print(NONE_YET, highlight=False)
     else:
         console.print(f"[bold]{run}[/bold]", highlight=False)
-        console.print(table(rounds))
+        for shown in tables(rounds, console.width):
+            console.print(shown)
+        for line in legend(rounds, left):
+            console.print(line, highlight=False, markup=False)
 
 
-def table(rounds: Sequence[ScoredRound]) -> Table:
-    """One row a round, one column a score; those of single classes are in --json only."""
-    names = sorted({name for scored in rounds for name in scored.scores if score_family(name) == name})
-    shown = Table("round", *(name.replace(".", ".\n") for name in names))
-    for column in shown.columns:
-        column.justify, column.overflow = "right", "fold"
-    for scored in rounds:
-        cells = (f"{scored.scores[name]:.4f}" if name in scored.scores else "–" for name in names)
-        shown.add_row(str(scored.round), *cells)
-    return shown
+def plain(run: str | None, rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> dict[str, Any]:
+    """For programs: each round with the names that left, and what the names mean."""
+    from protofed.deploy.site.score_words import meaning
+
+    rows = [
+        {**asdict(scored), "left": sorted(left.get(scored.round, set()) & scored.scores.keys())} for scored in rounds
+    ]
+    families = sorted({score_family(name) for scored in rounds for name in scored.scores})
+    return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
+
+
+def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[Table]:
+    """One row a round, one column a score; as many tables as it takes for no number to be cut."""
+    names = _names(rounds)
+    heads = [name.replace(".", ".\n").replace("balanced_", "balanced_\n") for name in names]
+    widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
+    most = max(1, (width - len("│ round │")) // (widest + 3))
+    for first in range(0, max(len(names), 1), most):
+        some = names[first : first + most]
+        shown = Table("round", *heads[first : first + most])
+        for column in shown.columns:
+            column.justify, column.overflow = "right", "fold"
+        for scored in rounds:
+            cells = (f"{scored.scores[name]:.4f}" if name in scored.scores else "–" for name in some)
+            shown.add_row(str(scored.round), *cells)
+        yield shown
+
+
+def legend(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> Iterator[str]:
+    """What each column means, and whether it left."""
+    from protofed.deploy.audit.handed_in import rounds_text
+    from protofed.deploy.site.score_words import meaning
+
+    for name in _names(rounds):
+        yield f"{name}: {meaning(name)}"
+    kept = {scored.round for scored in rounds}
+    gone = {name: {number for number in kept if name in left.get(number, ())} for name in _names(rounds)}
+    stayed = [name for name, numbers in gone.items() if not numbers]
+    for name, numbers in gone.items():
+        if numbers:
+            yield f"left this site (the policy names it): {name}, rounds {rounds_text(numbers)}"
+    if stayed:
+        yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
+
+
+def _names(rounds: Sequence[ScoredRound]) -> list[str]:
+    return sorted({name for scored in rounds for name in scored.scores if score_family(name) == name})
