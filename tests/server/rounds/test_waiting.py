@@ -35,6 +35,12 @@ def test_a_typo_in_required_sites_is_named_with_the_nearest_site() -> None:
     )
 
 
+def test_enough_trainers_without_the_required_one_are_not_said_to_be_too_few() -> None:
+    found = known(reason(Idle(1), tick(trainers="ab"), {"c": "silent"}, required_sites=("c",)))
+    assert (found.reason, found.needed, found.has) == (WaitReason.REQUIRED_SITES, 2, 2)
+    assert found.text == "needs each of its required sites; missing: c (required, silent)"
+
+
 @pytest.mark.parametrize(
     ("federation", "round_", "trainers", "needed"),
     [

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import structlog
 
 from protofed.server.access.certificates import Certificates
+from protofed.server.rounds import phases
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.waiting import BLOCKED, Waiting
 
@@ -46,6 +47,9 @@ class WaitingLog:
         )
 
     def _blocked(self) -> tuple[str, Waiting] | None:
-        if (current := self._runs.current) is None or (waiting := current.waiting(self._certificates)) is None:
+        current = self._runs.current
+        if current is None or isinstance(current.phase, phases.Collecting | phases.Evaluating):
+            return None  # a round is open: its sites need not be looked at twice a second
+        if (waiting := current.waiting(self._certificates)) is None:
             return None
         return (current.run, waiting) if waiting.reason in BLOCKED else None

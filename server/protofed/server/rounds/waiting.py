@@ -82,6 +82,8 @@ class Waiting:
         more = f" and {len(self.missing) - NAMED} more" if len(self.missing) > NAMED else ""
         missing = f"; missing: {listed}{more}" if listed else ""
         match self.reason:
+            case WaitReason.REQUIRED_SITES if self.has >= self.needed:
+                return f"needs each of its required sites{missing}"
             case WaitReason.TRAINERS | WaitReason.REQUIRED_SITES:
                 return f"needs {self.needed} trainer{'s' * (self.needed != 1)}, has {self.has}{missing}"
             case WaitReason.PAUSED:
