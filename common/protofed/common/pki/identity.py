@@ -212,7 +212,7 @@ def _read(path: Path) -> bytes | None:
 
 def _check_complete(folder: Path, files: Files, party: Party) -> None:
     if CERTIFICATE not in files:
-        install = f"`protofed certs install BUNDLE --identity {folder}` once the operator has approved the request"
+        install = f"`protofed certs install BUNDLE --identity {folder}` once the operator has signed the request"
         request = f"make one by `protofed certs request --{party} ... --identity {folder}`, then `certs install`"
         advice = install if KEY in files else request
         raise IdentityError(IdentityProblem.MISSING, f"certificate missing: {folder / CERTIFICATE}; {advice}")
