@@ -10,13 +10,20 @@ PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-myp
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
 
-.venv/ready: pyproject.toml constraints.txt
-	@echo "setting up .venv, once: PyTorch and the rest, a few minutes"
-	$(PYTHON) -m venv .venv
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+INSTALL = $(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.venv/demo: pyproject.toml constraints.txt
+	@echo "setting up .venv, once: PyTorch and what the demo needs, a few minutes"
+	$(INSTALL) -e '.[client,report]'
 	@touch $@
 
-demo: .venv/ready       ## a server and five site daemons train FedNH, FedAvg and solo on the digits over gRPC
+# It adds to what `make demo` has installed. Where it is there, the demo needs nothing of its own.
+.venv/ready: pyproject.toml constraints.txt
+	@echo "setting up .venv, once: PyTorch and all that tests and documents need, a few minutes"
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+demo: $(if $(wildcard .venv/ready),.venv/ready,.venv/demo)  ## a server and five site daemons train FedNH, FedAvg and solo on the digits over gRPC
 	.venv/bin/protofed demo
 
 compose-demo:           ## a server, an evaluator and five sites in containers train on the digits; needs Docker with Compose
