@@ -68,6 +68,25 @@ def test_row_60_71_81_a_server_killed_at_every_place_loses_and_doubles_nothing(
     assert attempts(here) == [(number, 1) for number in range(here.recipe.rounds + 1)]  # none was begun anew
 
 
+def test_row_60_a_run_that_stops_early_ends_after_the_same_round_though_its_server_is_killed_at_every_place(
+    processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
+) -> None:
+    last = len(SERVER_PLACES)
+    impatient = {"patience": last - 1, "min_improvement": 1.0}  # no share improves by 1
+    here = processes_of(quick_recipe(rounds=last + 3, federation=impatient))
+    here.server(fails=f"{SERVER_PLACES[0]}=kill")
+    here.trainers()
+    for place, after in zip(SERVER_PLACES, [*SERVER_PLACES[1:], None], strict=True):
+        died(here, "server", place)
+        here.server(fails=f"{after}=kill" if after else "")
+    assert here.finish(["server", *SITES]) == [0] * 3, here.logs()
+    assert here.invariants(final=undisturbed(here.recipe)).published == last + 1
+    with here.ledger() as ledger:
+        row = ledger.run(here.recipe.name)
+    assert row is not None
+    assert (row.outcome, str(row.reason).partition(":")[0]) == ("completed", f"stopped early after round {last}")
+
+
 def test_row_30_38_a_daemon_killed_at_every_place_hands_in_once(
     processes_of: MakeProcesses, quick_recipe: MakeRecipe, undisturbed: Undisturbed
 ) -> None:
