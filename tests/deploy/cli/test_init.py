@@ -166,6 +166,10 @@ def test_a_bundle_names_the_site_and_is_installed(protofed: Cli, tmp_path: Path)
         assert protofed(*init, *refused)[0] == 78
     assert [path.name for path in (tmp_path / "north").iterdir()] == ["identity"]
     assert not list(tmp_path.glob("*/identity/cert.pem"))
+    (tmp_path / "north" / "policy.toml").write_text("mine")
+    assert protofed(*init, "north.bundle", "--into", "north")[0] == 78
+    assert not list(tmp_path.glob("*/identity/cert.pem"))
+    (tmp_path / "north" / "policy.toml").unlink()
     code, out, _ = protofed(*init, "north.bundle", "--into", "north", "--ca-code", code_of_ca)
     assert (code, code_of_ca in out, "certs request" in out) == (0, True, False)
     assert read_settings(ClientSettings, tmp_path / "north" / "site.toml", {}).site == "north"

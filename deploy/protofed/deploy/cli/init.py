@@ -54,7 +54,7 @@ def init_client(
     Example: `protofed client init --site north --server hub.example:7443 --data folder --root images`
     """
     from protofed.deploy import shipped
-    from protofed.deploy.templates.new_daemon import NewSite, layouts, write_new
+    from protofed.deploy.templates.new_daemon import NewSite, check_free, layouts, write_new
 
     known = layouts()
     site = _named(bundle, site) or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
@@ -66,10 +66,11 @@ def init_client(
     policy = policy or (_ask("--policy", "Policy (standard, strict, open)", "standard") if sys.stdin.isatty() else "")
     text = shipped.named("policy", policy or "standard").read_text(encoding="utf-8")
     new = NewSite(site, server, data, root or "", POLICY, role or ["trainer"], _labels(label or ()))
-    settings = new.settings()  # refused, if anything is, before the certificate is installed
+    files = {SETTINGS: new.settings(), POLICY: text}
     if bundle is not None:
+        check_free(into, files)  # all that can be refused is, before the certificate is installed
         install_certificate(bundle, into / "identity", Output(), ca_codes=ca_code or ())
-    _show_made(write_new(into, {SETTINGS: settings, POLICY: text}, ("identity", "state")))
+    _show_made(write_new(into, files, ("identity", "state")))
     certified = (
         (
             f"protofed certs request --identity identity --site {site} --out {site}.request",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -89,6 +89,16 @@ def layouts() -> dict[str, dict[str, str]]:
     return said
 
 
+def check_free(into: Path, names: Iterable[str]) -> None:
+    """Check that none of the files is there.
+
+    Raises:
+        ConfigError: one is; it is named.
+    """
+    if there := [name for name in names if os.path.lexists(into / name)]:
+        raise ConfigError(f"{into / there[0]} is there, and nothing is overwritten; give --into another folder")
+
+
 def write_new(into: Path, files: Mapping[str, str], folders: Sequence[str]) -> list[Path]:
     """Write files that are not there yet (mode 0600), and make folders that only their owner can enter.
 
@@ -101,8 +111,7 @@ def write_new(into: Path, files: Mapping[str, str], folders: Sequence[str]) -> l
         ConfigError: one of the files is there.
         StateError: something cannot be written.
     """
-    if there := [name for name in files if os.path.lexists(into / name)]:
-        raise ConfigError(f"{into / there[0]} is there, and nothing is overwritten; give --into another folder")
+    check_free(into, files)
     made = []
     try:
         into.mkdir(parents=True, exist_ok=True)
