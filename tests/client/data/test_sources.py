@@ -380,6 +380,21 @@ def test_a_site_that_can_spare_no_test_set_of_its_own_trains_without() -> None:
     assert site.unscored(site.test) == []
 
 
+def test_own_images_give_one_test_set_beside_a_local_fraction(tmp_path: Path) -> None:
+    images, labels = half([0] * 40 + [1] * 20)
+    arrays, fraction = {"train_images": images, "train_labels": labels}, {"local_test_fraction": 0.25}
+    data = write_npz(tmp_path, arrays, **fraction)
+    (site,), evaluator = load_sites(data, SMALL, 2), load_test(data, SMALL, 2)
+    assert site.local_test is not None
+    assert (len(site.train), len(site.test), len(site.local_test)) == (45, 0, 15)
+    assert numbers(evaluator.test.images) == numbers(site.local_test.images)
+    (two,) = load_sites(data.model_copy(update={"test_fraction": 0.3}), SMALL, 2)
+    assert two.local_test is not None
+    assert (len(two.train), len(two.test), len(two.local_test)) == (30, 18, 12)
+    (public,) = load_sites(settings("digits", **fraction), DIGITS, 10)
+    assert len(public.test) == 520
+
+
 def test_classes_that_a_test_set_lacks_are_named_of_those_that_the_site_has(tmp_path: Path) -> None:
     images, labels = half([0] * 20 + [2] * 9)
     data = write_npz(tmp_path, {"train_images": images, "train_labels": labels})

@@ -343,7 +343,7 @@ def test_classes_that_a_site_does_not_score_are_in_its_log(tmp_path: Path, recip
     labels = np.repeat(np.arange(3), [40, 12, 9])
     images = np.zeros((len(labels), 8, 8), np.uint8)
     np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels)
-    data = {"source": "npz", "root": tmp_path / "a.npz", "local_test_fraction": 0.25}
+    data = {"source": "npz", "root": tmp_path / "a.npz", "test_fraction": 0.3, "local_test_fraction": 0.25}
     settings = ClientSettings.model_validate({"site": "a", "policy": "p", "state": "s", "data": data})
     recipe = recipe_of("fedavg")
     with capture_logs() as lines:

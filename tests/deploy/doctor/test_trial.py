@@ -65,7 +65,16 @@ CASES = {
     "an empty class": Case(None, {**SKEWED, "bcc": 0}),
     "patients": Case(None, SKEWED, {"group_pattern": r"(\d)\.png"}),
     "a test set of its own": Case(None, {"train/nv": 40, "test/nv": 2, "train/mel": 3}),
-    "an own test set that nothing can be spared for": Case(None, {"nv": 20}, {"local_test_fraction": 0.2}),
+    "an own test set": Case(None, SKEWED, {"local_test_fraction": 0.2}),
+    "an own test set, and the evaluator, too": Case(
+        None, SKEWED, {"local_test_fraction": 0.2}, settings={"roles": ["trainer", "evaluator"]}
+    ),
+    "an own test set that nothing can be spared for": Case(
+        None, {"nv": 30}, {"test_fraction": 0.7, "local_test_fraction": 0.2}
+    ),
+    "an own test set alone that nothing can be spared for": Case(
+        "data-unusable", {"nv": 9}, {"local_test_fraction": 0.2}
+    ),
     "some unreadable files are allowed": Case(None, SKEWED, {"max_unreadable_fraction": 0.1}, damage=empty_files),
     "an evaluator": Case(None, {"test/nv": 3}, settings={"roles": ["evaluator"]}),
     "no class with enough images for a test set": Case("data-unusable", {"nv": 9, "mel": 9, "bcc": 9}),

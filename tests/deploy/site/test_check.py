@@ -141,7 +141,7 @@ def test_rare_classes_of_a_drawn_test_set_are_named(check: Check, run: Run, tmp_
     for number in range(31):
         name = "benign" if number < 20 else "malignant" if number < 30 else "naevus"
         image(root / name / f"{number}.png", number)
-    settings = SETTINGS.format(root=root) + "local_test_fraction = 0.25\n"
+    settings = SETTINGS.format(root=root) + "test_fraction = 0.3\nlocal_test_fraction = 0.25\n"
     code, found = check(settings=settings)
     assert (code, found["taken"]["tests_on"]) == (0, [6, 5, 0])
     assert found["taken"]["own_test_set"] == [5, 0, 0]

@@ -24,7 +24,7 @@ _LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must 
 
 
 def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> list[SiteData]:
-    """All sites of a simulation, on the CPU. They share one test set, which is empty with `data.merge_test_into_train`.
+    """All sites of a simulation, on the CPU. They share one test set; it is empty as of `split.draw_test_rows`.
 
     Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), with `data.local_test`, or,
     cut by a column, where the source has a test_site column: then its own rows of the test set.
@@ -38,7 +38,7 @@ def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[st
     Raises:
         DataError: the source cannot be used, or not partitioned as `data` says.
     """
-    source = _long_tailed(data, input_, classes, class_names)
+    source = _long_tailed(load(data, input_, class_names), data, classes)
     cut = _cut(source, data)
     return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
 
@@ -49,7 +49,7 @@ def load_site(data: Data, index: int, input_: Input, classes: int, class_names: 
     Raises:
         DataError: as `load_sites`, or there is no such site.
     """
-    source = _long_tailed(data, input_, classes, class_names)
+    source = _long_tailed(load(data, input_, class_names), data, classes)
     cut = _cut(source, data)
     if isinstance(data.partition, kinds.Whole):
         index = 0
@@ -59,15 +59,16 @@ def load_site(data: Data, index: int, input_: Input, classes: int, class_names: 
 
 
 def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
-    """An evaluator's data, without training examples: the source's test set, or with `data.merge_test_into_train` all
-    local test sets together.
+    """An evaluator's data, without training examples: the source's test set, or where it has none all local test sets
+    together.
 
     Raises:
-        DataError: the source cannot be used; with `data.merge_test_into_train`, as `load_sites`.
+        DataError: the source cannot be used; without a test set, as `load_sites`.
     """
-    if not data.merge_test_into_train:
-        return SiteData.for_scoring(load(data, input_, class_names).test, input_, classes)
-    cut = _cut(_long_tailed(data, input_, classes, class_names), data)
+    source = load(data, input_, class_names)
+    if len(source.test) or data.local_test_fraction is None:
+        return SiteData.for_scoring(source.test, input_, classes)
+    cut = _cut(_long_tailed(source, data, classes), data)
     return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes)
 
 
@@ -87,9 +88,8 @@ class _Cut:
     local: list[Indices]
 
 
-def _long_tailed(data: Data, input_: Input, classes: int, class_names: Sequence[str]) -> Source:
+def _long_tailed(source: Source, data: Data, classes: int) -> Source:
     """The source with its long tail. Labels are checked here, once for all sites."""
-    source = load(data, input_, class_names)
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
     for examples in (source.train, source.test):

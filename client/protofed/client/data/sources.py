@@ -31,7 +31,7 @@ class Source:
 
     Attributes:
         train: may be empty: an evaluator's .npz may have a test set only.
-        test: the source's own, or held out; empty with `data.merge_test_into_train`.
+        test: the source's own, or held out; empty as of `split.draw_test_rows`.
         site_column: the site of each training example; None: the source does not say.
         test_site_column: likewise for the test examples.
         group_column: the group of each training example, such as a patient; None: there are none. Never shown.
@@ -128,7 +128,7 @@ def _read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSp
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
     train_rows, test_rows = draw_test_rows(train.examples.labels.numpy(), train.group, data)
-    return (train if data.merge_test_into_train else train.take(train_rows)), train.take(test_rows)
+    return (train.take(train_rows) if len(test_rows) else train), train.take(test_rows)
 
 
 def _joined(train: DataSplit, test: DataSplit) -> DataSplit:

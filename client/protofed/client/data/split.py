@@ -57,8 +57,9 @@ class DataSplit:
 def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[Indices, Indices]:
     """Draw a test set, by data.seed, from a source that has none.
 
-    A public source of `_BALANCED` gives its published test set; a site's own images are held out by `hold_out`. With
-    `data.merge_test_into_train` the test set is empty, as it would only be merged back.
+    A public source of `_BALANCED` gives its published test set; a site's own images are held out by `hold_out`. It is
+    empty with `data.merge_test_into_train`, as it would only be merged back, and where a site's own images have
+    `data.local_test_fraction` alone: two test sets of one site would take half of what it trains on.
 
     Args:
         labels: [N].
@@ -70,7 +71,8 @@ def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[In
     Raises:
         DataError: the test set would be empty.
     """
-    if data.merge_test_into_train:
+    own_alone = data.local_test_fraction is not None and data.test_fraction is None and data.source not in _BALANCED
+    if data.merge_test_into_train or own_alone:
         return np.arange(len(labels)), np.empty(0, np.int64)
     fraction = DEFAULT_TEST_FRACTION if data.test_fraction is None else data.test_fraction
     rng = np.random.default_rng(data.seed)

@@ -21,8 +21,11 @@ from protofed.common.protocol.score_names import MAJORITY
 
 
 def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
-    """`global.<score>` of the global model on the test set that all sites share; evaluators call it."""
-    predictions = tally(model, data)
+    """`global.<score>` of the global model on the test set that all sites share; evaluators call it.
+
+    On the site's own one, where it has no other: a trainer that is the evaluator, too.
+    """
+    predictions = tally(model, data, None if len(data.test) else data.local_test)
     # Of the shared test set only: on a site's own one, the bins would disclose more of its examples.
     bins = reliability(predictions) if recipe.evaluation.probabilities else {}
     return prefixed("global", _scores(predictions, recipe) | bins) | {MAJORITY: majority(predictions)}

@@ -151,7 +151,9 @@ class Data(StrictModel):
         None  # digest that a run's must equal, or it is refused
     )
     long_tail: Share | None = None  # imbalance factor: the rarest class's share of the most frequent one
-    test_fraction: Share | None = None  # of each class, held out of a source without a test set; 1: all of it
+    test_fraction: Share | None = (
+        None  # of each class, held out of a source without a test set: 0.3, or nothing beside local_test_fraction
+    )
     merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
     local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of each class, held out of a site's own
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
