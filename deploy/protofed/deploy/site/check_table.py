@@ -124,9 +124,8 @@ def _about_classes(check: SiteCheck) -> Iterable[Text]:
         rare = ", ".join(check.rare) or "none"
         limit = f"min_samples_per_class = {check.min_samples}"
         yield Text(f"Below the policy's {limit}, so that they count as absent: {rare}.")
-    if (left := {TEST, OWN_TEST} & set(check.used)) and DRAWN in check.stored:
-        sets = " and its ".join(sorted(left, reverse=True))
-        yield Text(f"What it {sets} is held out by data.seed and data.*_fraction.")
+    if {TEST, OWN_TEST} & set(check.used) and DRAWN in check.stored:
+        yield Text("What it does not train on is held out by data.seed and data.*_fraction.")
         yield Text(f"A class with fewer than {LEAST_SCORED} images is trained on whole and not tested on.")
     for name, classes in check.unscored.items():
         yield Text(f"Not scored, for the {name} has no image of them: {', '.join(classes)}.", style="yellow")
