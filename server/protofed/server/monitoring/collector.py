@@ -44,7 +44,7 @@ STATUSES = ("queued", "running", "paused", *(outcome.value for outcome in RoundO
 TASK_STATUSES = ("invited", "started", "reported", "set-aside", "failed", "late", "not-needed")  # of `TaskRow`
 SITE_STATES = ("excluded", "away", "held", "silent", "working", "idle")
 SCORES = (  # the only names that become labels: sites choose names freely, and each new label costs Prometheus memory
-    *("accuracy", "balanced_accuracy", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
+    *("accuracy", "balanced_accuracy", "majority", "auroc", "ece", "many", "medium", "few", "groups", "pm_v", "pm_l"),
 )
 SCOPES = ("global", "personal")
 LOCAL = "local."  # prefix of scores on the site's own test set
