@@ -105,7 +105,7 @@ def test_a_changed_record_is_told_otherwise(row: str) -> None:
 def test_warnings_stand_before_anything_good() -> None:
     text = told({"warnings": [warning()]})
     assert text.index("**Warning.**") < text.index("An image classifier") < text.index("accuracy")
-    assert text.index("global.balanced_accuracy") < text.index("global.accuracy")
+    assert text.index("| global.balanced_accuracy |") < text.index("| global.accuracy |")
     assert "| accuracy of always naming the test set's commonest class | 0.6250 |" in text
 
 

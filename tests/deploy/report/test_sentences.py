@@ -248,6 +248,21 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["2 of 3 classes are never found by the global model: mel and bcc."],
         ["is found least"],
     ),
+    "a better round": (
+        {"best": {"round": 1, "score": "global.accuracy", "value": 0.875, "kept": 1}},
+        ["Round 1 was better (`global.accuracy` 87.5; chosen by it, it is optimistic), and its model is kept."],
+        ["not kept any more"],
+    ),
+    "a better round that is gone": (
+        {"best": {"round": 1, "score": "global.accuracy", "value": 0.875, "kept": 2}},
+        ["and its model is not kept any more."],
+        ["is kept."],
+    ),
+    "stopped early": (
+        {"recipe.rounds": 20, "run.reason": "no better score for 5 rounds"},
+        ["and 2 of 20 planned rounds: no better score for 5 rounds.", WENT_WELL],
+        [PLANNED, "abort"],
+    ),
     "a useless model": (
         {"warnings": [warning()]},
         ["The global model names one class for every image."],
@@ -315,7 +330,7 @@ def test_of_very_many_warnings_the_first_ones_are_shown() -> None:
 
 def test_a_record_of_an_older_server_has_a_report() -> None:
     old = run_record()
-    for key in ("interventions", "warnings"):
+    for key in ("interventions", "warnings", "best"):
         del old[key]
     for fields in old["sites"].values():
         for key in ("excluded_at", "revoked", "revoked_at"):

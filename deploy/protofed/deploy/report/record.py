@@ -131,6 +131,12 @@ class RunRecord:
         return found
 
     @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The best round with its score and value, and the best one that is kept; None: none, or an older server."""
+        best: Mapping[str, Any] | None = self.raw.get("best")
+        return best
+
+    @property
     def interventions(self) -> Sequence[Mapping[str, Any]]:
         """What operators did while the run went on; none in the record of an older server, which did not note it."""
         done: Sequence[Mapping[str, Any]] = self.raw.get("interventions", ())

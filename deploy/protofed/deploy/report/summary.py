@@ -168,7 +168,7 @@ def _outcome(record: RunRecord) -> str:
 
 
 def _quality(record: RunRecord) -> list[str]:
-    sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record)]
+    sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record), *_better_round(record)]
     kept = kept_scores(record)
     return [*([" ".join(sentences)] if sentences else []), *([kept] if kept else [])]
 
@@ -233,6 +233,16 @@ def _least_found(record: RunRecord) -> list[str]:
         return [f"{len(never)} of {len(recalls)} classes {are} never found by the global model: {listed(never)}."]
     c = min(recalls, key=lambda number: recalls[number])
     return [f"Class {record.name(c)} is found least by the global model: {percent(recalls[c])} of its test images."]
+
+
+def _better_round(record: RunRecord) -> list[str]:
+    """That an earlier round was better than the newest one, and whether its model is still there."""
+    best = record.best
+    if best is None or best["round"] == record.newest:
+        return []
+    kept = "is kept" if best["kept"] == best["round"] else "is not kept any more"
+    score = f"`{best['score']}` {formatted(best['score'], best['value'])}"
+    return [f"Round {best['round']} was better ({score}; chosen by it, it is optimistic), and its model {kept}."]
 
 
 def _model_comparison(record: RunRecord) -> Table | None:
