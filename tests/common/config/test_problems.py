@@ -67,7 +67,7 @@ def test_a_file_of_another_kind_is_named(kind: str, expected: str, tmp_path: Pat
         return
     with pytest.raises(ConfigError) as error:
         read()
-    assert str(error.value).startswith(f"{file}: this is {kind}, and {expected} is expected here")
+    assert str(error.value).startswith(f"{file}: this is {kind}; expected {expected}")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def _mistaken(table: Mapping[str, Any], model: type[BaseModel]) -> str:
     other = max(HALLMARKS, key=lambda kind: len(HALLMARKS[kind] & set(table)))
     if len(HALLMARKS[other] & set(table)) < 2:
         return ""
-    return f"this is {other}, and {own} is expected here; name the right file"
+    return f"this is {other}; expected {own}: name the right file"
 
 
 def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
