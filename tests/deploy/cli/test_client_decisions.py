@@ -156,6 +156,15 @@ def test_what_was_handed_in_before_is_listed_also_of_0_2_0(run: Run, tmp_path: P
     assert [event for event, _ in lines(state)][before:] == ["withdrawn"]  # it has the run's folder: it took part
 
 
+def test_a_run_of_0_2_0_does_not_wait_for_an_approval(run: Run, tmp_path: Path) -> None:
+    state = shutil.copytree(GOLDEN, tmp_path / "site-1")
+    (row,) = json.loads(run("runs", "--state", state, "--json")[1])
+    assert (row["approval"], row["decided_by"], row["first_task"]) == ("not recorded", None, "")
+    shutil.rmtree(state / "kept")
+    (row,) = json.loads(run("runs", "--state", state, "--json")[1])
+    assert row["approval"] == "waiting"
+
+
 def test_nothing_handed_in_is_said_too(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
     assert "nothing of it was handed in" in run("withdraw", recipe.name, "--state", tmp_path, "--yes")[1]
 

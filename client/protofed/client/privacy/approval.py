@@ -36,6 +36,7 @@ class ApprovalStatus(StrEnum):
     CHANGED = "changed since it was approved"
     APPROVED = "approved"  # by a person
     BY_POLICY = "approved by policy"
+    NOT_RECORDED = "not recorded"  # the site took part under 0.2.0, which recorded no approval by its policy
     DENIED = "denied"  # the site had never taken part
     WITHDRAWN = "withdrawn"  # it had
 
@@ -182,8 +183,10 @@ class Approvals:
             raise WithdrawnError(f"this site has left run {run}: nothing of it is sent; `client approve` takes it back")
 
     def decision(self, offer: Offer) -> tuple[ApprovalStatus, Approval | None]:
-        """The status of an offered run, and the record that gives it; errors as of `status`."""
+        """The status of an offered run for the site's people, and the record that gives it; errors as of `status`."""
         status = self.status(offer.run, offer.recipe)
+        if status is ApprovalStatus.WAITING and self.took_part(offer.run) and not self.first_task_at(offer.run):
+            return ApprovalStatus.NOT_RECORDED, None
         suffix = DENIED if status in OUT else BY_POLICY if status is ApprovalStatus.BY_POLICY else APPROVED
         return status, self._read(offer.run, suffix)
 

@@ -101,7 +101,7 @@ def resume(state: State) -> None:
     if (ended := _pause_of(state).end()) is None:
         _say("this site is not paused; nothing to do")
         return
-    _say(f"resumed: this site was {ended}")
+    _say(f"resumed; this site was {ended}")
     _say_noticed(decide.record(state, Decision(Act.RESUME, stamp(utc_now()), decide.user_name())))
 
 
