@@ -107,6 +107,11 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["could not train or hand in an update: cyd (1 time: numeric)", "it reported that it could not train"],
         [WENT_WELL, "excluded"],
     ),
+    "a site that left": (
+        {"rounds.2": fits(2, "degraded", cyd=OUT | {"reason": "withdrawn", "cause": "withdrawn"})},
+        ["cyd left the run, by its own decision, in round 2.", "the site left the run, or denied it"],
+        [WENT_WELL, "cyd was excluded", "could not train or hand in"],
+    ),
     "a refused update": (
         {"rounds.2": fits(bob={"refused": [REFUSAL]})},
         ["1 update (2.00 MB) was not accepted", "too far away"],

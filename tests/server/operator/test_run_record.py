@@ -18,6 +18,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, PauseReason, TaskKind, Verdict
+from protofed.server.operator import run_record as run_record_module
 from protofed.server.operator.run_record import MOST_CLASSES, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.reader import LedgerReader
@@ -198,6 +199,10 @@ def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:
     lab = make(federation={"quorum": 1}).begin()
     for site, reason in (("ann", f"{EXCLUDED}no vote"), ("bob", f"{REVOKED}stolen"), ("cyd", PauseReason.SCHEDULE)):
         lab.coordinator.dismiss(site, reason)
+    for reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED):
+        assert run_record_module._cause(reason) == "paused"
+    for left in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):  # denied in its place, and declined by itself
+        assert run_record_module._cause(left) == "withdrawn"
     assert {site: task["cause"] for (site, kind), task in tasks(seen(lab), 1).items() if kind == "fit"} == {
         "ann": "excluded",
         "bob": "revoked",

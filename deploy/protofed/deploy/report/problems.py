@@ -22,7 +22,7 @@ HANDS = {
 
 def problems(record: RunRecord) -> list[str]:
     """One sentence for each problem of the run; a single one that there was none, if rounds were finished."""
-    sentences = [*_interventions(record), *_round_problems(record), *_site_problems(record)]
+    sentences = [*_interventions(record), *_left(record), *_round_problems(record), *_site_problems(record)]
     # A run that failed or was aborted, or made a useless model, has said so above: this would contradict it.
     ended_well = record.run["status"] not in ("failed", "aborted")
     if sentences or not record.done or not ended_well or record.warnings:
@@ -63,6 +63,16 @@ def _unrecorded(record: RunRecord) -> Iterator[str]:
         revoked_at = fields.get("revoked_at")
         if revoked_at is not None and revoked_at <= ended_at and ("revoked", site) not in told:
             yield f"{site}'s certificate was revoked on {utc(revoked_at)}: {fields['revoked']}."
+
+
+def _left(record: RunRecord) -> Iterator[str]:
+    """Sites that took themselves out of the run, with the round; they may have come back."""
+    first: dict[str, int] = {}
+    for attempt, task in record.tasks():
+        if task.get("cause") == "withdrawn":
+            first.setdefault(task["site"], attempt["round"])
+    for site, number in first.items():
+        yield f"{site} left the run, by its own decision, in round {number}."
 
 
 def _round_problems(record: RunRecord) -> list[str]:

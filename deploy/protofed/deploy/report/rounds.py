@@ -20,7 +20,8 @@ TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "out": ("E", "task-out", "it was excluded, or its certificate revoked"),
     "unused": ("u", "task-unused", "its update came, and the round did not count"),
     "ended": ("–", "task-open", "the run ended, or was rolled back, before it reported"),
-    "paused": ("p", "task-unneeded", "it took no task then: it awaited approval, or was outside its schedule"),
+    "left": ("W", "task-out", "the site left the run, or denied it"),
+    "paused": ("p", "task-unneeded", "it took no task then: it awaited approval, was outside its schedule, or paused"),
     "waits": ("w", "task-open", "its update came, and the round is open"),
     "invited": ("i", "task-open", "invited, and not started (yet)"),
     "started": ("s", "task-open", "started, and not done (yet)"),
@@ -114,7 +115,14 @@ def transfers(record: RunRecord) -> Section:
     )
 
 
-CAUSES = {"excluded": "out", "revoked": "out", "paused": "paused", "run-ended": "ended", "rolled-back": "ended"}
+CAUSES = {
+    "excluded": "out",
+    "revoked": "out",
+    "withdrawn": "left",
+    "paused": "paused",
+    "run-ended": "ended",
+    "rolled-back": "ended",
+}
 
 
 def _task_status(record: RunRecord, attempt: Mapping[str, Any], task: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, ProtofedError, short
+from protofed.common.errors import ConfigError, FailureReason, ProtofedError, short
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
 from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
 from protofed.common.tensors import unit
@@ -302,9 +302,11 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
 
 
 def _cause(reason: str) -> str:
-    """Why a task ended without its site's doing: excluded, revoked, paused, run-ended or rolled-back; else empty."""
-    if reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE):
+    """Why a task ended but by the round: excluded, revoked, paused, withdrawn, run-ended or rolled-back; else empty."""
+    if reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED):
         return "paused"
+    if reason in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):
+        return "withdrawn"
     begun = {EXCLUDED: "excluded", REVOKED: "revoked", RUN_ENDED: "run-ended", ROLLED_BACK: "rolled-back"}
     return next((cause for beginning, cause in begun.items() if reason.startswith(beginning)), "")
 
