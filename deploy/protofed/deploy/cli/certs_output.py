@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,11 @@ class Output:
     """Lines for people; with `--json` they go to standard error, and one JSON value to standard output."""
 
     as_json: bool = False
-    console: Console = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "console", Console(stderr=self.as_json, soft_wrap=True, highlight=False))
+    @cached_property
+    def console(self) -> Console:
+        """Where the lines go."""
+        return Console(stderr=self.as_json, soft_wrap=True, highlight=False)
 
     def say(self, line: str, style: str | None = None) -> None:
         """A line, as it is: names and paths are no markup."""
