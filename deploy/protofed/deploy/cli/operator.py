@@ -267,6 +267,8 @@ def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
     """Remove a site that is gone from `sites list`, with its exclusion. What it did in runs stays.
 
     Refused while its daemon is alive, or while it has a valid certificate: revoke that first.
+
+    Example: `protofed sites forget norht`
     """
     info = operator.forget(site)
     lifted = f", and its exclusion with it ({info.excluded})" if info.excluded else ""
