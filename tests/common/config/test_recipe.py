@@ -470,6 +470,7 @@ def test_an_old_option_of_a_method_is_refused_by_its_new_name(method: str, old: 
         ("global.reliability.share.1", "expected a score of which more is better"),
         ("global.auroc", "evaluation.probabilities = true"),
         ("global.few", "evaluation.frequency_groups = true"),
+        ("global.majority", "of which more is better"),
         ("global.recall", "'global.recall.0' to '.9'"),
         ("global.recall.10", "'global.recall.0' to '.9'"),
         ("personal.pm_v.1", "expected 'personal.pm_v'"),

@@ -110,8 +110,10 @@ class ScoreNames:
         """
         stem = name.rpartition(".")[0]
         family = FAMILIES.get(name) or FAMILIES.get(stem)
-        if family is None or family.indexed == "bin" or lower_is_better(name):
-            judging = [known for known in FAMILIES if known not in RELIABILITY and not lower_is_better(known)]
+        if family is None or family.indexed == "bin" or name == MAJORITY or lower_is_better(name):
+            judging = [
+                known for known in FAMILIES if known not in {*RELIABILITY, MAJORITY} and not lower_is_better(known)
+            ]
             near = difflib.get_close_matches(name, judging, n=1, cutoff=0.5) if family is None else []
             meant = f"did you mean '{near[0]}'?" if near else "such as 'global.balanced_accuracy'"
             raise ValueError(f"'{short(name)}': expected a score of which more is better; {meant}")

@@ -26,7 +26,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
-from protofed.common.protocol.score_names import RELIABILITY, SCORES
+from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
@@ -266,8 +266,8 @@ def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dic
         *([GLOBAL] if global_model else []),
     ]
     scores = {model: tuple(f"{_PREFIXES[model]}.{name}" for name in score_names) for model in models}
-    if evaluation.probabilities and global_model:
-        scores[GLOBAL] += tuple(sorted(RELIABILITY))
+    if global_model:
+        scores[GLOBAL] += (MAJORITY, *(sorted(RELIABILITY) if evaluation.probabilities else ()))
     return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
 
 
