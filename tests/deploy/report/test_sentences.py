@@ -258,6 +258,11 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["Round 1 was better (`global.accuracy` 87.5; chosen by it, it is optimistic), and its model is kept."],
         ["not kept any more"],
     ),
+    "an equal round": (
+        {"best": {"round": 1, "score": "global.accuracy", "value": 0.75, "kept": 1}},
+        [WENT_WELL],
+        ["was better"],
+    ),
     "a better round that is gone": (
         {"best": {"round": 1, "score": "global.accuracy", "value": 0.875, "kept": 2}},
         ["and its model is not kept any more."],

@@ -240,6 +240,9 @@ def _better_round(record: RunRecord) -> list[str]:
     best = record.best
     if best is None or best["round"] == record.newest:
         return []
+    newest = record.latest_spreads.get(best["score"])
+    if newest is not None and newest.mean > best["value"] - 1e-9:  # the earliest of equals is the best, not better
+        return []
     kept = "is kept" if best["kept"] == best["round"] else "is not kept any more"
     score = f"`{best['score']}` {formatted(best['score'], best['value'])}"
     return [f"Round {best['round']} was better ({score}; chosen by it, it is optimistic), and its model {kept}."]
