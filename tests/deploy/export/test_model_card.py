@@ -163,6 +163,8 @@ def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_
         "It is the newest model that was kept: global.balanced_accuracy 0.5000; the best round, 1, has 0.7500."
     )
     assert why("given", 1, changes).startswith("Its round was chosen by its number: global.balanced_accuracy 0.7500")
+    level = {**best(1, 0.5), "scores": of_rounds(0.5, 0.5)}
+    assert why("newest", 2, level).endswith("global.balanced_accuracy 0.5000, and no scored round has more.")
     assert why("given", 0, changes).startswith("Its round was chosen by its number: global.balanced_accuracy not taken")
     facts_of_run = replace(RunFacts.of(run_record(changes), 1), chosen="best")
     assert text in card(facts(1), ("model.onnx",), None, facts_of_run)

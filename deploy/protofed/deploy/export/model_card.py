@@ -120,6 +120,8 @@ def choice(run_facts: RunFacts, number: int) -> str:
             "optimistic in it: score it on images that had no part in the choice."
         )
     here = f"{values[number]:.4f}" if number in values else "not taken"
+    if values.get(number, -1.0) >= best.value:
+        return f"{how[run_facts.chosen]}: {best.score} {here}, and no scored round has more."
     return f"{how[run_facts.chosen]}: {best.score} {here}; the best round, {best.round}, has {best.value:.4f}."
 
 
