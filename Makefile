@@ -44,9 +44,11 @@ dashboards: .venv/ready  ## docs/assets/dashboard-*.png, of a pilot of minutes a
 faults: .venv/ready     ## the faults that take minutes each
 	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal
 
-e2e: .venv/ready        ## as root: a pilot and its guide in networks of their own; the images and compose on a real engine
+e2e: .venv/ready        ## as root: the guide in networks of their own; wheel and tutorials; images and compose on an engine
 	.venv/bin/python -m tests.e2e.hospitals
 	.venv/bin/python -m tests.e2e.pilot
+	.venv/bin/python -m tests.e2e.pilot --wheel --rehearsal
+	.venv/bin/python -m tests.e2e.tutorials
 	.venv/bin/python -m tests.e2e.engine
 
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
