@@ -38,8 +38,8 @@ def check_id(kind: str, value: str) -> str:
 def _expected(value: str) -> str:
     """What an id is, with one that is like `value`, as 'south-clinic' of 'South Clinic'."""
     letters = unicodedata.normalize("NFKD", value[:200]).encode("ascii", "ignore").decode().lower()
-    similar = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:64].rstrip("-")
-    such = f", such as '{similar}'" if similar else ""
+    similar = re.sub(r"[^a-z0-9]+", "-", letters).strip("-")
+    such = f", such as '{similar}'" if _ID.fullmatch(similar) else ""
     return f"expected 1 to 64 of a-z, 0-9 and '-', the first no '-'{such}"
 
 

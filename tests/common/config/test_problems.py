@@ -120,13 +120,17 @@ def test_another_encoding_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "similar"),
-    [("South Clinic", "south-clinic"), ("Klinik Süd", "klinik-sud"), ("-x_1-", "x-1"), ("A" * 70, "a" * 64)],
+    [("South Clinic", "south-clinic"), ("Klinik Süd", "klinik-sud"), ("-x_1-", "x-1"), ("A" * 64, "a" * 64)],
 )
 def test_a_name_that_is_no_id_gets_one_that_is(name: str, similar: str) -> None:
     assert f"such as '{similar}'" in refusal({**SITE, "site": name}, ClientSettings)
     with pytest.raises(ConfigError, match=f"such as '{similar}'"):
         check_id("site", name)
     assert parse({**SITE, "site": similar}, ClientSettings, "f").site == similar
+
+
+def test_a_name_that_is_too_long_gets_none() -> None:
+    assert "such as" not in refusal({**SITE, "site": "A" * 65}, ClientSettings)
 
 
 def test_a_name_without_letters_gets_none() -> None:

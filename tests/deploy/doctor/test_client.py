@@ -311,7 +311,7 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     assert "nothing with a row a class" in strict
     assert "0 scores, none of the site's own" in strict
     standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
-    assert "12 scores, none of the site's own" in standard
+    assert "13 scores, none of the site's own" in standard
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
     assert "9 of the site's own: they tell its label counts" in open_

@@ -15,7 +15,19 @@ LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "exception"
 IDS = frozenset({"run", "round", "site", "incident"})  # what belongs together is found by these
 UNITS = ("_s", "_bytes", "_mb", "_left")
 KEYS = IDS | {
-    *("why", "reason", "code", "verdict", "outcome", "task_status", "phase", "hold", "event", "exc_info"),  # in words
+    *(
+        "why",
+        "reason",
+        "code",
+        "because",
+        "verdict",
+        "outcome",
+        "task_status",
+        "phase",
+        "hold",
+        "event",
+        "exc_info",
+    ),  # in words
     *("attempt", "cohort", "sites", "scores", "complete", "task_id", "digest", "blob", "kind", "roles", "training"),
     *("after_epoch", "tried", "promises", "first", "blobs", "uploads", "count", "of", "calls", "refused"),  # numbers
     *("operator", "party", "name", "peer", "call", "fingerprint", "certificate", "until", "days_left", "kept"),

@@ -119,11 +119,11 @@ def test_a_round_without_a_state_is_refused_with_those_that_have_one(far: Lab, t
 
 
 def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab) -> None:
-    lab = make(rounds=9, keep_rounds=1).begin()
+    lab = make(rounds=9, keep_rounds=1).begin()  # round 1 stays: all score alike, and the first of equals is the best
     for value in (1.0, 2.0, 3.0, 4.0, 5.0):
         lab.round(ann=value, bob=value, cyd=value)
     with pytest.raises(ConfigError, match="keep_rounds"):
-        lab.coordinator.roll_back(1)
+        lab.coordinator.roll_back(2)
     assert lab.asked("ann") is TaskKind.FIT
 
 
