@@ -20,7 +20,7 @@ from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 
 SITES = ("north", "south", "west")
-EVALUATOR = "scorer"
+EVALUATOR = "evaluator"
 ADDRESS = "metrics-address"  # of a state folder
 
 
