@@ -14,14 +14,9 @@ from urllib.request import urlopen
 
 from tests.e2e.engine_compose import Compose, docker
 from tests.e2e.networks import expect, wait_for
-from tests.support.dashboards import NAMES, queries, rules
+from tests.support.dashboards import NAMES, NO_DATA_HERE, queries, rules
 
 RATE_S = 15
-NO_DATA_HERE = {
-    ("sites", "GPU memory", "A"),  # absent on a CPU
-    ("sites", "Sites now", "F"),
-    ("learning", "Updates that were not used, in 30 minutes", "C"),  # scores that were refused: these sites send none
-}
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=3).close()"
 SECRET = re.compile("PASSWORD|SECRET|TOKEN|PRIVATE", re.IGNORECASE)
 

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
-from tests.support.dashboards import NAMES, NO_GPU_HERE, dashboard, of_panel
+from tests.support.dashboards import NAMES, NO_DATA_HERE, dashboard, of_panel
 from tests.support.monitored_pilot import Pilot, pilot, recipe
 from tests.support.panel_plots import DRAWN, ROW, Interval, Line
 from tests.support.panel_values import INK
@@ -108,7 +108,7 @@ def place(figure: Figure, height: float, panel: dict[str, Any], lines: list[Line
         DRAWN[kind](axes, panel, lines, interval)
     else:
         axes.axis("off")
-        on_gpu = panel["title"] in {title for _, title, _ in NO_GPU_HERE}
+        on_gpu = panel["title"] in {title for of, title, _ in NO_DATA_HERE if of == "sites"}
         text = "no data: these sites train on a CPU" if on_gpu else "no data"
         axes.text(0.5, 0.5, text, size=9, color="#9AA0A6", ha="center")
 

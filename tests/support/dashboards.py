@@ -14,7 +14,11 @@ import yaml
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARDS, PROMETHEUS = DEPLOY / "grafana" / "dashboards", DEPLOY / "prometheus"
 NAMES = ("rounds", "sites", "learning", "transport")
-NO_GPU_HERE = {("sites", "GPU memory", "A"), ("sites", "Sites now", "F")}  # queries without data on a CPU
+NO_DATA_HERE = {  # queries without data where sites have no GPU and send no scores that are refused
+    ("sites", "GPU memory", "A"),
+    ("sites", "Sites now", "F"),
+    ("learning", "Updates that were not used, in 30 minutes", "C"),
+}
 
 
 @dataclass(frozen=True)

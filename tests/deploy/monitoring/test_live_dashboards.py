@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from tests.support.dashboards import NAMES, NO_GPU_HERE, Query, queries, rules
+from tests.support.dashboards import NAMES, NO_DATA_HERE, Query, queries, rules
 from tests.support.monitored_pilot import SITES, Pilot, pilot, recipe
 from tests.support.promql import named
 
@@ -48,7 +48,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         here.until_round("wing", 4)
         here.lose("west", 8)
         assert here.until_ended("wing") == "completed", here.processes.logs()
-        here.run(recipe("narrow", "fedavg", 3, max_update_norm=1e-6, max_attempts=2, deadline_s=5))
+        here.run(recipe("narrow", "fedavg", 3, max_relative_norm=1e-9, max_attempts=5, deadline_s=5))
         assert here.until_ended("narrow") == "failed", here.processes.logs()
         time.sleep(4)
         yield Story(here, start, time.time())
@@ -70,7 +70,7 @@ def test_every_query_of_a_dashboard_has_data(story: Story, name: str) -> None:
         sys.stdout.write(f"{name:<10} {query.panel:<48} {query.ref} {len(found):>3}  {sample}\n")
         if not found:
             empty.add((name, query.panel, query.ref))
-    assert empty == {key for key in NO_GPU_HERE if key[0] == name}
+    assert empty == {key for key in NO_DATA_HERE if key[0] == name}
 
 
 def test_a_choice_of_run_and_site_leaves_only_those(story: Story) -> None:
@@ -93,7 +93,7 @@ def test_every_recording_rule_records(story: Story) -> None:
     for rule in rules("recording"):
         found = prometheus.range(rule["record"], story.start, story.end)
         assert any(series.points for series in found), rule["record"]
-    codes = prometheus.range('site:protofed_site_phase:code{site!="scorer"}', story.start, story.end)
+    codes = prometheus.range('site:protofed_site_phase:code{site!="evaluator"}', story.start, story.end)
     assert {series.labels["site"] for series in codes} == set(SITES)
     assert {value for series in codes for _, value in series.points} <= set(range(7))
 
@@ -127,7 +127,7 @@ def test_server_and_daemon_agree_on_what_both_tell(story: Story) -> None:
         metric = f"protofed_client_{name} or protofed_site_{name}"
         jobs = prometheus.range(f"count by (site) (count by (site, job) ({metric}))", story.start, story.end)
         assert {series.labels["site"]: max(v for _, v in series.points) for series in jobs} == dict.fromkeys(
-            (*SITES, "scorer"), 2.0
+            (*SITES, "evaluator"), 2.0
         ), metric
     both = "protofed_client_disk_free_bytes or protofed_site_disk_free_bytes"
     apart = f"max by (site) ({both}) / min by (site) ({both})"
