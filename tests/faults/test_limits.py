@@ -119,7 +119,7 @@ def test_row_88_a_server_out_of_descriptors_refuses_and_lives(
     here = processes_of(quick_recipe())
     here.server()
     here.trainer("site-1")
-    here.wait_for(lambda: "handed in" in told(here, "site-1"))  # the first model
+    here.wait_for(lambda: '"ready"' in told(here, "site-1"))  # connected; the first model takes two
     pid = here.running["server"].pid
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
     host, port = here.address.split(":")
