@@ -426,6 +426,5 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
         after.append(memory(besieged.process.pid))
     assert after[0] - before < 256 * MIB
     assert after[-1] - after[0] < (after[0] - before) / 2
-    assert (
-        len(besieged.logged()) - lines <= 12
-    )  # 40,000 strangers; the run tells whom it lacks as site-2 comes and goes
+    # Of 40,000 strangers; the run tells whom it lacks as site-2 comes and goes.
+    assert len(besieged.logged()) - lines <= 12
