@@ -326,6 +326,7 @@ def test_the_shell_offers_recipes_by_name_and_by_path(tmp_path: Path, monkeypatc
     assert completion.recipes("mi") == ["mine.toml"]
     assert completion.recipes("fol") == ["folder/"]
     assert completion.recipes("no") == completion.recipes("nowhere/") == []
+    assert completion.recipes("x" * 300 + "/") == [], "a folder that cannot be asked for"
 
 
 def test_the_version_is_told(protofed: Cli) -> None:

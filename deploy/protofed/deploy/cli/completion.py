@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from protofed.common.errors import ProtofedError
-from protofed.deploy import shipped
 from protofed.deploy.cli.connection import LOCAL
 
 if TYPE_CHECKING:
@@ -23,16 +22,15 @@ WAIT_S = 1.0  # for a server's answer
 
 def recipes(incomplete: str) -> list[str]:
     """Shipped recipes by name, recipe files and folders by path."""
-    typed = Path(incomplete)
-    folder = typed if incomplete.endswith("/") else typed.parent
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    paths = [f"{path}/" if path.is_dir() else str(path) for path in entries if path.is_dir() or path.suffix == ".toml"]
-    shown = [path for path in paths if not Path(path).name.startswith(".") or typed.name.startswith(".")]
-    return _beginning(incomplete, [*shipped.files("recipes"), *shown])
+    from protofed.deploy import shipped
+
+    return _beginning(incomplete, [*shipped.files("recipes"), *_recipe_paths(incomplete)])
 
 
 def policies(incomplete: str) -> list[str]:
     """Shipped policies by name."""
+    from protofed.deploy import shipped
+
     return _beginning(incomplete, shipped.files("policies"))
 
 
@@ -44,6 +42,20 @@ def runs(context: typer.Context, incomplete: str) -> list[str]:
 def sites(context: typer.Context, incomplete: str) -> list[str]:
     """The server's sites."""
     return _beginning(incomplete, _asked(context, lambda operator: [s.site for s in operator.sites(WAIT_S)]))
+
+
+def _recipe_paths(incomplete: str) -> list[str]:
+    typed = Path(incomplete)
+    folder = typed if incomplete.endswith("/") else typed.parent
+    try:
+        entries = [(path, path.is_dir()) for path in sorted(folder.iterdir())]
+    except OSError:
+        return []
+    return [
+        f"{path}/" if is_folder else str(path)
+        for path, is_folder in entries
+        if (is_folder or path.suffix == ".toml") and (typed.name.startswith(".") or not path.name.startswith("."))
+    ]
 
 
 def _asked(context: typer.Context, question: Callable[[Operator], list[str]]) -> list[str]:
