@@ -1,4 +1,4 @@
-"""A hospital's daemon carries nothing of the server: neither its code nor its database library."""
+"""What commands import: a hospital's daemon nothing of the server, and the help nothing that takes long."""
 
 from __future__ import annotations
 
@@ -46,3 +46,11 @@ def test_a_wrong_setting_is_reported_before_pytorch_and_grpc_are_imported(tmp_pa
     ended, loaded = done.stdout.splitlines()
     assert ended == "exit 78", done.stderr
     assert loaded == ""
+
+
+def test_the_help_comes_before_what_only_commands_need() -> None:
+    """The shell imports the command line at each Tab, too."""
+    libraries = ("torch", "grpc", "sqlalchemy", "cryptography", "pydantic", "numpy")
+    script = SCRIPT.replace('("protofed.server", "sqlalchemy", "alembic")', repr(libraries))
+    done = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["exit 0", ""]

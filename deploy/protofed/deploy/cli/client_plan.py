@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from protofed.common import plugins
-from protofed.common.codec import Digest
 
 if TYPE_CHECKING:
     from protofed.client.privacy.approval import Offer
@@ -55,6 +54,7 @@ def plan_view(
     Raises:
         ConfigError: the policy cannot be read.
     """
+    from protofed.common.codec import Digest
     from protofed.deploy.console.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=progress_shown):

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.errors import ConfigError
-from protofed.common.protocol.messages import score_family
 
 if TYPE_CHECKING:
     from protofed.client.state.own_scores import ScoredRound
@@ -61,6 +60,7 @@ def scores(
 
 def plain(run: str | None, rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> dict[str, Any]:
     """For programs: each round with the names that left, and what the names mean."""
+    from protofed.common.protocol.messages import score_family
     from protofed.deploy.site.score_words import meaning
 
     rows = [
@@ -105,4 +105,6 @@ def legend(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> Itera
 
 
 def _names(rounds: Sequence[ScoredRound]) -> list[str]:
+    from protofed.common.protocol.messages import score_family
+
     return sorted({name for scored in rounds for name in scored.scores if score_family(name) == name})

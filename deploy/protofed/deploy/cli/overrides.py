@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.deploy.overrides import leaves
+
+if TYPE_CHECKING:
+    from protofed.common.config.recipe import Recipe
 
 Set = Annotated[
     list[str] | None,
@@ -36,6 +37,8 @@ def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
     Raises:
         ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
     """
+    from protofed.deploy.overrides import leaves
+
     for recipe in recipes:
         if simulated and recipe.data is None:
             raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")

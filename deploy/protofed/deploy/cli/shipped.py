@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy import shipped
 from protofed.deploy.cli import completion
 
 policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
@@ -28,6 +27,8 @@ def list_policies(as_json: AsJson = False) -> None:
 
     Example: `protofed policies list`, then `protofed client preview digits-fednh --policy standard`
     """
+    from protofed.deploy import shipped
+
     files = shipped.files("policies")
     _print([{"name": name, "what": shipped.what(files[name])} for name in ("strict", "standard", "open")], as_json)
 
@@ -42,6 +43,8 @@ def show_policy(
 
     Example: `protofed policies show standard`, with ` > policy.toml` after it to copy it
     """
+    from protofed.deploy import shipped
+
     typer.echo(shipped.named("policy", name).read_text(encoding="utf-8"), nl=False)
 
 
@@ -51,6 +54,8 @@ def list_recipes(as_json: AsJson = False) -> None:
 
     Example: `protofed recipes list`, then `protofed simulate digits-fednh`
     """
+    from protofed.deploy import shipped
+
     rows = [_recipe_row(name, file) for name, file in shipped.files("recipes").items()]
     _print(sorted(rows, key=lambda row: row["data"] not in BUILT_IN), as_json)
 
@@ -71,6 +76,8 @@ def show_recipe(
 
     Example: `protofed recipes show digits-fedprp --resolved`, with ` > mine.toml` after it to copy it
     """
+    from protofed.deploy import shipped
+
     if resolved:
         typer.echo(shipped.resolved(name), nl=False)
         return
@@ -81,6 +88,8 @@ def show_recipe(
 
 
 def _recipe_row(name: str, file: Path) -> dict[str, Any]:
+    from protofed.deploy import shipped
+
     recipe = shipped.recipe(name)
     data = "" if recipe.data is None else recipe.data.source
     facts = {"method": recipe.method.name, "model": recipe.model.name, "data": data, "rounds": recipe.rounds}

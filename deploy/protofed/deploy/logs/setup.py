@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from protofed.common.config.data import data_folder
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.logs import capture
 from protofed.deploy.logs.redaction import Hidden
@@ -91,6 +90,8 @@ def hide(*folders: Path | None, secrets: tuple[str, ...] = (), urls: tuple[str |
 
 def hide_site(settings: ClientSettings) -> None:
     """Hide a client daemon's data, its proxy's password and its metrics' token."""
+    from protofed.common.config.data import data_folder
+
     proxy = None if settings.proxy is None else settings.proxy.get_secret_value()
     data = settings.data
     hide(data.root, data.place, data_folder(), secrets=_token(settings.metrics), urls=(proxy,))
