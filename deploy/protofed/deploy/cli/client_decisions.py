@@ -73,7 +73,8 @@ def pause(
     """Take no task until `client resume`, or until a time. A fit in progress is finished and sent; the daemon stays
     connected.
 
-    To free the machine at once, stop the daemon: its fit continues from the last epoch at the next start.
+    To free the machine at once, stop the daemon: its fit begins anew at the next start, or goes on after the last epoch
+    if the recipe has plan.checkpoint.
 
     Example: `protofed client pause --state /var/lib/protofed --until 18:00`
     """
