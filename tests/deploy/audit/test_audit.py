@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from tests.support.command_line import called
 
 from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
@@ -18,7 +20,6 @@ from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal, Record
 from protofed.deploy.cli import audit as cli_audit
-from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import operator_pb2 as op
 from protofed.server.access.authorization import Peer
@@ -66,15 +67,7 @@ def fit(site: str, round: int, reply: bytes) -> list[tuple[str, Any, bytes]]:
 def protofed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Protofed:
     """The command line: exit code, standard output, standard error."""
     monkeypatch.setattr(cli_audit.console, "width", 100)  # whatever COLUMNS was when it was made
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main(["audit", *map(str, arguments)])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+    return partial(called, capfd, "audit")
 
 
 @pytest.fixture

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_line import called
 
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage.journal import Journal, records, verify
 from protofed.common.storage.segments import segment_path, segments
-from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 
 KEPT = Path(__file__).parents[2] / "golden" / "v0_2_0"
@@ -25,14 +26,7 @@ ROUNDS = 12
 @pytest.fixture
 def protofed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """`protofed audit …`: exit code, standard output, standard error."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main(["audit", *map(str, arguments)])
-        return int(ended.value.code or 0), *capfd.readouterr()
-
-    return run
+    return partial(called, capfd, "audit")
 
 
 def send(journal: Journal, round: int) -> None:

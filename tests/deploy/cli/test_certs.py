@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from tests.support.command_line import called
 from tests.support.operator_stub import CertificateInfo, OperatorStub
 
 from protofed.common.pki.identity import Party, fingerprint, read_identity
 from protofed.deploy.certs.codes import code
 from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
-from protofed.deploy.cli import main
 from protofed.deploy.operator import connection
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -40,12 +40,10 @@ def certs(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main(["certs", *map(str, arguments)])
-        out, err = capfd.readouterr()
+        code, out, err = called(capfd, "certs", *arguments)
         assert "PRIVATE" not in out + err
         assert "Traceback" not in err
-        return int(ended.value.code or 0), out, err
+        return code, out, err
 
     return run
 

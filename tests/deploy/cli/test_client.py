@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import typer
+from tests.support.command_line import called
 
 from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
 from protofed.deploy import shipped
-from protofed.deploy.cli import client, main
+from protofed.deploy.cli import client
 
 Run = Callable[..., tuple[int, str, str]]
 POLICIES = shipped.folder("policies")
@@ -23,14 +25,7 @@ POLICIES = shipped.folder("policies")
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, asked on a terminal of 100 columns."""
     monkeypatch.setattr(client.console, "width", 100)  # whatever COLUMNS was when it was made
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main(["client", *map(str, arguments)])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+    return partial(called, capfd, "client")
 
 
 @pytest.fixture

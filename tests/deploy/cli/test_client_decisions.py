@@ -8,11 +8,13 @@ import shutil
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from tests.support.command_line import called
 
 from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.privacy.pause import FILE as PAUSE_FILE
@@ -25,7 +27,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Assignment
 from protofed.common.storage import files
 from protofed.common.storage.journal import records, verify
-from protofed.deploy.cli import client_decisions, main
+from protofed.deploy.cli import client_decisions
 from protofed.deploy.daemons import readyz
 from protofed.deploy.site import decide
 from protofed.deploy.site.pause_end import pause_end
@@ -40,14 +42,7 @@ DATE = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, by a user named `ann`."""
     monkeypatch.setenv("SUDO_USER", "ann")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main(["client", *map(str, arguments)])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+    return partial(called, capfd, "client")
 
 
 @pytest.fixture
@@ -123,14 +118,17 @@ def test_the_command_returns_once_the_daemon_has_carried_it_out(
         seen.set()
 
     def daemon() -> None:
-        while not seen.is_set():
+        while not seen.wait(0.01):
             decisions.move(carry_out)
 
     thread = threading.Thread(target=daemon)
     thread.start()
-    code, out, _ = run("withdraw", recipe.name, "--state", tmp_path, "--yes")
-    thread.join()
-    lock.release()
+    try:
+        code, out, _ = run("withdraw", recipe.name, "--state", tmp_path, "--yes")
+    finally:
+        seen.set()
+        thread.join()
+        lock.release()
     assert (code, [decision.run for decision in carried_out]) == (0, [recipe.name])
     assert "the daemon has noticed" in out
     assert not (tmp_path / AUDIT_FILE).exists()  # the daemon's to write
@@ -139,7 +137,7 @@ def test_the_command_returns_once_the_daemon_has_carried_it_out(
 def test_a_daemon_that_does_not_look_is_told_of(
     run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decide.record, "__defaults__", (0.0,))
+    monkeypatch.setattr(decide, "WAIT_S", 0.0)
     lock = files.Lock(tmp_path)
     code, out, _ = run("withdraw", recipe.name, "--state", tmp_path, "--yes")
     lock.release()

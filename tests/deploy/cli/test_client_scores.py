@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_line import called
 
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.client.transport.audit import FILE as AUDIT_FILE
@@ -15,7 +17,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import FAMILIES
 from protofed.common.storage.journal import Journal
-from protofed.deploy.cli import client_scores, main
+from protofed.deploy.cli import client_scores
 from protofed.deploy.site.score_words import meaning
 
 Run = Callable[..., tuple[int, str, str]]
@@ -25,14 +27,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, on a terminal of 100 columns."""
     monkeypatch.setattr(client_scores.console, "width", 100)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main(["client", "scores", *map(str, arguments)])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
+    return partial(called, capfd, "client", "scores")
 
 
 @pytest.fixture

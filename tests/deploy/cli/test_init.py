@@ -7,10 +7,12 @@ import re
 import stat
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from tests.support.command_line import called
 
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.data import SOURCES
@@ -20,7 +22,6 @@ from protofed.common.protocol.messages import Role
 from protofed.deploy import shipped
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.lifecycle import make_authority, read_request, request, sign_request
-from protofed.deploy.cli import main
 from protofed.deploy.doctor.checks import CheckRow, run_checks
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.server import ServerDoctor
@@ -35,13 +36,7 @@ SITE = ("client", "init", "--site", "north", "--server", "hub.example:7443")
 def protofed(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs the command line in this process, in a folder of its own: exit code, standard output, standard error."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        return int(ended.value.code or 0), *capfd.readouterr()
-
-    return run
+    return partial(called, capfd)
 
 
 def mode(path: Path) -> int:

@@ -10,10 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_line import called
 from typer.main import get_command
 
 from protofed.common.storage.files import Lock
@@ -35,14 +37,7 @@ SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 def protofed(capfd: pytest.CaptureFixture[str]) -> Cli:
     """Runs the command line in this process: exit code, standard output, standard error."""
     setup.configure()  # a daemon's command of another test left its log's form behind
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+    return partial(called, capfd)
 
 
 def altered(folder: Path, *changes: tuple[str, str]) -> Path:

@@ -16,6 +16,7 @@ import pytest
 import structlog
 import typer
 from rich.console import Console
+from tests.support.command_line import called
 from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run, update_of
 from tests.support.pki import Authority
 from tests.support.tls_server import TlsServer, tls_server
@@ -28,6 +29,7 @@ from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
+from protofed.deploy.cli import operator as cli_operator
 from protofed.deploy.console.best_round import best_sentence, kept_best
 from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator, plain
@@ -56,11 +58,7 @@ class Terminal:
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
-        self._capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        out, err = self._capfd.readouterr()
-        return int(ended.value.code or 0), out, err
+        return called(self._capfd, *arguments)
 
     def says(self, *arguments: object) -> str:
         """What a command prints that succeeds."""
@@ -82,7 +80,8 @@ class Terminal:
 
 
 @pytest.fixture
-def protofed(capfd: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+def protofed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setattr(cli_operator.console, "width", 80)  # whatever COLUMNS was when it was made
     yield Terminal(capfd)
     structlog.reset_defaults()  # the server of this process logs on when what is captured has been closed
 

@@ -6,13 +6,14 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.command_line import called
 
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.cli import main
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.state_folder import open_state
@@ -37,13 +38,7 @@ def state(recipe_of: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def protofed(capfd: pytest.CaptureFixture[str]) -> Says:
-    def says(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return says
+    return partial(called, capfd)
 
 
 def export(protofed: Says, state: Path, out: Path, *more: object) -> dict[str, Any]:

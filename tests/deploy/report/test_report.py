@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import structlog
+from tests.support.command_line import called
 from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy import shipped
-from protofed.deploy.cli import main
 from protofed.deploy.cli import report as cli_report
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.problems import problems
@@ -266,14 +267,7 @@ def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[A
 @pytest.fixture
 def spoken(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """The command line in this process: exit code, standard output, standard error."""
-
-    def say(*arguments: object) -> tuple[int, str, str]:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main.main([str(argument) for argument in arguments])
-        return int(ended.value.code or 0), *capfd.readouterr()
-
-    yield say
+    yield partial(called, capfd)
     structlog.reset_defaults()
 
 

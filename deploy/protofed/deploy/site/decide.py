@@ -51,13 +51,13 @@ def act_as_owner(state: Path) -> None:
         os.seteuid(owner.st_uid)
 
 
-def record(state: Path, decision: Decision, wait_s: float = WAIT_S) -> Noticed:
+def record(state: Path, decision: Decision) -> Noticed:
     """Bring a decision, which is in force already, into the site's audit log, and wait until the daemon has noticed it.
 
     Raises:
         StateError: the state folder cannot be written.
     """
-    decisions, until = Decisions(state / FOLDER), time.monotonic() + wait_s
+    decisions, until = Decisions(state / FOLDER), time.monotonic() + WAIT_S
     path = decisions.add(decision)
     while path.exists():
         if _write_lines(state, decisions):
