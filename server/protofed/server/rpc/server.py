@@ -212,7 +212,7 @@ def why_not(listen: str) -> str:
     except socket.gaierror:
         return elsewhere
     except OSError as error:
-        if error.errno == errno.EADDRNOTAVAIL:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # the latter: no IPv6 here
             return elsewhere
         if error.errno == errno.EACCES:
             return "ports below 1024 are for root; take another one, such as 7443"
