@@ -113,10 +113,12 @@ class Walk:
             stderr=subprocess.STDOUT,
         )
         run = shlex.split(command)[3]
-        self.wait_for(
-            "a round", lambda: any(info["run"] == run and info["round"] for info in self.asked("runs", "list"))
-        )
-        view.send_signal(signal.SIGINT)
+        try:
+            self.wait_for(
+                "a round", lambda: any(info["run"] == run and info["round"] for info in self.asked("runs", "list"))
+            )
+        finally:
+            view.send_signal(signal.SIGINT)
         shown, _ = view.communicate(timeout=PATIENCE_S)
         if view.returncode != 130 or b"Traceback" in shown:
             raise WentWrongError(f"Ctrl-C in the view ended with {view.returncode}:\n{shown.decode()}")

@@ -198,7 +198,8 @@ def write_told(stage: Stage, folder: Path) -> None:
     (folder / "watch.txt").write_text(console.export_text(), encoding="utf-8")
     (folder / "runs-show.txt").write_text(_protofed("runs", "show", run, *reached), encoding="utf-8")
     report = folder / "report.html"
-    _protofed("report", run, *reached, "--out", str(report))
+    if (said := _protofed("report", run, *reached, "--out", str(report))) and not report.exists():
+        raise SystemExit(said)
     model = ("--model", "global", "--format", "safetensors", "--force", "--out", str(folder / "model"))
     (folder / "export.txt").write_text(_protofed("export", run, *reached, *model), encoding="utf-8")
     if browser := next((found for name in BROWSERS if (found := shutil.which(name))), None):

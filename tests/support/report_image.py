@@ -21,7 +21,9 @@ SIZE = "1200,1500"
 def main() -> None:
     """Simulate the run of the tutorial and draw its report."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURE
-    browser = next(found for name in BROWSERS if (found := shutil.which(name)))
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        raise SystemExit(f"no browser: none of {', '.join(BROWSERS)} is installed")
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         with simulation(shipped.recipe("digits-fednh"), state) as running:

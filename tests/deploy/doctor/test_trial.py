@@ -23,7 +23,7 @@ from protofed.client.state.store import MemoryStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import FailureReason
+from protofed.common.errors import FailureReason, ProtofedError
 from protofed.common.protocol.messages import Activity, Task, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.daemons import client, client_resources
@@ -127,7 +127,7 @@ def declines(settings: ClientSettings, recipe: Recipe) -> FailureReason | None:
     link = ScriptedServer(recipe.wire(), recipe.name, min_cohort=min_cohort(recipe.federation))
     try:
         base = codec.encode(first_model(recipe, frozenset()))
-    except Exception:  # a recipe of no model: the run is declined before any base is fetched
+    except ProtofedError:  # a recipe of no model: the run is declined before any base is fetched
         base = b""
     digest = codec.digest(base)
     link.blobs[str(digest)] = base
@@ -151,7 +151,7 @@ def test_the_doctor_finds_what_the_daemon_declines_by(case: Case, tmp_path: Path
     assert (row.diagnosis and row.diagnosis.name) == case.finding, row.message
     try:
         declined = declines(settings, recipe)
-    except Exception:  # it does not even start
+    except ProtofedError:  # it does not even start
         assert case.finding is not None
         return
     assert (declined is None) == (case.finding is None), row.message
