@@ -1,4 +1,4 @@
-"""Scores that sites keep are absent by their policies, and the screens say so; other absences they leave alone."""
+"""Scores that sites keep are absent, and the screens say so; other absences they leave alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 from tests.support.server_replies import answer, attempt, score, snapshot_of
 
-from protofed.deploy.operator.kept_scores import keeping, sentence
+from protofed.deploy.console.kept_scores import kept_sentence
+from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot_builder import ServerReply
@@ -77,15 +78,15 @@ def test_every_screen_says_it() -> None:
     reply = answer([scored(2, a="reported", b="reported")], scores={2: [GLOBAL]})
     assert snapshot_of(reply).keeping == 2
     for text in shown(reply):
-        assert sentence(2) in text
+        assert kept_sentence(2) in text
         assert "nan" not in text
     silent = answer([scored(2, a="reported", b="reported")], scores={2: [score("personal.pm_v", 0.8, sites=2)]})
-    assert not any("keep" in text for text in shown(silent))
+    assert not any("sent no scores" in text for text in shown(silent))
 
 
 def test_a_log_says_it_once() -> None:
     before = snapshot_of(answer([attempt(2, "published", 910, 920, a="reported")]))
     first = snapshot_of(answer([scored(2, a="reported")], scores={2: [GLOBAL]}))
     later = snapshot_of(answer([scored(2, a="reported"), scored(3, a="reported")], scores={3: [GLOBAL]}))
-    assert sentence(1) in changes(before, first)
-    assert sentence(1) not in changes(first, later)
+    assert kept_sentence(1) in changes(before, first)
+    assert kept_sentence(1) not in changes(first, later)

@@ -1,4 +1,4 @@
-"""How many sites keep the scores of their own models to themselves, as their policies say: absent is not missing."""
+"""How many sites sent no scores of their own models although they were asked: absent is not missing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ def keeping(detail: pb.RunDetail) -> int:
     answered = next((sites for row in reversed(rows) if (sites := _answered(row.sites))), frozenset[str]())
     telling = max((score.sites for score in detail.scores if is_own(score.name)), default=0)
     return max(0, len(answered) - telling)
-
-
-def sentence(sites: int) -> str:
-    """For people who would look for these scores."""
-    if sites == 1:
-        return "1 site keeps the scores of its own model (its policy)"
-    return f"{sites:,} sites keep the scores of their own models (their policies)"
 
 
 def _answered(tasks: Iterable[pb.SiteTask]) -> frozenset[str]:

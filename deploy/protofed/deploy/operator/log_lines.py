@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protofed.deploy.console.best_round import best_sentence
+from protofed.deploy.console.kept_scores import kept_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import span
-from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.screen_header import no_answer, time_left
 from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
-from protofed.deploy.operator.waiting import blocked
-from protofed.deploy.operator.waiting import sentence as sentence_of_waiting
+from protofed.deploy.operator.waiting import blocked, sentence
 
 SHOWN_SCORES = 4
 
@@ -38,7 +37,7 @@ def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
         yield best_sentence(after.best)
     yield from _warning_lines(before, after)
     if after.keeping and after.keeping != before.keeping:
-        yield sentence(after.keeping)
+        yield kept_sentence(after.keeping)
     if (after.status, after.queue) != (before.status, before.queue):
         yield _status(after)
 
@@ -64,7 +63,7 @@ def _round_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str
 def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str]:
     """Why the run stands still, and what it lacks, when that is new; again after it went on."""
     if after.waiting is not None and blocked(after.waiting) and (before is None or before.waiting != after.waiting):
-        yield sentence_of_waiting(after.waiting)
+        yield sentence(after.waiting)
     known = () if before is None else before.unmet
     yield from (f"warning: {warning}" for warning in after.unmet if warning not in known)
 

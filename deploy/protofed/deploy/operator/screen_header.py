@@ -8,12 +8,11 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
+from protofed.deploy.console.kept_scores import kept_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, span, styled
-from protofed.deploy.operator.kept_scores import sentence
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
-from protofed.deploy.operator.waiting import blocked
-from protofed.deploy.operator.waiting import sentence as sentence_of_waiting
+from protofed.deploy.operator.waiting import blocked, sentence
 
 WIDEST_BAR = 40  # characters
 
@@ -25,7 +24,7 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     if snapshot.queue:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.waiting is not None and blocked(snapshot.waiting):
-        lines += _wrapped(sentence_of_waiting(snapshot.waiting), "bold yellow", width)
+        lines += _wrapped(sentence(snapshot.waiting), "bold yellow", width)
     for warning in snapshot.unmet:
         lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
@@ -33,7 +32,7 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     if snapshot.best is not None:
         lines += _wrapped(best_sentence(snapshot.best), "dim", width)
     if snapshot.keeping:
-        lines.append(Text(sentence(snapshot.keeping), "dim"))
+        lines.append(Text(kept_sentence(snapshot.keeping), "dim"))
     if snapshot.trouble:
         lines.append(Text(no_answer(snapshot), "bold red"))
     for line in lines:

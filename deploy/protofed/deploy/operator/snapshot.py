@@ -175,7 +175,7 @@ class RunSnapshot:
         history: the newest attempts, oldest first.
         problems: of those attempts, newest first.
         best: the best round so far; None: no round has a score that judges it.
-        keeping: sites that answered a request for scores of their own models and sent none: their policies keep them.
+        keeping: sites that answered a request for scores of their own models and sent none, as a policy may have it.
         waiting: why the run does not go on; None: it does, or it has ended.
         unmet: what the run needs and the sites that may take part cannot give, in sentences.
         model_warnings: what speaks against the run's models now, the worst first.

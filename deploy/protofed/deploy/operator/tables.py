@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
+from protofed.deploy.console.kept_scores import kept_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping
-from protofed.deploy.operator.kept_scores import sentence as sentence_of_keeping
 from protofed.deploy.operator.model_warnings import model_warnings
 from protofed.deploy.operator.snapshot_builder import best_of
 from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
@@ -60,7 +60,7 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     if (best := best_of(detail)) is not None:
         parts.append(Text(best_sentence(best)))
     if sites := keeping(detail):
-        parts.append(Text(sentence_of_keeping(sites), style="dim"))
+        parts.append(Text(kept_sentence(sites), style="dim"))
     return parts
 
 
