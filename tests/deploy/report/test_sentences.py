@@ -268,6 +268,16 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["and its model is not kept any more."],
         ["is kept."],
     ),
+    "a best round by a score that the newest lacks": (
+        {"best": {"round": 1, "score": "global.auroc", "value": 0.75, "kept": 1}},
+        ["Round 1 is the best of those that have this score (`global.auroc` 0.750;"],
+        ["was better"],
+    ),
+    "received scores of the global model alone, on a site's own test set": (
+        {"scores.0.sites": {"ann": {"global.local.accuracy": 0.5}}},
+        ["and the scores that 1 site took."],
+        ["scores of the own model"],
+    ),
     "stopped early": (
         {"recipe.rounds": 20, "run.reason": "no better score for 5 rounds"},
         ["and 2 of 20 planned rounds: no better score for 5 rounds.", WENT_WELL],
@@ -281,10 +291,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     # What the server received
     "received": (
         {},
-        [
-            "The server accepted 6 model updates (6.00 MB), their training losses and scores of the own models of 3 "
-            "sites."
-        ],
+        ["The server accepted 6 model updates (6.00 MB), their training losses and the scores that 4 sites took."],
         ["without any image or label", "plug-in"],
     ),
     "received less": (
@@ -294,7 +301,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
             **NOT_SCORED,
         },
         ["The server accepted 3 model updates (3.00 MB)."],
-        ["training losses", "scores of the own"],
+        ["training losses", "the scores that"],
     ),
     "received nothing": (
         {"rounds": [attempt(0), fits(1, "abandoned", ann=LATE, bob=LATE, cyd=LATE)], **NOT_SCORED},

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from protofed.client.privacy.score_disclosures import is_own
@@ -214,10 +215,20 @@ class RunRecord:
                     values.setdefault(int(number), {})[site] = value
         return dict(sorted(values.items()))
 
+    def recalls(self, which: str, whose: str) -> dict[int, float]:
+        """Recall by class, the mean over sites; of the global model, over evaluators.
+
+        Args:
+            which: as in `by_class`.
+            whose: `global` or `personal`.
+        """
+        by_class = self.by_class(which, f"{whose}.recall")
+        return {c: fmean(of_sites.values()) for c, of_sites in by_class.items()}
+
     @property
     def chance(self) -> float:
         """The balanced accuracy of guessing on the evaluators' test sets, or of always naming one of their classes."""
-        present = self.by_class("newest", "global.recall")
+        present = self.recalls("newest", "global")
         return 1 / (len(present) or self.classes)
 
     def round_of(self, which: str) -> int | None:

@@ -68,7 +68,7 @@ def curves(record: RunRecord) -> Section:
 
 def by_class(record: RunRecord) -> Section:
     """Recall of each class: the share of its test images that a model finds."""
-    newest = {whose: _recalls(record, "newest", whose) for whose in WHOSE}
+    newest = {whose: record.recalls("newest", whose) for whose in WHOSE}
     missing = [_missing_recalls(record, whose) for whose, recalls in newest.items() if not recalls]
     if not any(newest.values()):
         return Section("classes", "Class by class", missing=missing)
@@ -76,7 +76,7 @@ def by_class(record: RunRecord) -> Section:
     series, series_of = [], {"global": (BLUE, "o"), "personal": (ORANGE, "^")}
     for whose, (colour, marker) in series_of.items():
         for which in ("newest", "best") if rounds["newest"] != rounds["best"] else ("newest",):
-            if recalls := _recalls(record, which, whose):
+            if recalls := record.recalls(which, whose):
                 text = f"{WHOSE[whose]}, {which} scores (round {rounds[which]})"
                 values = {record.name(c): recall for c, recall in recalls.items()}
                 series.append(Series(text, values, colour, marker, hollow=which == "best"))
@@ -198,12 +198,6 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
     return rows
 
 
-def _recalls(record: RunRecord, which: str, whose: str) -> dict[int, float]:
-    """Recall by class, mean over sites; of the global model, over evaluators."""
-    by_class = record.by_class(which, f"{whose}.recall")
-    return {c: float(np.mean(list(by_site.values()))) for c, by_site in by_class.items()}
-
-
 def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
     sentences = []
     for whose, recalls in newest.items():
@@ -215,9 +209,9 @@ def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
 
 
 def _recall_table(record: RunRecord, rounds: Mapping[str, int | None]) -> Table:
-    shared = [_recalls(record, which, "global") for which in rounds]
+    shared = [record.recalls(which, "global") for which in rounds]
     own = record.by_class("newest", "personal.recall")
-    best = _recalls(record, "best", "personal")
+    best = record.recalls("best", "personal")
     rows = []
     for c in sorted(set().union(*shared, own)):
         values = list(own.get(c, {}).values())

@@ -110,8 +110,8 @@ def _received(record: RunRecord) -> str:
     size = megabytes(sum(task["received"] for task in updates))
     sent = [f"{counted(len(updates), 'model update')} ({size} MB)" if updates else "no model update"]
     sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []
-    telling = {site for sites in record.scores.values() for site, names in sites.items() if any(map(_is_own, names))}
-    sent += [f"scores of the own models of {counted(len(telling), 'site')}"] if telling else []
+    scoring = {site for sites in record.scores.values() for site in sites}
+    sent += [f"the scores that {counted(len(scoring), 'site')} took"] if scoring else []
     plugin = (
         ""
         if record.recipe["method"]["name"] in PAPERS
@@ -121,10 +121,6 @@ def _received(record: RunRecord) -> str:
         f"The server accepted {listed(sent)}. protofed sends no images or labels as such. Updates and scores can still "
         f"tell of them: each site's policy limits how much, and this record does not have the policies.{plugin}"
     )
-
-
-def _is_own(name: str) -> bool:
-    return name.startswith("personal.") or ".local." in name
 
 
 def _participants(record: RunRecord) -> str:
@@ -224,9 +220,7 @@ def _own_quality(record: RunRecord) -> list[str]:
 
 
 def _least_found(record: RunRecord) -> list[str]:
-    by_class = record.by_class("newest", "global.recall")
-    recalls = {c: sum(of_sites.values()) / len(of_sites) for c, of_sites in by_class.items()}
-    if not recalls:
+    if not (recalls := record.recalls("newest", "global")):
         return []
     if never := [record.name(c) for c, recall in recalls.items() if recall == 0]:
         are = "is" if len(never) == 1 else "are"
@@ -236,7 +230,7 @@ def _least_found(record: RunRecord) -> list[str]:
 
 
 def _better_round(record: RunRecord) -> list[str]:
-    """That an earlier round was better than the newest one, and whether its model is still there."""
+    """That another round was better, or has a score that the newest one lacks, and whether its model is still there."""
     best = record.best
     if best is None or best["round"] == record.newest:
         return []
@@ -245,7 +239,8 @@ def _better_round(record: RunRecord) -> list[str]:
         return []
     kept = "is kept" if best["kept"] == best["round"] else "is not kept any more"
     score = f"`{best['score']}` {formatted(best['score'], best['value'])}"
-    return [f"Round {best['round']} was better ({score}; chosen by it, it is optimistic), and its model {kept}."]
+    was = "was better" if newest is not None else "is the best of those that have this score"
+    return [f"Round {best['round']} {was} ({score}; chosen by it, it is optimistic), and its model {kept}."]
 
 
 def _model_comparison(record: RunRecord) -> Table | None:
