@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.run_records import attempt, intervention, run_record, task, warning
+from tests.support.run_records import BEGAN_AT, ROUND_S, attempt, intervention, run_record, task, warning
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Input
@@ -85,6 +85,34 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         {"sites.cyd.excluded": "no vote"},
         ["Excluded or revoked: cyd (excluded: no vote)."],
         ["round 2:"],
+    ),
+    "excluded before the first round": (
+        {"interventions": [intervention("excluded", site="cyd", round=None)]},
+        ["Excluded or revoked: cyd (excluded)."],
+        ["round None"],
+    ),
+    "revoked, says an older server": (
+        {"sites.bob.revoked": "stolen", "sites.bob.revoked_at": BEGAN_AT + 1.5 * ROUND_S},
+        ["Excluded or revoked: bob (certificate revoked: stolen)."],
+        [],
+    ),
+    "revoked after the run": (
+        {"sites.bob.revoked": "stolen", "sites.bob.revoked_at": BEGAN_AT + 9 * ROUND_S},
+        [],
+        ["stolen"],
+    ),
+    "very many warnings and exclusions": (
+        {
+            "warnings": [warning(site=f"site-{n}", text=f"Own model {n} guesses.") for n in range(300)] + [warning()],
+            "interventions": [intervention("excluded", site=f"site-{n}") for n in range(300)],
+        },
+        [
+            "> **Warning.** The global model names one class",
+            "Own model 2 guesses.",
+            "297 more warnings of sites' own models",
+            "site-11 (excluded, round 2); 288 more, which",
+        ],
+        ["Own model 3 guesses", "site-12 "],
     ),
     "a name that is Markdown": (
         {**ABORTED, "run.reason": "<b>x</b> [y](z)\n# t"},

@@ -345,6 +345,13 @@ def test_of_very_many_warnings_the_first_ones_are_shown() -> None:
     assert "12 more warnings" in found.alerts[-1]
 
 
+def test_of_very_many_exclusions_the_first_ones_are_told() -> None:
+    many = [intervention("excluded", site=f"site-{number}") for number in range(300)]
+    points = document(run_record({"interventions": many})).sections[0].points
+    assert [point.split(" was excluded")[0] for point in points[:20]] == [f"site-{number}" for number in range(20)]
+    assert points[20:] == ["280 more things that operators did are in `protofed report --json`."]
+
+
 def test_a_record_of_an_older_server_has_a_report() -> None:
     old = run_record()
     for key in ("interventions", "warnings", "best"):

@@ -10,9 +10,13 @@ from typing import Any, Literal, TypeAlias
 from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import spreads
 from protofed.deploy.console.best_round import BestSnapshot
+from protofed.deploy.console.model_warnings import MOST_SITES
+from protofed.deploy.console.site_exits import unrecorded_exits
+from protofed.deploy.console.tables import count
 
 Choice: TypeAlias = Literal["newest", "given", "best"]
 ROUND_COUNTS = ("published", "degraded")
+MOST_LEFT = 12  # sites that a card names
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class RunFacts:
         ended: date and time, UTC; empty: it has not ended.
         done, planned: rounds.
         contributors: sites of which updates were used up to the model's round.
-        warnings: signs of a useless model, each with the round of which it was said.
+        warnings: signs of a useless model, the first ones, each with the round of which it was said.
         chosen: how the model's round was chosen.
         best: the best round by the score that judges the run's rounds; None: none has it.
         values: mean of that score, by round.
@@ -49,10 +53,8 @@ class RunFacts:
     @classmethod
     def of(cls, record: Mapping[str, Any], round: int) -> RunFacts:
         """From a run's record, for its model of this round."""
-        run, counted = (
-            record["run"],
-            [one for one in record["rounds"] if one["round"] and one["outcome"] in ROUND_COUNTS],
-        )
+        run = record["run"]
+        counted = [one for one in record["rounds"] if one["round"] and one["outcome"] in ROUND_COUNTS]
         done = record.get("interventions", ())
         best = None if record.get("best") is None else BestSnapshot(**record["best"])
         return cls(
@@ -63,7 +65,7 @@ class RunFacts:
             done=len(counted),
             planned=record["recipe"]["rounds"],
             contributors=_contributors([one for one in counted if one["round"] <= round]),
-            warnings=[(warning["round"], warning["text"]) for warning in record.get("warnings", ())],
+            warnings=_warnings(record),
             left=_left(record),
             best=best,
             values={} if best is None else _means(record, best.score),
@@ -83,21 +85,32 @@ def _contributors(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({task["site"] for task in tasks if (task["kind"], task["task_status"]) == ("fit", "reported")})
 
 
+def _warnings(record: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Of the global model all, of sites' own models the first few: hundreds of sites may have one each."""
+    found = record.get("warnings", ())
+    own = [one for one in found if one["site"]]
+    chosen = [one for one in found if not one["site"]] + own[:MOST_SITES]
+    told = [(one["round"], one["text"]) for one in chosen]
+    more = own[MOST_SITES:]
+    text = f"{count(len(more), 'more warning')} of sites' own models: `protofed report --json` has them."
+    return told + ([(more[0]["round"], text)] if more else [])
+
+
 def _left(record: Mapping[str, Any]) -> list[str]:
-    """Exclusions and revocations of the run; those of an older server, which noted none, as they are now."""
-    noted = record.get("interventions", ())
+    """Exclusions and revocations of the run, the first ones; those of which an older server made no note, too."""
     what = {"excluded": "excluded", "revoked": "certificate revoked"}
     sentences = [
-        f"{one['site']} ({what[one['action']]}, round {one['round']}{': ' * bool(one['reason'])}{one['reason']})"
-        for one in noted
+        f"{one['site']} ({what[one['action']]}{_during(one['round'])}{': ' * bool(one['reason'])}{one['reason']})"
+        for one in record.get("interventions", ())
         if one["action"] in what
     ]
-    told = {one["site"] for one in noted}
-    return sentences + [
-        f"{site} (excluded: {fields['excluded']})"
-        for site, fields in record["sites"].items()
-        if fields["excluded"] and fields.get("excluded_at") is None and site not in told
-    ]
+    sentences += [f"{one.site} ({what[one.action]}: {one.reason})" for one in unrecorded_exits(record)]
+    more = sentences[MOST_LEFT:]
+    return sentences[:MOST_LEFT] + ([f"{len(more):,} more, which `protofed report` has"] if more else [])
+
+
+def _during(number: int | None) -> str:
+    return "" if number is None else f", round {number}"  # None: before the first round was opened
 
 
 def _date(seconds: float) -> str:

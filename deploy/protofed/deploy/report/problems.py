@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from protofed.deploy.console.site_exits import unrecorded_exits
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
 
 NAMED_SITES = 12
 NAMED_ROUNDS = 8
+MOST_TOLD = 20  # sentences of one kind: hundreds of sites may have been excluded, or have left
 DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
 HANDS = {
     "excluded": "{} was excluded",
@@ -22,7 +24,8 @@ HANDS = {
 
 def problems(record: RunRecord) -> list[str]:
     """One sentence for each problem of the run; a single one that there was none, if rounds were finished."""
-    sentences = [*_interventions(record), *_left(record), *_round_problems(record), *_site_problems(record)]
+    exits = [*_first(_interventions(record), "things that operators did"), *_first(_left(record), "sites that left")]
+    sentences = [*exits, *_round_problems(record), *_site_problems(record)]
     # A run that failed or was aborted, or made a useless model, has said so above: this would contradict it.
     ended_well = record.run["status"] not in ("failed", "aborted")
     if sentences or not record.done or not ended_well or record.warnings:
@@ -36,6 +39,13 @@ def problems(record: RunRecord) -> list[str]:
 def who(intervention: Mapping[str, Any]) -> str:
     """` by operator 'anna'`, or nothing: in plain text callers have no names."""
     return f" by operator '{intervention['operator']}'" if intervention["operator"] else ""
+
+
+def _first(sentences: Iterable[str], what: str) -> list[str]:
+    told = list(sentences)
+    unlisted = len(told) - MOST_TOLD
+    more = [f"{unlisted:,} more {what} are in `protofed report --json`."] if unlisted > 0 else []
+    return [*told[:MOST_TOLD], *more]
 
 
 def _interventions(record: RunRecord) -> Iterator[str]:
@@ -54,15 +64,11 @@ def _interventions(record: RunRecord) -> Iterator[str]:
 
 
 def _unrecorded(record: RunRecord) -> Iterator[str]:
-    """Exclusions and revocations that the ledger has no intervention of: an older server noted none."""
-    told = {(done["action"], done["site"]) for done in record.interventions}
-    ended_at = record.run["ended_at"] or float("inf")
-    for site, fields in record.raw["sites"].items():
-        if fields["excluded"] and fields.get("excluded_at") is None:
-            yield f"{site} is excluded: {fields['excluded']}."
-        revoked_at = fields.get("revoked_at")
-        if revoked_at is not None and revoked_at <= ended_at and ("revoked", site) not in told:
-            yield f"{site}'s certificate was revoked on {utc(revoked_at)}: {fields['revoked']}."
+    for left in unrecorded_exits(record.raw):
+        if left.action == "excluded":
+            yield f"{left.site} is excluded: {left.reason}."
+        else:
+            yield f"{left.site}'s certificate was revoked on {utc(left.at)}: {left.reason}."
 
 
 def _left(record: RunRecord) -> Iterator[str]:
