@@ -135,7 +135,10 @@ def test_at_a_terminal_it_asks_for_what_is_not_given(
     answers = io.StringIO("hub.example:7443\nmanifest\nlist.csv\n\n")
     monkeypatch.setattr(answers, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", answers)
-    assert protofed("client", "init", "--site", "north")[0] == 0
+    code, out, _ = protofed("client", "init", "--site", "north")
+    assert code == 0
+    [offered] = re.findall(r"Layout of the data \(([^)]*)\)", out)
+    assert offered.split(", ") == list(SOURCES), "each of them can be answered"
     settings = read_settings(ClientSettings, tmp_path / "site.toml", {})
     assert (settings.server, settings.data.source, settings.data.root) == (
         "hub.example:7443",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -53,41 +53,24 @@ def init_client(
 
     Example: `protofed client init --site north --server hub.example:7443 --data folder --root images`
     """
+    from protofed.common.config.data import SOURCES
     from protofed.deploy import shipped
-    from protofed.deploy.templates.new_daemon import NewSite, check_free, layouts, write_new
+    from protofed.deploy.templates.new_daemon import NewSite, check_free, layout_of, write_new
 
-    known = layouts()
     site = _named(bundle, site) or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
     server = server or _ask("--server", "Address of the coordinator's server (host:port)")
-    data = data or _ask("--data", f"Layout of the data ({', '.join(known)})", "folder")
-    default_root = known[data]["root"] if data in known else "data"
-    if root is None and sys.stdin.isatty() and default_root:
-        root = str(typer.prompt("Where they are", default_root))
-    policy = policy or (_ask("--policy", "Policy (standard, strict, open)", "standard") if sys.stdin.isatty() else "")
-    text = shipped.named("policy", policy or "standard").read_text(encoding="utf-8")
+    data = data or _ask("--data", f"Layout of the data ({', '.join(SOURCES)})", "folder")
+    if root is None and (usual := layout_of(data)["root"]):
+        root = _ask("--root", "Where they are", usual)
+    policy = policy or _ask("--policy", "Policy (standard, strict, open)", "standard")
+    text = shipped.named("policy", policy).read_text(encoding="utf-8")
     new = NewSite(site, server, data, root or "", POLICY, role or ["trainer"], _labels(label or ()))
     files = {SETTINGS: new.settings(), POLICY: text}
     if bundle is not None:
         check_free(into, files)  # all that can be refused is, before the certificate is installed
         install_certificate(bundle, into / "identity", Output(), ca_codes=ca_code or ())
     _show_made(write_new(into, files, ("identity", "state")))
-    certified = (
-        (
-            f"protofed certs request --identity identity --site {site} --out {site}.request",
-            "send it to the coordinator",
-        ),
-        (f"protofed certs install {site}.bundle --identity identity", "what comes back"),
-    )
-    _show_next(
-        into,
-        *(() if bundle else certified),
-        (
-            f"protofed client check RECIPE --settings {SETTINGS} --preview",
-            f"your data as the run sees them, and what would leave; read {POLICY}",
-        ),
-        (f"protofed client doctor --settings {SETTINGS}", "what is still missing"),
-        (f"protofed client start --settings {SETTINGS}", ""),
-    )
+    _show_next(into, *_site_steps(site, certified=bundle is not None))
 
 
 def init_server(
@@ -115,6 +98,18 @@ def init_server(
         ("protofed server doctor --settings server.toml", "what is still missing"),
         ("protofed server start --settings server.toml", ""),
     )
+
+
+def _site_steps(site: str, *, certified: bool) -> Iterator[tuple[str, str]]:
+    """Commands and what they are for, in the order of a new site's first day."""
+    if not certified:
+        request = f"protofed certs request --identity identity --site {site} --out {site}.request"
+        yield request, "send it to the coordinator"
+        yield f"protofed certs install {site}.bundle --identity identity", "what comes back"
+    preview = f"your data as the run sees them, and what would leave; read {POLICY}"
+    yield f"protofed client check RECIPE --settings {SETTINGS} --preview", preview
+    yield f"protofed client doctor --settings {SETTINGS}", "what is still missing"
+    yield f"protofed client start --settings {SETTINGS}", ""
 
 
 def _named(bundle: Path | None, site: str | None) -> str | None:

@@ -46,7 +46,7 @@ class NewSite:
         Raises:
             ConfigError: an answer that no settings file may have, with what was expected.
         """
-        layout, host = layouts()[_layout(self.source)], host_and_port(self.server)
+        layout, host = layout_of(self.source), host_and_port(self.server)
         names = [name for name in self.label_map if name]
         example = '# label_map = { "Melanoma" = "mel", "Naevus" = "nv" }'
         pairs = ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {_text(self.label_map[name])}" for name in names)
@@ -89,6 +89,17 @@ def layouts() -> dict[str, dict[str, str]]:
     return said
 
 
+def layout_of(source: str) -> dict[str, str]:
+    """What is said of the layout of a source of data: an entry of `layouts`.
+
+    Raises:
+        ConfigError: there is no such source.
+    """
+    if source not in SOURCES:
+        raise unknown("data layout", source, SOURCES)
+    return layouts().get(source, layouts()[LIBRARY_SETS])
+
+
 def check_free(into: Path, names: Iterable[str]) -> None:
     """Check that none of the files is there.
 
@@ -126,14 +137,6 @@ def write_new(into: Path, files: Mapping[str, str], folders: Sequence[str]) -> l
     except OSError as error:
         raise StateError(f"cannot write into {into}: {error.strerror}; give --into a folder of yours") from error
     return made
-
-
-def _layout(source: str) -> str:
-    if source in layouts() and source != LIBRARY_SETS:
-        return source
-    if source not in SOURCES:
-        raise unknown("data layout", source, SOURCES)
-    return LIBRARY_SETS
 
 
 def _filled(text: str, **values: Any) -> str:
