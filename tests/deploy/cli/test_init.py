@@ -75,11 +75,11 @@ def test_each_key_has_a_comment(protofed: Cli, tmp_path: Path) -> None:
 
 def test_what_is_given_is_what_is_written(protofed: Cli, tmp_path: Path) -> None:
     labels = ("--label", "Melanoma=mel", "--label", 'N"ae = vus=nv')
-    roles = ("--role", "evaluator", "--data", "manifest", "--root", "/data/a  # b.csv", "--policy", "open")
+    roles = ("--role", "evaluator", "--data", "manifest", "--root", "/data/a  # b\x7f.csv", "--policy", "open")
     assert protofed(*SITE, *roles, *labels)[0] == 0
     settings = read_settings(ClientSettings, tmp_path / "site.toml", {})
     assert settings.roles == {Role.EVALUATOR}
-    assert settings.data.root == Path("/data/a  # b.csv")
+    assert settings.data.root == Path("/data/a  # b\x7f.csv")
     assert settings.data.label_map == {"Melanoma": "mel", 'N"ae = vus': "nv"}
     assert settings.data.local_test_fraction is None  # an evaluator has no model of its own to score
     assert (tmp_path / "policy.toml").read_bytes() == (shipped.folder("policies") / "open.toml").read_bytes()
@@ -118,6 +118,7 @@ def test_nothing_is_overwritten_and_then_nothing_is_written(taken: str, protofed
         ((*SITE, "--data", "folder", "--site", "South Clinic"), "site"),
         ((*SITE, "--data", "folder", "--server", "https://hub"), "host:port"),
         ((*SITE, "--data", "folder", "--role", "trainr"), "roles"),
+        ((*SITE, "--data", "folder", "--root", "L\udce4sionen"), "UTF-8"),  # as Python reads a path in ISO-8859-1
         (("server", "init", "--listen", "7443"), "host:port"),
     ],
 )

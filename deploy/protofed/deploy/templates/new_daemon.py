@@ -15,7 +15,7 @@ from protofed.common.address import host_and_port
 from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import parse
 from protofed.common.config.settings import ClientSettings, ServerSettings
-from protofed.common.errors import ConfigError, StateError, unknown
+from protofed.common.errors import ConfigError, StateError, short, unknown
 
 TEMPLATES: Final = Path(__file__).parent / "daemon"
 COMMENTS_AT: Final = 36  # column
@@ -47,13 +47,12 @@ class NewSite:
             ConfigError: an answer that no settings file may have, with what was expected.
         """
         layout, host = layout_of(self.source), host_and_port(self.server)
-        names = [name for name in self.label_map if name]
         example = '# label_map = { "Melanoma" = "mel", "Naevus" = "nv" }'
-        pairs = ", ".join(f"{json.dumps(name, ensure_ascii=False)} = {_text(self.label_map[name])}" for name in names)
+        pairs = ", ".join(f"{_text(own)} = {_text(of_run)}" for own, of_run in self.label_map.items())
         keys = _filled(
             layout["keys"],
             root=f"root = {_text(self.root or layout['root'])}",
-            label_map=f"label_map = {{ {pairs} }}" if names else example,
+            label_map=f"label_map = {{ {pairs} }}" if pairs else example,
         )
         if "trainer" not in self.roles:  # it has no model of its own
             keys = "\n".join(line for line in keys.splitlines() if not line.startswith("local_test_fraction"))
@@ -144,7 +143,12 @@ def _filled(text: str, **values: Any) -> str:
 
 
 def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)  # a basic string of TOML
+    """A basic string of TOML, which is JSON's but for one control character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # of a name in another encoding, as ISO-8859-1
+        raise ConfigError(f"{short(value)!r}: expected a name in UTF-8, as settings are; rename it") from error
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _aligned(text: str) -> str:
