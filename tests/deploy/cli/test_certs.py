@@ -349,6 +349,10 @@ def test_the_coordinators_identities_are_made_with_the_ca(certs: Cli) -> None:
         (("--host", "hub.example"), "--server-name"),
         (("--operator", "Ada Lovelace"), "is no id"),
         (("--server-name", "hub", "--host", "hub.example", "--identity", "a"), "a has a certificate already"),
+        (
+            ("--server-name", "hub", "--host", "hub.example", "--operator", "ada", "--identity", "operator"),
+            "a folder of its own",
+        ),
     ],
 )
 def test_a_ca_is_not_made_unless_all_that_was_asked_for_can_be(
@@ -373,6 +377,17 @@ def test_a_party_of_the_cas_own_machine_in_one_step(certs: Cli, server: type[Ope
     assert known.fingerprint == read_identity(Path("eva"), Party.SITE, datetime.now(UTC)).certificate.fingerprint
     assert list(known.roles) == ["evaluator"]
     refused(certs("issue", "--ca", "ca", "--site", "eva", "--identity", "two"), "--renewal")
+
+
+def test_an_issued_identity_comes_with_its_next_step(certs: Cli) -> None:
+    """Also the way on after an interrupted `init`, whose CA is there and whose operator no server accepts yet."""
+    done(certs("init", "--ca", "ca"))
+    issue = ("issue", "--ca", "ca")
+    assert "certs register eva/cert.pem --server host:port" in done(certs(*issue, "--site", "eva", "--identity", "eva"))
+    told = done(certs(*issue, "--operator", "ada", "--identity", "operator"))
+    assert "certs register operator/cert.pem --server host:port --role operator" in told
+    hub = ("--server-name", "hub", "--host", "hub.example", "--identity", "hub")
+    assert "needs no registration" in done(certs(*issue, *hub))
 
 
 def test_an_installation_compares_the_code_of_every_ca(certs: Cli) -> None:

@@ -63,7 +63,9 @@ def make_authority(
         OutOfSpaceError, DiskFailureError: the folder cannot be written.
     """
     if any((folder / name).exists() for name in (CERTIFICATE, KEY)):
-        raise ConfigError(f"{folder} has a CA already; take another folder for a new one")
+        raise ConfigError(
+            f"{folder} has a CA already: `protofed certs issue` and `sign` use it; take another folder for a new one"
+        )
     if not (name.isprintable() and 0 < len(name.strip()) <= 48):
         raise ConfigError(f"name {short(name)!r}: expected 1 to 48 printable characters")
     key = certs_files.make_key(folder / KEY, passphrase)

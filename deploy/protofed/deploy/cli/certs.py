@@ -34,7 +34,6 @@ from protofed.deploy.cli.certs_options import (
 )
 
 if TYPE_CHECKING:
-    from protofed.common.pki.identity import Certificate
     from protofed.deploy.cli.certs_output import Output
 
 MEASURED = 500  # characters; wider than any table of certificates
@@ -135,13 +134,9 @@ def sign(
     output.say(f"signed: {certs_output.dates(signed)}")
     output.say(f"CA: {authority_name(signing.certificate)}; read its code to them: `protofed certs install` shows it")
     output.say(f"send {path} back: `protofed certs install` takes it")
-    registered = None
-    if server is not None and party is not Party.SERVER:
-        registration = certs_output.Registration(certs_output.granted(roles, party), renewal)
-        to = certs_output.Connection(server, identity, plaintext)
-        registered = certs_output.register(signed, f"protofed certs register {path}", registration, to, output)
-    else:
-        output.say(_next_step(signed.certificate, path))
+    to = None if server is None else certs_output.Connection(server, identity, plaintext)
+    registration = certs_output.Registration(roles, renewal)
+    registered = certs_output.register_or_tell(signed, path, registration, to, output)
     output.result({"bundle": str(path), **certs_output.plain(signed), "registered": registered})
 
 
@@ -168,7 +163,7 @@ def register(
     output = certs_output.Output(as_json)
     registration = certs_output.Registration(check_roles(signed.certificate.party, role or ()), renewal)
     to = certs_output.Connection(_required(server), identity, plaintext)
-    roles = certs_output.register(signed, f"protofed certs register {bundle}", registration, to, output)
+    roles = certs_output.register(signed, bundle, registration, to, output)
     output.result({**certs_output.plain(signed), "registered": roles})
 
 
@@ -276,16 +271,6 @@ def _print_whole(table: RenderableType) -> None:
     console = Console()
     needed = Measurement.get(console, console.options.update_width(MEASURED), table).minimum
     Console(width=max(console.width, needed), soft_wrap=True).print(table)
-
-
-def _next_step(signed: Certificate, path: Path) -> str:
-    if signed.party == "server":
-        return "a server's certificate needs no registration"
-    command = f"protofed certs register {path} --server host:port"
-    if signed.party == "operator":
-        folder = "copy it to the folder `operators` of the server's identity folder before the server starts"
-        return f"the server accepts it after `{command} --role operator`, or {folder}"
-    return f"the server accepts it after `{command}`; --role evaluator if it scores rather than trains"
 
 
 def _required(server: str | None) -> str:

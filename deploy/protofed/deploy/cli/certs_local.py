@@ -73,6 +73,8 @@ def init(
     parties += [] if operator is None else [Local(Party.OPERATOR, operator, operator_identity)]
     if host and server_name is None:
         raise ConfigError("--host names a server's address; give --server-name NAME with it")
+    if len({party.folder.resolve() for party in parties}) < len(parties):
+        raise ConfigError("--identity and --operator-identity name one folder; each party has a folder of its own")
     for party in parties:  # before anything is made
         check_issue(party.folder, party.party, party.name, party.hosts)
     created = make_authority(ca, name, days, passphrase(passphrase_file))
@@ -113,7 +115,7 @@ def issue(
 
     Example: `protofed certs issue --ca ca --site tester --identity tester --role evaluator --server hub.example:7443`
     """
-    from protofed.common.pki.identity import Party
+    from protofed.common.pki.identity import CERTIFICATE, Party
     from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs.lifecycle import check_issue
     from protofed.deploy.cli import certs_output
@@ -125,12 +127,9 @@ def issue(
     check_issue(party.folder, party.party, party.name, party.hosts)
     output = certs_output.Output(as_json)
     issued = _issue(authority(ca, passphrase_file), party, days, output, renewal=renewal)
-    registered = None
-    if server is not None and party.party is not Party.SERVER:
-        registration = certs_output.Registration(certs_output.granted(roles, party.party), renewal)
-        to = certs_output.Connection(server, operator_identity, plaintext)
-        again = f"protofed certs register {identity / 'cert.pem'}"
-        registered = certs_output.register(issued, again, registration, to, output)
+    to = None if server is None else certs_output.Connection(server, operator_identity, plaintext)
+    registration = certs_output.Registration(roles, renewal)
+    registered = certs_output.register_or_tell(issued, identity / CERTIFICATE, registration, to, output)
     output.result({"identity": str(identity), **certs_output.plain(issued), "registered": registered})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console
 from protofed.common.errors import ConfigError, ProtofedError
 
 if TYPE_CHECKING:
-    from protofed.common.pki.identity import Party
+    from protofed.common.pki.identity import Certificate, Party
     from protofed.deploy.certs.lifecycle import Bundle
     from protofed.deploy.certs.request import Request
     from protofed.deploy.certs.table import CertRow
@@ -80,11 +80,28 @@ class Connection:
         return connection.Operator(self.server, identity=self.identity, plaintext=self.plaintext)
 
 
-def register(signed: Bundle, again: str, registration: Registration, to: Connection, output: Output) -> list[str]:
+def register_or_tell(
+    signed: Bundle, path: Path, registration: Registration, to: Connection | None, output: Output
+) -> list[str] | None:
+    """Register a certificate that was just signed, and return its roles; without a server, say what comes next.
+
+    Raises:
+        ProtofedError: as `register`.
+    """
+    party = signed.certificate.party
+    if to is None or party == "server":
+        output.say(_next_step(signed.certificate, path))
+        return None
+    if party == "operator" and not registration.roles:  # whoever names an operator has said the role
+        registration = replace(registration, roles=("operator",))
+    return register(signed, path, registration, to, output)
+
+
+def register(signed: Bundle, path: Path, registration: Registration, to: Connection, output: Output) -> list[str]:
     """Register a signed certificate; the roles that it has now.
 
     Args:
-        again: the `certs register` command for another try, without its options.
+        path: a file with the certificate, for another try.
 
     Raises:
         ProtofedError: the server cannot be reached, or refuses.
@@ -95,7 +112,8 @@ def register(signed: Bundle, again: str, registration: Registration, to: Connect
     except ProtofedError as error:
         # The same class, so that the exit code stays; the certificate is signed already, and signing again would
         # issue a second one.
-        raise type(error)(f"not registered: {error}; try again with `{again}{registration.options}`") from error
+        again = f"protofed certs register {path}{registration.options}"
+        raise type(error)(f"not registered: {error}; try again with `{again}`") from error
     output.say(f"registered at {to.server} as {' and '.join(info.roles)}: {signed.certificate}")
     output.say(f"key: {row_of(signed).key_code}")
     return list(info.roles)
@@ -117,11 +135,6 @@ def install_certificate(
     for authority in installed.authorities:
         output.say(f"trusted: {authority_name(authority)}, valid until {day(authority.not_valid_after_utc)}")
     return installed
-
-
-def granted(roles: tuple[str, ...], party: Party) -> tuple[str, ...]:
-    """The roles to register: whoever names an operator has said so, and that is the role."""
-    return roles or (("operator",) if party == "operator" else ())
 
 
 def party_of(named: Mapping[Party, str | None]) -> tuple[Party, str]:
@@ -174,3 +187,13 @@ def day(when: datetime) -> str:
     from protofed.common.clock import stamp
 
     return f"{stamp(when)} ({(when - datetime.now(UTC)).days} days)"
+
+
+def _next_step(signed: Certificate, path: Path) -> str:
+    if signed.party == "server":
+        return "a server's certificate needs no registration"
+    command = f"protofed certs register {path} --server host:port"
+    if signed.party == "operator":
+        folder = "copy it to the folder `operators` of the server's identity folder before the server starts"
+        return f"the server accepts it after `{command} --role operator`, or {folder}"
+    return f"the server accepts it after `{command}`; --role evaluator if it scores rather than trains"
