@@ -439,6 +439,8 @@ def test_a_ca_with_a_passphrase(certs: Cli, tmp_path: Path) -> None:
 def test_a_ca_is_never_overwritten(certs: Cli) -> None:
     assert "not encrypted" in done(certs("init", "--ca", "ca"))
     refused(certs("init", "--ca", "ca"), "ca has a CA already")
+    Path("ca/ca.pem").unlink()
+    refused(certs("init", "--ca", "ca"), "not its certificate ca.pem", "ca/ca-key.pem")
     refused(certs("sign", "none.pem", "--ca", "ca", "--site", "a"), "cannot read none.pem: No such file")
 
 

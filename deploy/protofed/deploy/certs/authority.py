@@ -59,10 +59,15 @@ def make_authority(
         passphrase: encrypts its key; None: the key is stored unencrypted.
 
     Raises:
-        ConfigError: the folder has a CA already, or the name is invalid.
+        ConfigError: the folder has a CA already, or part of one, or the name is invalid.
         OutOfSpaceError, DiskFailureError: the folder cannot be written.
     """
-    if any((folder / name).exists() for name in (CERTIFICATE, KEY)):
+    if (folder / KEY).exists() and not (folder / CERTIFICATE).exists():
+        raise ConfigError(
+            f"{folder} has a CA's key and not its certificate {CERTIFICATE}: bring that back; if there never was one, "
+            f"for `protofed certs init` was interrupted, remove {folder / KEY}"
+        )
+    if (folder / CERTIFICATE).exists():
         raise ConfigError(
             f"{folder} has a CA already: `protofed certs issue` and `sign` use it; take another folder for a new one"
         )
