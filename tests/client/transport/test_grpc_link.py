@@ -586,7 +586,7 @@ def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_aga
     assert {uploads.ended.get(timeout=SOON) for _ in range(4)} == moving  # cut short: none was answered
     uploads.answer.set()
     assert "WITHDRAWN" in {facts.get("code") for facts in log.of("answered")}
-    before = len(server.asked)
+    before, told = len(server.asked), len(log.of("sent"))
     for move in (
         lambda: link.push(task, released(10)),
         lambda: link.fetch(task),
@@ -595,11 +595,28 @@ def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_aga
         with pytest.raises(WithdrawnError):
             move()
     assert server.asked[before:] == []
+    assert len(log.of("sent")) == told  # nor does the audit log say so
     server.on["Heartbeat"] = lambda *_: pb.HeartbeatResponse(signal=pb.SIGNAL_ABORT)
     assert link.beat("run", Progress("n1", Activity.FAILED, failure=FailureReason.WITHDRAWN)) is Signal.ABORT
     assert [wire.unpack_progress(request).failure for request in server.requests("Heartbeat")] == [
         FailureReason.WITHDRAWN
     ]
+
+
+def test_a_run_that_is_left_while_a_call_is_written_to_the_audit_log_sends_it_no_more(
+    server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
+) -> None:
+    log = MemoryAuditLog()
+
+    def check(run: str) -> None:
+        if log.of("sent"):
+            raise WithdrawnError(run)
+
+    link = connect(start(), give_up_after_s=SOON, check_run=check, audit=ClientAudit(log))
+    with pytest.raises(WithdrawnError):
+        link.report(task, SCORES)
+    assert server.asked == []
+    assert [(line["call"], line["code"]) for line in log.of("answered")] == [("ReportScores", "WITHDRAWN")]
 
 
 SCORES = Policy(PolicyRules(methods=frozenset(), parts=frozenset())).release_scores({})
