@@ -55,6 +55,10 @@ def test_a_run_without_scores_or_updates_has_no_warning() -> None:
     assert model_warnings(history()) == []
 
 
+def test_a_name_that_0_2_0_took_though_it_is_no_class_is_passed_over() -> None:
+    assert codes(model_warnings(history(ONE_CLASS | {"global.recall.all": 1.0}))) == [WarningCode.ONE_CLASS]
+
+
 def test_a_run_that_learns_has_no_warning() -> None:
     assert model_warnings(history(*climbing(0.3, 0.5, 0.7, 0.8, 0.85, 0.87, 0.86, 0.88))) == []
 

@@ -450,6 +450,8 @@ def test_a_file_that_cannot_be_opened_is_a_state_error(tmp_path: Path) -> None:
 def test_an_onlooker_of_no_ledger_is_told(url: str) -> None:
     with pytest.raises(StateError):
         LedgerReader(url).sites()
+    with pytest.raises(StateError):
+        LedgerReader(url).interventions()
 
 
 def test_a_disk_that_is_full_is_a_state_error_and_nothing_is_half_written(url: str) -> None:

@@ -18,7 +18,7 @@ from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, Tas
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
-from protofed.server.rounds.best_round import Scores, best_kept, judged_rounds
+from protofed.server.rounds.best_round import Scores, first_kept, judged_rounds
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
@@ -193,7 +193,7 @@ def best_of(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any
     rounds = judged_rounds(records, run)
     if rounds is None:
         return None
-    kept = best_kept(records, blobs, run)
+    kept = first_kept(records, blobs, run, rounds)
     return {**asdict(rounds.ranked[0]), "kept": None if kept is None else kept.round}
 
 

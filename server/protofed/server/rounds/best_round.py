@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, Protocol, TypeAlias
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
@@ -19,6 +20,7 @@ from protofed.server.storage.rows import RunRow
 ROUNDING = 1e-9  # of the difference of two scores: 0.3 - 0.2 is less than 0.1
 MISSED = 3  # newest scored rounds whose predecessors may still be kept as the best: a crash leaves one out at most
 Scores = Mapping[SiteId, Mapping[str, float]]
+_Means: TypeAlias = Callable[[str], Mapping[int, float]]  # of a score's name: its means over sites by round
 
 
 class Kept(Protocol):
@@ -92,14 +94,7 @@ def check_best_by(recipe: Recipe, *, global_model: bool) -> None:
 
 def judged(scores: Mapping[int, Scores], best_by: str | None) -> JudgedRounds | None:
     """Rounds by the score of that name, or by the first of `JUDGED_BY` that there is; None: no round has one."""
-    for name in _names(best_by):
-        having = {
-            number: {site: {name: values[name]} for site, values in sites.items() if name in values}
-            for number, sites in scores.items()
-        }
-        if means := {number: spreads(sites)[name].mean for number, sites in having.items() if sites}:
-            return JudgedRounds(name, means)
-    return None
+    return _judged(lambda name: _means(scores, name), best_by)
 
 
 def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> JudgedRounds | None:
@@ -109,7 +104,7 @@ def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> 
         until: rounds after it are left out.
     """
     row = records.run(run)
-    return None if row is None else judged(_scores(records, row, until), _best_by(row))
+    return None if row is None else _judged(_reader(records, run), _best_by(row), until)
 
 
 def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
@@ -118,21 +113,27 @@ def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
     That is the best of all, unless the run was rolled back after a better one had made it superfluous, or was begun by
     a version that kept no best round.
     """
-    every = judged_rounds(records, run)
-    return None if every is None else _kept(_states(records, run), blobs, every)
+    return first_kept(records, blobs, run, judged_rounds(records, run))
 
 
-def formerly_best(records: LedgerReader, blobs: Kept, run: str) -> set[int]:
-    """Rounds that `best_kept` gave lately, before the newest scores came."""
-    if (row := records.run(run)) is None:
-        return set()
-    scores, best_by, states = _scores(records, row, None), _best_by(row), _states(records, run)
-    found: set[int] = set()
-    for newest in sorted(scores)[-MISSED:]:
-        earlier = judged({number: sites for number, sites in scores.items() if number < newest}, best_by)
-        if earlier is not None and (best := _kept(states, blobs, earlier)) is not None:
-            found.add(best.round)
-    return found
+def first_kept(records: LedgerReader, blobs: Kept, run: str, rounds: JudgedRounds | None) -> BestRound | None:
+    """The best of these rounds whose state is still kept."""
+    return None if rounds is None else _kept(_states(records, run), blobs, rounds)
+
+
+def best_and_former(records: LedgerReader, blobs: Kept, run: str) -> tuple[BestRound | None, set[int]]:
+    """What `best_kept` gives, and the rounds that it gave lately, before the newest scores came."""
+    row = records.run(run)
+    means, best_by = _reader(records, run), None if row is None else _best_by(row)
+    if row is None or (rounds := _judged(means, best_by)) is None:
+        return None, set()
+    states = _states(records, run)
+    best, former = _kept(states, blobs, rounds), set()
+    for newest in sorted(rounds.means)[-MISSED:]:
+        earlier = _judged(means, best_by, newest - 1)
+        if earlier is not None and (was := _kept(states, blobs, earlier)) is not None:
+            former.add(was.round)
+    return best, former - ({best.round} if best else set())
 
 
 def _states(records: LedgerReader, run: str) -> dict[int, Digest]:
@@ -143,9 +144,25 @@ def _kept(states: Mapping[int, Digest], blobs: Kept, rounds: JudgedRounds) -> Be
     return next((best for best in rounds.ranked if best.round in states and blobs.has(states[best.round])), None)
 
 
-def _scores(records: LedgerReader, row: RunRow, until: int | None) -> Mapping[int, Scores]:
-    scores = records.scores(row.run, names=_names(_best_by(row)))
-    return {number: sites for number, sites in scores.items() if until is None or number <= until}
+def _judged(means: _Means, best_by: str | None, until: int | None = None) -> JudgedRounds | None:
+    for name in _names(best_by):
+        if chosen := {number: mean for number, mean in means(name).items() if until is None or number <= until}:
+            return JudgedRounds(name, chosen)
+    return None
+
+
+def _reader(records: LedgerReader, run: str) -> _Means:
+    """Reads each name once, and those that are asked for alone: a long run of many sites has millions of scores."""
+    return cache(lambda name: _means(records.scores(run, names=(name,)), name))
+
+
+def _means(scores: Mapping[int, Scores], name: str) -> dict[int, float]:
+    """One score's mean over sites, by round; rounds without it are left out."""
+    having = {
+        number: {site: {name: values[name]} for site, values in sites.items() if name in values}
+        for number, sites in scores.items()
+    }
+    return {number: spreads(sites)[name].mean for number, sites in having.items() if sites}
 
 
 def _names(best_by: str | None) -> tuple[str, ...]:

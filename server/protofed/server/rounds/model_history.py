@@ -7,6 +7,7 @@ import json
 import structlog
 
 from protofed.common.errors import ConfigError, FailureReason
+from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.method import server_methods
 from protofed.server.rounds.model_warnings import (
@@ -24,8 +25,8 @@ from protofed.server.storage.rows import RoundRow, RunRow
 from protofed.server.verdicts import RejectionCode
 
 log = structlog.get_logger()
-# Of all rounds, these alone are read: a run of a thousand rounds and sites has millions of scores.
-OF_ALL_ROUNDS = tuple(f"{model}.{score}" for model in ("global", "global.local") for score in (BALANCED, ACCURACY))
+# Of all rounds, these alone are read, and of one model: a run of a thousand rounds and sites has millions of scores.
+HEADLINES = BALANCED, ACCURACY
 FIRST, LAST = 3, 3  # attempts whose updates are read
 UNUSABLE = (RejectionCode.NOT_FINITE, RejectionCode.NORM)
 
@@ -74,10 +75,14 @@ def _has_global_model(method: str) -> bool:
 
 
 def _scored(records: LedgerReader, run: str) -> list[ScoredRound]:
-    headlines = records.scores(run, names=OF_ALL_ROUNDS)
+    headlines = _headlines(records, run, "global") or _headlines(records, run, "global.local")
     numbers = records.scored_rounds(run)
     whole = {number: records.scores(run, number).get(number, {}) for number in {*numbers[:1], *numbers[-SAME_ROUNDS:]}}
     return [ScoredRound(number, whole.get(number) or headlines.get(number, {})) for number in numbers]
+
+
+def _headlines(records: LedgerReader, run: str, model: str) -> dict[int, dict[SiteId, dict[str, float]]]:
+    return records.scores(run, names=[f"{model}.{score}" for score in HEADLINES])
 
 
 def _trained(records: LedgerReader, run: str) -> list[TrainedRound]:

@@ -19,6 +19,7 @@ from protofed.common.statistics import spreads
 
 BALANCED, ACCURACY, MAJORITY, AUROC = "balanced_accuracy", "accuracy", "majority", "auroc"
 RECALL = "recall."
+OWN = "personal.local."  # prefix of the scores of a site's own model on its own test set
 ALL, NONE = 0.95, 0.05  # recalls of a model that gives (nearly) every image one class: of that class, of all others
 # Balanced accuracy counts as chance up to 1/P + min(SLACK of what is left to 1, SHARE of 1/P). Guessing among P classes
 # of n test images each has a standard deviation of sqrt((P - 1) / n) / P: 0.022 for P = 7 and n = 35. The first bound
@@ -162,8 +163,9 @@ def _models(history: RunHistory) -> Iterator[_Model]:
     ]
     if points := _under("global.", means) or _under("global.local.", means):
         yield _Model(None, points)
-    for site in sorted({site for scored in history.scored for site in scored.scores}):
-        if points := _under("personal.local.", [(one.round, one.scores.get(site, {})) for one in history.scored]):
+    own = [one for one in history.scored if any(_under(OWN, [(0, scores)]) for scores in one.scores.values())]
+    for site in sorted({site for scored in own for site in scored.scores}):
+        if points := _under(OWN, [(one.round, one.scores.get(site, {})) for one in own]):
             yield _Model(site, points)
 
 
@@ -354,8 +356,9 @@ def _others(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _recalls(scores: Mapping[str, float]) -> dict[int, float]:
-    """By class; only classes that the test set has."""
-    return {int(name.removeprefix(RECALL)): value for name, value in scores.items() if name.startswith(RECALL)}
+    """By class; only classes that the test set has. A ledger of 0.2.0 may hold other names: it took any."""
+    named = {name.removeprefix(RECALL): value for name, value in scores.items() if name.startswith(RECALL)}
+    return {int(name): value for name, value in named.items() if name.isdecimal()}
 
 
 def _present(scores: Mapping[str, float], history: RunHistory) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protofed.common.codec import Digest
-from protofed.server.rounds.best_round import best_kept, formerly_best
+from protofed.server.rounds.best_round import best_and_former, best_kept
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 
@@ -13,8 +13,7 @@ def prune(records: LedgerReader, blobs: Blobs, run: str, before: int) -> None:
 
     The best round keeps its state, for exports and roll-backs, and what it was made of, so that it can be verified.
     """
-    best = best_kept(records, blobs, run)
-    former = formerly_best(records, blobs, run) - ({best.round} if best else set())
+    best, former = best_and_former(records, blobs, run)
     old, needed = records.referenced(run, before, former)
     if best is not None:
         needed |= records.made_of(run, best.round)

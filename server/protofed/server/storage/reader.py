@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Engine, Row, and_, func, inspect, select
+from sqlalchemy import Engine, Row, and_, exists, func, inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
@@ -57,8 +57,11 @@ class LedgerReader:
 
     def interventions(self) -> list[InterventionRow]:
         """What operators did, in order; empty for a ledger of an older version that nobody has opened since."""
-        if not inspect(self._engine).has_table(db.interventions.name):
-            return []
+        try:
+            if not inspect(self._engine).has_table(db.interventions.name):
+                return []
+        except SQLAlchemyError as error:
+            raise state_error(error) from error
         rows = self._read(select(db.interventions).order_by(db.interventions.c.id))
         return [InterventionRow(**{k: v for k, v in row._mapping.items() if k != "id"}) for row in rows]
 
@@ -150,8 +153,11 @@ class LedgerReader:
 
     def scored_rounds(self, run: str) -> list[int]:
         """All rounds with scores, but those that were rolled back, in order."""
-        query = self._scores_of(run).with_only_columns(db.scores.c.round).distinct()
-        return [row.round for row in self._read(query.order_by(db.scores.c.round))]
+        # Looked up attempt by attempt: a long run of many sites has millions of scores, which need not be walked.
+        same = [db.scores.c[name] == db.rounds.c[name] for name in ("run", "round", "attempt")]
+        scored = exists().where(*same)
+        query = select(db.rounds.c.round).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back, scored).distinct()
+        return [row.round for row in self._read(query.order_by(db.rounds.c.round))]
 
     def scores(
         self, run: str, round: int | None = None, names: Collection[str] | None = None
