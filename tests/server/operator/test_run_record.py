@@ -22,7 +22,7 @@ from protofed.server.operator import run_record as run_record_module
 from protofed.server.operator.run_record import MOST_CLASSES, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.reader import LedgerReader
-from protofed.server.storage.rows import RoundRow
+from protofed.server.storage.rows import CertificateRow, RoundRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
@@ -193,6 +193,26 @@ def test_interventions_name_who_when_and_why_with_the_round() -> None:
         "revoked": "",
         "revoked_at": None,
     }
+
+
+@pytest.mark.parametrize("action", ["excluded", "revoked"])
+def test_an_exclusion_with_which_the_run_ends_is_one_of_that_run(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = operator_lab()
+    lab.start("one", rounds=1)
+    lab.begin()
+    for site in ("ann", "bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    for site in ("ann", "bob", "cyd"):
+        lab.score(site)
+    if action == "excluded":
+        lab.operation.exclude("eva", "its scores never come")
+    else:
+        row = CertificateRow("f" * 64, "site", "eva", 0.0, 9e9, 0.0, 1.0, "", ("evaluator",))
+        monkeypatch.setattr(lab.operation.certificates, "revoke", lambda *_: [row])
+        lab.operation.revoke("eva", "its scores never come")
+    assert lab.runs.current is None
+    found = run_record(lab.ledger, lab.blobs, "one")
+    assert [(i["action"], i["site"], i["round"]) for i in found["interventions"]] == [(action, "eva", 1)]
 
 
 def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:

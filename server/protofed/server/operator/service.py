@@ -210,8 +210,9 @@ class OperatorApi:
     def exclude(self, site: str, reason: str, by: str = "") -> SiteReport:
         """Refuse all calls of a site until it is admitted again; one that is registered need not have enrolled yet."""
         named = self._known_site(site, self._site_names())
+        during = self._going_on()
         self._runs.exclude(named, _checked(reason) or "by the operator")
-        self._note("excluded", by, site=named, reason=reason)
+        self._note("excluded", by, during, named, reason)
         return self._site(named, self._records.sites()[named])
 
     def admit(self, site: str, by: str = "") -> SiteReport:
@@ -220,7 +221,7 @@ class OperatorApi:
         if named not in self._records.excluded():
             raise ConfigError(f"site '{named}' is not excluded")
         self._runs.admit(named)
-        self._note("admitted", by, site=named)
+        self._note("admitted", by, self._going_on(), named)
         return self._site(named, self._records.sites()[named])
 
     def forget(self, site: str, by: str = "") -> SiteReport:
@@ -246,8 +247,9 @@ class OperatorApi:
             raise ConflictError(
                 f"site '{named}' was heard of {age_s:.0f} s ago; stop its daemon, and try again {alive_s:.0f} s later"
             )
+        during = self._going_on()
         self._runs.forget(named)
-        self._note("forgotten", by, site=named)
+        self._note("forgotten", by, during, named)
         return report
 
     def _site_names(self) -> set[SiteId]:
@@ -292,15 +294,19 @@ class OperatorApi:
         revoked = self.certificates.revoke(which, _checked(reason) or "by the operator")
         for site in {SiteId(row.name) for row in revoked if row.party == Party.SITE}:
             if not self.certificates.until(Party.SITE, site):
+                during = self._going_on()
                 self._dismiss(site, f"{REVOKED}{reason}")
-                self._note("revoked", by, site=site, reason=reason)
+                self._note("revoked", by, during, site, reason)
         return revoked
 
-    def _note(self, action: str, by: str, run: str | None = None, site: SiteId | None = None, reason: str = "") -> None:
-        """Remember who did it: a report names the hand behind an abort or an exclusion."""
+    def _going_on(self) -> str | None:
+        """The run that a deed to a site belongs to; asked before it, since the run may end by it."""
         current = self._runs.current
-        going_on = None if current is None else current.run
-        self._context.ledger.intervene(InterventionRow(time.time(), action, by, run or going_on, site, reason))
+        return None if current is None else current.run
+
+    def _note(self, action: str, by: str, run: str | None, site: SiteId | None = None, reason: str = "") -> None:
+        """Remember who did it: a report names the hand behind an abort or an exclusion."""
+        self._context.ledger.intervene(InterventionRow(time.time(), action, by, run, site, reason))
 
     def _dismiss(self, site: SiteId, reason: str) -> None:
         self._context.presence.forget(site)  # or the next round would invite it and wait for it

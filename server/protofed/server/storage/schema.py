@@ -117,7 +117,7 @@ interventions = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("at", Float, nullable=False),
-    Column("action", String(16), nullable=False),  # aborted, paused, resumed, rolled-back, excluded, admitted, revoked
+    Column("action", String(16), nullable=False),  # see `rows.InterventionRow`
     Column("operator", String(64), nullable=False),  # the name in its certificate; empty in plain text
     Column("run", String(64)),  # that the operator named, or that was going on; NULL: none was
     Column("site", String(64)),  # NULL: it was about a run
