@@ -35,6 +35,11 @@ def test_an_unknown_model_is_refused_with_the_nearest_name() -> None:
         check_model(recipe(model={"name": "resnet81"}))
 
 
+def test_of_a_model_like_none_all_names_are_told_in_a_sentence_of_their_own() -> None:
+    with pytest.raises(ConfigError, match=r"expected one of: .*, simple-cnn\. A model of the sites' own"):
+        check_model(recipe(model={"name": "zzz"}))
+
+
 def test_a_plug_in_that_the_servers_settings_list_need_not_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_allowed", {"our-cnn"})
     check_model(recipe(model={"name": "our-cnn"}))

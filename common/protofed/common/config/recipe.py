@@ -167,9 +167,8 @@ class Recipe(StrictModel):
     def _best_round(self) -> Recipe:
         rules, roles = self.federation, set(Role)
         if rules.best_by is not None:
-            switched_on = {key for key, value in self.evaluation if value is True}
             try:
-                roles = {ScoreNames(self.classes, switched_on).judges(rules.best_by).role}
+                roles = {ScoreNames(self.classes, self.evaluation.switched_on).judges(rules.best_by).role}
             except ValueError as error:
                 raise ValueError(f"federation.best_by = {error}") from error
         if rules.patience is None and rules.min_improvement:

@@ -6,13 +6,12 @@ computes, or a value that no model can have, must reach no table, report or aler
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from protofed.common.errors import short
+from protofed.common.errors import nearest, short
 from protofed.common.protocol.messages import Role, Scores
 from protofed.common.statistics import lower_is_better
 
@@ -114,8 +113,8 @@ class ScoreNames:
             judging = [
                 known for known in FAMILIES if known not in {*RELIABILITY, MAJORITY} and not lower_is_better(known)
             ]
-            near = difflib.get_close_matches(name, judging, n=1, cutoff=0.5) if family is None else []
-            meant = f"did you mean '{near[0]}'?" if near else "such as 'global.balanced_accuracy'"
+            near = nearest(name, judging) if family is None else ""
+            meant = f"did you mean '{near}'?" if near else "such as 'global.balanced_accuracy'"
             raise ValueError(f"'{short(name)}': expected a score of which more is better; {meant}")
         if not self._is_on(family):
             raise ValueError(f"'{name}' is taken only with evaluation.{family.needs} = true; set it, or take another")

@@ -21,7 +21,7 @@ def check_model(recipe: Recipe) -> None:
     if name in MODELS or plugins.is_plugin(plugins.PluginKind.MODEL, name) or plugins.is_allowed(name):
         return
     similar = nearest(name, MODELS)
-    hint = f"did you mean '{similar}'?" if similar else f"expected one of: {', '.join(MODELS)}"
+    hint = f"did you mean '{similar}'?" if similar else f"expected one of: {', '.join(MODELS)}."
     raise ConfigError(
         f"recipe '{recipe.name}': unknown model '{name}': {hint} A model of the sites' own is named as "
         "package.module:factory, or listed under `plugins` in the server's settings"

@@ -60,7 +60,6 @@ CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [
     (FencedError, grpc.StatusCode.ABORTED, ""),
     (VersionMismatchError, grpc.StatusCode.FAILED_PRECONDITION, ""),
     (IncompleteUploadError, grpc.StatusCode.FAILED_PRECONDITION, ""),
-    (ExcludedError, grpc.StatusCode.PERMISSION_DENIED, ""),
     (DeniedError, grpc.StatusCode.PERMISSION_DENIED, ""),
     (ConflictError, grpc.StatusCode.ALREADY_EXISTS, ""),
     (OverQuotaError, grpc.StatusCode.RESOURCE_EXHAUSTED, ""),
