@@ -19,7 +19,8 @@ from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.run_facts import Choice, RunFacts
 from protofed.testing.small_recipe import small_recipe
 
-VALUES = {"global.accuracy": 0.75, "global.majority": 0.625, "global.balanced_accuracy": 0.5, "global.recall.0": 0.25}
+VALUES = {"global.accuracy": 0.75, "global.majority": 0.625, "global.balanced_accuracy": 0.5}
+VALUES |= {f"global.recall.{c}": recall for c, recall in enumerate((0.25, 0.5, 0.75))}
 
 
 def facts(round: int = 2, kind: str = "global", scores: ModelScores | None = None) -> ModelFacts:
@@ -135,6 +136,16 @@ def test_warnings_stand_before_anything_good() -> None:
     assert text.index("**Warning.**") < text.index("An image classifier") < text.index("accuracy")
     assert text.index("| global.balanced_accuracy |") < text.index("| global.accuracy |")
     assert "| accuracy of always naming the test set's commonest class | 0.6250 |" in text
+
+
+def test_chance_is_that_of_the_classes_in_the_test_set() -> None:
+    two = {"global.balanced_accuracy": 0.5, "global.recall.0": 1.0, "global.recall.2": 0.0}
+    values = {**two, "global.local.balanced_accuracy": 0.5, "global.local.recall.0": 1.0}
+    text = card(facts(scores=ModelScores(of="recorded", values=values)), ("model.onnx",), None)
+    assert "| global.balanced_accuracy by chance | 0.5000 |" in text
+    assert "global.local.balanced_accuracy by chance" not in text
+    none = card(facts(scores=ModelScores(of="recorded", values={"global.accuracy": 0.5})), ("model.onnx",), None)
+    assert "by chance" not in none
 
 
 def test_an_earlier_model_has_its_own_contributors() -> None:

@@ -25,6 +25,7 @@ FITS = {
     "pad": "other sizes scaled into it, with black beside",
 }
 BASELINES = {MAJORITY: "accuracy of always naming the test set's commonest class"}  # no scores of the model
+BALANCED = "balanced_accuracy"
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
 
 
@@ -151,11 +152,22 @@ def _scores(facts: ModelFacts) -> str:
     if not values:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
-    order = sorted(values, key=lambda name: (not name.endswith("balanced_accuracy"), name))
+    order = sorted(values, key=lambda name: (not name.endswith(BALANCED), name))
     rows = [f"| {name} | {values[name]:.4f} |" for name in order if name not in BASELINES]
     rows += [f"| {label} | {values[name]:.4f} |" for name, label in BASELINES.items() if name in values]
-    rows.append(f"| balanced accuracy by chance | {1 / len(facts.model.classes):.4f} |")
+    # What classes the sites' own test sets have, a card of the global model does not know.
+    known = [name for name in order if name.endswith(BALANCED) and not name.startswith("global.local.")]
+    rows += [f"| {name} by chance | {_chance(facts, name):.4f} |" for name in known]
     return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
+
+
+def _chance(facts: ModelFacts, balanced: str) -> float:
+    """The balanced accuracy of guessing: 1 of the number of classes in the test set, of which each has a recall.
+
+    Where recalls are not known, of all classes, which makes chance no larger.
+    """
+    stem = f"{balanced.removesuffix(BALANCED)}recall."
+    return 1 / (sum(name.startswith(stem) for name in facts.scores.values) or len(facts.model.classes))
 
 
 def _provenance(facts: ModelFacts) -> str:
