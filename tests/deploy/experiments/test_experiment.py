@@ -260,6 +260,14 @@ def test_a_useless_model_is_named_below_the_table(compared: Comparison, recipe_o
         assert f"small-fedavg, seed 4: one-class: {warning.text}" in text.splitlines()
 
 
+def test_of_many_useless_models_the_option_is_named_that_shows_all(recipe_of: Recipes) -> None:
+    result = result_of(recipe_of("fedavg"), 0, 0.5)
+    one_class = {"personal.local.recall.0": 1.0, "personal.local.recall.1": 0.0}
+    result.scores[1].update({f"site-{number}": dict(one_class) for number in range(5)})
+    (line,) = (row for row in markdown(Comparison.of([(result.recipe, result)])).splitlines() if "more:" in row)
+    assert line == "small-fedavg, seed 0: and 2 own models more: --format json"
+
+
 def _rows(text: str) -> list[tuple[list[str], list[str]]]:
     """Each row of a markdown table with the headers."""
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]

@@ -26,9 +26,13 @@ class Warned(Protocol):
         """One sentence."""
 
 
-def sentences(warnings: Sequence[Warned]) -> list[str]:
-    """A line for each thing that speaks against the global model, and for the first few sites' own models."""
+def sentences(warnings: Sequence[Warned], option: str = "--json") -> list[str]:
+    """A line for each thing that speaks against the global model, and for the first few sites' own models.
+
+    Args:
+        option: of the command that shows them, by which it shows all.
+    """
     of_global = [warning for warning in warnings if not warning.site]
     own = [warning for warning in warnings if warning.site]
     lines = [f"{warning.code}: {warning.text}" for warning in (*of_global, *own[:MOST_SITES])]
-    return lines + ([f"and {count(len(own) - MOST_SITES, 'own model')} more: --json"] if own[MOST_SITES:] else [])
+    return lines + ([f"and {count(len(own) - MOST_SITES, 'own model')} more: {option}"] if own[MOST_SITES:] else [])

@@ -185,7 +185,9 @@ def _notes(comparison: Comparison) -> list[str]:
     for label, seed, found in comparison.warnings:
         by_run.setdefault((label, seed), []).append(found)
     return [
-        f"{label}, seed {seed}: {line}" for (label, seed), warnings in by_run.items() for line in sentences(warnings)
+        f"{label}, seed {seed}: {line}"
+        for (label, seed), warnings in by_run.items()
+        for line in sentences(warnings, "--format json")
     ]
 
 
