@@ -172,6 +172,24 @@ def test_a_run_is_left_once_and_its_decision_audited_once(harness: AgentHarness,
     assert (hospital.cancelled, len(hospital.lines), harness.link.beats) == (["run"], 1, [])
 
 
+def test_a_decision_during_a_look_is_audited_after_it_has_taken_effect(
+    harness: AgentHarness, hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(harness.agent(), 1)
+    check = Approvals.check_not_out
+
+    def left_meanwhile(approvals: Approvals, run: str) -> None:
+        check(approvals, run)
+        hospital.leave()
+        monkeypatch.undo()
+
+    monkeypatch.setattr(Approvals, "check_not_out", left_meanwhile)
+    hospital.watch.look()
+    assert (hospital.cancelled, hospital.lines) == ([], [])
+    hospital.watch.look()
+    assert (hospital.cancelled, len(hospital.lines)) == (["run"], 1)
+
+
 def test_a_decision_waits_for_room_in_the_audit_log(harness: AgentHarness, hospital: Hospital, tmp_path: Path) -> None:
     def full(_: Decision) -> None:
         raise OutOfSpaceError("no room")

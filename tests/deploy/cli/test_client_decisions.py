@@ -119,7 +119,7 @@ def test_the_command_returns_once_the_daemon_has_carried_it_out(
 
     def daemon() -> None:
         while not seen.wait(0.01):
-            decisions.move(carry_out)
+            decisions.move(decisions.waiting(), carry_out)
 
     thread = threading.Thread(target=daemon)
     thread.start()

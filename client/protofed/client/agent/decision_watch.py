@@ -61,6 +61,7 @@ class DecisionWatch(threading.Thread):
         Raises:
             StateError: a file cannot be read, or the audit log not be written.
         """
+        waiting = self._decisions.waiting()  # first: one that comes during this look has not taken effect by it
         run, task_id = self._status.run, self._status.task_id
         try:
             if run:
@@ -68,7 +69,7 @@ class DecisionWatch(threading.Thread):
             self._status.left_run = ""
         except WithdrawnError:
             self._leave(run, task_id)
-        self._decisions.move(self._record)
+        self._decisions.move(waiting, self._record)
 
     def _leave(self, run: str, task_id: str) -> None:
         if self._status.left_run == run:

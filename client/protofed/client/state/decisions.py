@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -76,13 +76,18 @@ class Decisions:
         files.write(self._folder / name, json.dumps(asdict(decision)).encode())
         return self._folder / name
 
-    def move(self, record: Callable[[Decision], None]) -> None:
-        """Record the decisions, the earliest first, each before its file is removed; for the lock's holder only.
+    def waiting(self) -> list[Path]:
+        """The files of the decisions that are not recorded yet, the earliest first."""
+        return sorted(self._folder.glob(f"[!.]*{SUFFIX}"))
+
+    def move(self, waiting: Iterable[Path], record: Callable[[Decision], None]) -> None:
+        """Record decisions, each before its file is removed; for the lock's holder only.
 
         Args:
+            waiting: as `waiting` gave them.
             record: writes a line durably; what it raises ends the move, and the rest waits for the next one.
         """
-        for path in sorted(self._folder.glob(f"[!.]*{SUFFIX}")):
+        for path in waiting:
             with contextlib.suppress(OSError, ValidationError):  # not a file of ours, or not readable: it stays
                 if path.name not in self._moved:
                     record(_DECISION.validate_json(path.read_bytes()))

@@ -78,7 +78,9 @@ def _write_lines(state: Path, decisions: Decisions) -> bool:
         journal = Journal(state / FILE, SEGMENT_BYTES)
         try:
             audit = ClientAudit(journal)
-            decisions.move(lambda decision: audit.decision(decision.act.value, decision.facts()))
+            decisions.move(
+                decisions.waiting(), lambda decision: audit.decision(decision.act.value, decision.facts())
+            )
         finally:
             journal.close()
     finally:
