@@ -709,6 +709,17 @@ def test_a_revoked_daemon_ends_and_declines_nothing(call: str) -> None:
     assert (harness.pauses, harness.declined()) == ([], [])
 
 
+def test_a_revoked_daemon_enrolls_again_with_its_next_certificate() -> None:
+    harness = AgentHarness()
+    daemon = harness.agent()
+    harness.link.failing["next_task"] = [RevokedError("rotated")]
+    with pytest.raises(RevokedError):
+        daemon.step(0.0)
+    harness.now.run = ""  # no heartbeats while it waits for a certificate
+    work(daemon, 1)
+    assert (harness.link.calls["enroll"], harness.now.run) == (2, "run")
+
+
 @pytest.mark.parametrize("call", ["enroll", "next_task", "push"])
 def test_after_an_incident_on_the_server_the_site_enrolls_again_and_loses_nothing(call: str) -> None:
     harness = AgentHarness()

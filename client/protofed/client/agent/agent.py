@@ -117,6 +117,9 @@ class Agent:
                     return self._wait(0.0)
                 self._enrollment.accept()
                 self._work_on(answer)
+        except RevokedError:
+            self._enrolled = False  # a new certificate enrolls: the server may still know the daemon by the former one
+            raise
         except tuple(_ENROLL_AGAIN_AFTER_S) as error:
             self._log_refusal(error)
             self._enrolled = False
