@@ -295,7 +295,10 @@ def test_a_server_cannot_fill_the_disk_with_runs(approvals: Approvals, clock: Cl
     for number in range(MOST_OFFERED + 3):
         clock.now += timedelta(seconds=1)
         approvals.record_offer(Assignment(f"run-{number}", "{}"))
+        approvals.approve_by_policy(Assignment(f"run-{number}", "{}"), "policy.toml", "a" * 64)
+        approvals.record_task(Assignment(f"run-{number}", "{}"))
     assert len(approvals.offers()) == MOST_OFFERED
+    assert len(list((tmp_path / "state" / FOLDER).iterdir())) == 3 * MOST_OFFERED
     assert approvals.offers()[-1].run == f"run-{MOST_OFFERED + 2}"
     approvals.record_offer(Assignment("large", "x" * (MOST_RECIPE_BYTES + 1)))
     assert not (tmp_path / "state" / FOLDER / "large.seen.json").exists()

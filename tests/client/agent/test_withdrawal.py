@@ -138,6 +138,14 @@ def test_a_run_denied_before_it_began_loads_nothing(harness: AgentHarness, hospi
     assert hospital.approvals.status("run", harness.link.recipe) is ApprovalStatus.DENIED
 
 
+def test_a_run_that_the_policy_refuses_has_no_first_task(harness: AgentHarness, hospital: Hospital) -> None:
+    harness.rules = {**RULES, "methods": []}
+    daemon, task = harness.agent(), harness.fit(1)
+    work(daemon, 2)
+    assert harness.declined() == [(task.task_id, FailureReason.POLICY)]
+    assert hospital.approvals.first_task_at("run") == ""
+
+
 def test_an_approval_takes_it_back(harness: AgentHarness, hospital: Hospital) -> None:
     daemon = harness.agent()
     work(daemon, 1)

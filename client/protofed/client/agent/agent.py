@@ -115,7 +115,6 @@ class Agent:
                 if not self._takes_tasks():  # the schedule ended, or the run was denied, while the server waited
                     self._decline_if_left(answer)
                     return self._wait(0.0)
-                self._enrollment.accept()
                 self._work_on(answer)
         except RevokedError:
             self._enrolled = False  # a new certificate enrolls: the server may still know the daemon by the former one
@@ -346,6 +345,7 @@ class Agent:
         kind = Counted.SCORINGS if task.kind is TaskKind.SCORE else Counted.TASKS
         most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
         if counts is None or (again := counts.begin(kind, task.task_id, most)) is None:
+            self._enrollment.accept()
             return run
         text = f"{most} were begun today; none is until {again:%Y-%m-%d %H:%M} UTC (limits.{kind})"
         violation = PolicyRefusedError(f"limits.{kind}", text)

@@ -112,7 +112,8 @@ class Approvals:
             offer = Offer(assignment.run, assignment.recipe, offered, self._stamp(), assignment.min_cohort)
             self._write(assignment.run + OFFERED, asdict(offer))
             for oldest in self.offers()[:-MOST_OFFERED]:
-                (self._folder / (oldest.run + OFFERED)).unlink(missing_ok=True)
+                for suffix in (BY_POLICY, FIRST_TASK, OFFERED):  # what a person decided stays
+                    (self._folder / (oldest.run + suffix)).unlink(missing_ok=True)
 
     def offers(self) -> list[Offer]:
         """All recorded offers, the newest last; unreadable ones are left out."""
@@ -148,11 +149,14 @@ class Approvals:
     def approve_by_policy(self, assignment: Assignment, policy: str, policy_digest: str) -> None:
         """Record that the site's policy approves the run by itself, unless that is recorded; called at each enrolling.
 
+        Not of a run whose offer is not recorded, as of a recipe that is too long.
+
         Raises:
             StateError: it cannot be written.
         """
         offered, before = digest(assignment.recipe.encode()), self._read(assignment.run, BY_POLICY)
-        if before is None or (before.digest, before.policy_digest) != (offered, policy_digest):
+        same = before is not None and (before.digest, before.policy_digest) == (offered, policy_digest)
+        if not same and self._read_offer(assignment.run) is not None:
             now = Approval(assignment.run, offered, self._stamp(), "", policy, policy_digest)
             self._write(assignment.run + BY_POLICY, asdict(now))
 
