@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import threading
@@ -180,6 +181,17 @@ def test_an_approval_takes_it_back(run: Run, approvals: Approvals, recipe: Recip
 def test_an_unknown_run_is_named(command: str, run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:
     code, _, err = run(command, recipe.name + "x", "--state", tmp_path, "--yes")
     assert (code, f"did you mean '{recipe.name}'?" in err) == (ConfigError.exit_code, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as somebody else")
+def test_root_writes_as_the_owner_of_the_state_folder(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    try:
+        decide.act_as_owner(tmp_path)
+        assert (os.geteuid(), os.getegid()) == (65534, 65534)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 # The list

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
@@ -85,10 +84,10 @@ class Policy:
             ConfigError: it cannot be read, or is invalid.
         """
         try:
-            exists = path.is_file()
+            version = codec.digest(path.read_bytes()) if path.is_file() else None
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror}; expected the site's policy") from error
-        if not exists:
+        if version is None:
             raise PolicyViolationError(
                 f"no policy at {path}: a site takes part only under a policy; start from a copy of one that comes with "
                 "protofed (`protofed policies show standard > policy.toml`), or name one: `--policy standard`"
@@ -102,9 +101,7 @@ class Policy:
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
                 "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
-        with contextlib.suppress(OSError):  # it was read a moment ago
-            return cls(rules, PolicyOrigin(path.name, codec.digest(path.read_bytes())))
-        return cls(rules)
+        return cls(rules, PolicyOrigin(path.name, version))
 
     def admit(self, method: str, sends: frozenset[Part]) -> None:
         """Check a run's method before anything is trained for it.

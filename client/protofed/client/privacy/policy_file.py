@@ -12,7 +12,7 @@ from protofed.client.privacy.policy import Policy, ReleasedTelemetry
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.common import plugins
-from protofed.common.codec import Digest, digest
+from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
 
 log = structlog.get_logger()
@@ -42,7 +42,7 @@ class PolicyFile:
         if self._read is None or signature is None or self._read[0] != signature:
             self._read = None
             policy = Policy.read(self._path)
-            self._record_version()
+            self._record_version(policy)
             plugins.allow(policy.rules.plugins)
             _warn_of_own_scores(policy.rules)
             self._read = None if signature is None else (signature, policy)
@@ -53,15 +53,15 @@ class PolicyFile:
         """Call `record` with the digest of the file as it is now, and of each later version before it counts.
 
         Raises:
-            ConfigError: the file cannot be read, or there is no room to record it.
+            PolicyViolationError, ConfigError: as of a call.
         """
-        self._record = record
-        self._record_version()
+        policy, self._record = self(), record
+        self._record_version(policy)
 
-    def _record_version(self) -> None:
+    def _record_version(self, policy: Policy) -> None:
         try:
-            self._record(digest(self._path.read_bytes()))
-        except (OSError, OutOfSpaceError) as error:
+            self._record(Digest(policy.origin.digest))
+        except OutOfSpaceError as error:
             raise ConfigError(f"{self._path} cannot be recorded in the audit log: {error}") from error
 
     def telemetry(self, measured: dict[str, float]) -> ReleasedTelemetry:

@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from protofed.common.clock import stamp, utc_now
-from protofed.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from protofed.client.privacy.approval import Approvals, Offer
@@ -123,9 +122,9 @@ def approvals_of(state: Path) -> Approvals:
         ConfigError: there is no such state folder.
     """
     from protofed.client.privacy.approval import FOLDER, Approvals
+    from protofed.deploy.site import decide
 
-    if not state.is_dir():
-        raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
+    decide.check_state(state)
     return Approvals(state / FOLDER)
 
 
@@ -200,8 +199,6 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
 def _pause_of(state: Path) -> SitePause:
     from protofed.client.privacy.pause import FILE, SitePause
 
-    if not state.is_dir():
-        raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
     return SitePause(state / FILE)
 
 

@@ -12,8 +12,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from protofed.common.errors import ConfigError
-
 if TYPE_CHECKING:
     from protofed.client.state.own_scores import ScoredRound
 
@@ -38,9 +36,9 @@ def scores(
     from protofed.client.state.own_scores import FOLDER, OwnScores
     from protofed.client.transport.audit import FILE
     from protofed.deploy.audit.handed_in import handed_in
+    from protofed.deploy.site import decide
 
-    if not state.is_dir():
-        raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
+    decide.check_state(state)
     kept = OwnScores(state / FOLDER)
     if run is None:
         run = next(reversed(kept.runs()), None)

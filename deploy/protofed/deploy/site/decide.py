@@ -37,14 +37,23 @@ def user_name() -> str:
         return ""
 
 
-def act_as_owner(state: Path) -> None:
-    """As root, go on as the owner of the state folder: its daemon could not read what root writes.
+def check_state(state: Path) -> None:
+    """Check that the state folder is there: a mistyped one must not be made.
 
     Raises:
         ConfigError: there is no such folder.
     """
     if not state.is_dir():
         raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
+
+
+def act_as_owner(state: Path) -> None:
+    """As root, go on as the owner of the state folder: its daemon could not read what root writes.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    check_state(state)
     owner = state.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         os.setegid(owner.st_gid)
@@ -78,9 +87,7 @@ def _write_lines(state: Path, decisions: Decisions) -> bool:
         journal = Journal(state / FILE, SEGMENT_BYTES)
         try:
             audit = ClientAudit(journal)
-            decisions.move(
-                decisions.waiting(), lambda decision: audit.decision(decision.act.value, decision.facts())
-            )
+            decisions.move(decisions.waiting(), lambda decision: audit.decision(decision.act.value, decision.facts()))
         finally:
             journal.close()
     finally:

@@ -53,6 +53,6 @@ def _time_of_day(text: str, now: datetime) -> datetime | None:
 def _date(text: str) -> datetime | None:
     try:
         at = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):  # the latter: in the first or last hours that there are
         return None
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
