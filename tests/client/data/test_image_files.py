@@ -196,7 +196,7 @@ def test_groups_are_what_the_expression_finds_in_the_path(tmp_path: Path) -> Non
     save(tmp_path / "nv" / "other.png")
     found = folder(tmp_path, group_pattern=r"/(P\d+)_")
     assert [item.name for item in found.ungrouped] == ["nv/other.png"]
-    with pytest.raises(DataError, match="does not match the paths of 1 images"):
+    with pytest.raises(DataError, match="does not match the paths of all images"):
         found.check()
 
 

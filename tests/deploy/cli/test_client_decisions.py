@@ -292,7 +292,9 @@ def test_the_end_of_a_pause_as_a_person_types_it(text: str, end: datetime) -> No
     assert pause_end(text, NOON) == end
 
 
-@pytest.mark.parametrize("text", ["", "soon", "25:00", "12", "0m", "2026-06-01", "400d", "-2h", "2025-01-01T00:00"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "25:00", "12", "0m", "2026-06-01", "400d", "-2h", "2025-01-01T00:00", "0001-01-01T00:00+14:00"]
+)
 def test_an_end_that_is_none_is_refused(text: str, run: Run, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         pause_end(text, NOON)

@@ -165,6 +165,13 @@ def test_rare_classes_are_not_named_for_others(tmp_path: Path, recipe_of: Recipe
     assert not [name for name in CLASSES if name in message]
 
 
+def test_images_without_a_group_are_not_counted_for_others(tmp_path: Path, recipe_of: RecipeOf) -> None:
+    case = CASES["no patient in a path"]
+    message = doctors_row(settings_of(case, tmp_path), recipe_for(case, recipe_of)).message
+    assert "data.group_pattern" in message
+    assert not set("0123456789") & set(message.partition("declines")[2])
+
+
 def test_a_limit_that_the_number_of_images_breaks_is_named_without_it(tmp_path: Path, recipe_of: RecipeOf) -> None:
     case = CASES["too few images for the least movement"]
     message = doctors_row(settings_of(case, tmp_path), recipe_for(case, recipe_of)).message

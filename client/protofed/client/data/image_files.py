@@ -53,8 +53,8 @@ class Scan:
         self.labels.check(self.unmapped)
         if self.ungrouped:
             raise DataError(
-                f"data.group_pattern does not match the paths of {len(self.ungrouped)} images; expected one (group) "
-                "in each: `protofed client check` lists them"
+                "data.group_pattern does not match the paths of all images; expected one (group) in each: `protofed "
+                "client check` lists the others"
             )
         if self.crossing:
             groups, rows = len({item.group for item in self.crossing}), [item.row for item in self.crossing]
