@@ -24,14 +24,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.e2e.networks import Networks, expect, wait_for
-from tests.e2e.pilot_guide import COORDINATOR, ROOT, Again, Block, Mail, images_commands, of_hospital, read
+from tests.e2e.pilot_guide import COORDINATOR, REHEARSAL, ROOT, Again, Block, Mail, images_commands, of_hospital, read
 from tests.e2e.tutorials import install
 
 HUB, NAME = "10.78.0.1", "hub.example"
 HOSPITALS = ("north", "south")
 JOINS = "west"
 EVALUATOR = "evaluator"
-REHEARSAL_ENDS = 8  # the step behind it
 READY = {  # how the guide's daemons are asked, by their names there
     "server": "protofed server health --state state",
     "daemon": "protofed client health --state state",
@@ -115,7 +114,7 @@ class Pilot:
         """Do all of it, in its order."""
         rehearsed = False
         for part in self.parts:
-            if part.step >= REHEARSAL_ENDS and not rehearsed:
+            if part.step >= REHEARSAL.stop and not rehearsed:
                 rehearsed = True
                 self.check_run("rehearsal", HOSPITALS)
                 self.say("the rehearsal is over, and has its report")
@@ -130,6 +129,7 @@ class Pilot:
             else:
                 for old in self._of(part):
                     self.do(old, HOSPITALS)
+        expect(rehearsed, "the guide goes on behind the rehearsal")
 
     def _of(self, again: Again) -> Iterator[Block | Mail]:
         return (part for part in self.parts if part.step in again.steps and not isinstance(part, Again))

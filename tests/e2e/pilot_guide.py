@@ -12,7 +12,7 @@ COORDINATOR, EXAMPLE = "coordinator", "north"
 GUIDE = ROOT / "docs" / "how-to" / "pilot.md"
 _STEP = re.compile(r"^## Step (?P<step>\d+)\.")
 _IMAGES = re.compile(r"`(cd ~/protofed && [^`]*pilot_images[^`]*)`")
-_FIRST_STEPS = range(1, 8)  # from nothing to a report of the rehearsal
+REHEARSAL = range(1, 8)  # steps from nothing to its report
 _COPIED = re.compile(r"^cp .* policy\.toml\b")  # 0.2.0's guide: a file to be edited, too
 _BLOCK = re.compile(r"^```\w*\n(?P<head>#[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _MAIL = re.compile(r"^\*By mail\* from (?P<sender>.+?) to (?P<to>[^:`]+?(?: \(here: \w+\))?): (?P<files>`.+`)\.$")
@@ -100,7 +100,7 @@ class Effort:
 
 def effort(text: str) -> Effort:
     """Count a guide."""
-    parts = [part for part in _parts(text) if part.step in _FIRST_STEPS and not isinstance(part, Again)]
+    parts = [part for part in _parts(text) if part.step in REHEARSAL and not isinstance(part, Again)]
     blocks = [part for part in parts if isinstance(part, Block)]
     lines = [line for block in blocks if block.file is None for line in block.body.replace("\\\n", " ").splitlines()]
     typed = [line for line in lines if line.strip() and not line.startswith("#")]
