@@ -49,7 +49,8 @@ LATE = {"task_status": "late", "received": 0, "loss": None}
 OUT = {**LATE, "task_status": "failed", "reason": "excluded: no vote", "cause": "excluded"}
 REFUSAL = {"verdict": "invalid", "code": "norm", "reason": "too far away", "bytes": 2_000_000, "digest": "0" * 64}
 ABORTED = {"run.status": "aborted", "run.reason": "the wrong labels", "recipe.rounds": 150}
-NOT_SCORED: dict[str, Any] = {"scores": [], "classes.newest": {"round": None, "sites": {}}}
+NO_CLASSES: dict[str, Any] = {f"classes.{which}": {"round": None, "sites": {}} for which in ("newest", "best")}
+NOT_SCORED: dict[str, Any] = {"scores": [], **NO_CLASSES}
 OWN_ONLY = {"scores.0.sites": {"ann": {"global.local.balanced_accuracy": 0.5, "personal.local.accuracy": 0.25}}}
 TWO = {"global.balanced_accuracy": 0.5, "global.accuracy": 0.25}
 
@@ -248,6 +249,14 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["The sites sent no scores of their own models"],
         ["own models of", "own models: mean"],
     ),
+    "scores of single classes alone": (
+        {
+            "scores.0.sites": {"eva": TWO},
+            "classes.newest.sites": {name: {"personal.recall.0": 0.5} for name in SITES},
+        },
+        ["Own models find class nv least", "and the scores that 4 sites took."],
+        ["sent no scores of their own models"],
+    ),
     "never found": (
         {"classes.newest.sites.eva": {"global.recall.0": 1.0, "global.recall.1": 0.0, "global.recall.2": 0.0}},
         ["2 of 3 classes are never found by the global model: mel and bcc."],
@@ -274,7 +283,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["was better"],
     ),
     "received scores of the global model alone, on a site's own test set": (
-        {"scores.0.sites": {"ann": {"global.local.accuracy": 0.5}}},
+        {"scores.0.sites": {"ann": {"global.local.accuracy": 0.5}}, **NO_CLASSES},
         ["and the scores that 1 site took."],
         ["scores of the own model"],
     ),

@@ -184,13 +184,23 @@ class RunRecord:
         return {number: of_sites for number, of_sites in values.items() if of_sites}
 
     @cached_property
+    def reported(self) -> dict[str, set[str]]:
+        """Names of the scores that each site sent; of single classes, those of the newest and the best round."""
+        by_class = [self.raw["classes"][which]["sites"] for which in ("newest", "best")]
+        names: dict[str, set[str]] = {}
+        for sites in (*self.scores.values(), *by_class):
+            for site, scores in sites.items():
+                names.setdefault(site, set()).update(scores)
+        return names
+
+    @cached_property
     def keeping(self) -> list[str]:
         """Sites that trained, answered a request for scores and sent none of their own."""
         trained, scored = (
             {task["site"] for _, task in self.tasks() if (task["kind"], task["task_status"]) == (kind, "reported")}
             for kind in ("fit", "score")
         )
-        telling = {site for sites in self.scores.values() for site, names in sites.items() if any(map(is_own, names))}
+        telling = {site for site, names in self.reported.items() if any(map(is_own, names))}
         return sorted(trained & scored - telling)
 
     def losses(self) -> dict[int, list[float]]:

@@ -110,8 +110,7 @@ def _received(record: RunRecord) -> str:
     size = megabytes(sum(task["received"] for task in updates))
     sent = [f"{counted(len(updates), 'model update')} ({size} MB)" if updates else "no model update"]
     sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []
-    scoring = {site for sites in record.scores.values() for site in sites}
-    sent += [f"the scores that {counted(len(scoring), 'site')} took"] if scoring else []
+    sent += [f"the scores that {counted(len(record.reported), 'site')} took"] if record.reported else []
     plugin = (
         ""
         if record.recipe["method"]["name"] in PAPERS
