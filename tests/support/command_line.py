@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from protofed.deploy.cli import main
+
+
+class Answers(io.StringIO):
+    """What a person types."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def called(capfd: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:

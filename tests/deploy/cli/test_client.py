@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-import typer
-from tests.support.command_line import called
+from tests.support.command_line import Answers, called
 
 from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.common.config.recipe import Recipe
@@ -58,10 +58,8 @@ def test_a_run_is_approved_after_its_plan_was_shown(
 def test_without_a_yes_nothing_is_approved(
     run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no(*_: object, **__: object) -> bool:
-        raise typer.Abort
-
-    monkeypatch.setattr(typer, "confirm", no)
+    assert run("approve", recipe.name, "--state", tmp_path)[0] == 78, "nobody can be asked"
+    monkeypatch.setattr(sys, "stdin", Answers("n\n"))
     assert run("approve", recipe.name, "--state", tmp_path)[0] == 1
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
 

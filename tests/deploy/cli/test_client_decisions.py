@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from tests.support.command_line import called
+from tests.support.command_line import Answers, called
 
 from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.privacy.pause import FILE as PAUSE_FILE
@@ -98,10 +98,7 @@ def test_both_words_take_a_site_out_and_the_record_says_whether_it_had_taken_par
 def test_a_site_that_takes_part_is_asked_first(
     run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no(*_: object, **__: object) -> bool:
-        raise typer.Abort
-
-    monkeypatch.setattr(typer, "confirm", no)
+    monkeypatch.setattr(sys, "stdin", Answers("n\n"))
     approvals.record_task(Assignment(recipe.name, recipe.wire()))
     assert run("withdraw", recipe.name, "--state", tmp_path)[0] == 1
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING

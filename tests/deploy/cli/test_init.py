@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import stat
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from tests.support.command_line import called
+from tests.support.command_line import Answers, called
 
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.data import SOURCES
@@ -133,9 +132,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
 def test_at_a_terminal_it_asks_for_what_is_not_given(
     protofed: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = io.StringIO("hub.example:7443\nmanifest\nlist.csv\n\n")
-    monkeypatch.setattr(answers, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stdin", answers)
+    monkeypatch.setattr("sys.stdin", Answers("hub.example:7443\nmanifest\nlist.csv\n\n"))
     code, out, _ = protofed("client", "init", "--site", "north")
     assert code == 0
     [offered] = re.findall(r"Layout of the data \(([^)]*)\)", out)

@@ -16,7 +16,7 @@ import pytest
 import structlog
 import typer
 from rich.console import Console
-from tests.support.command_line import called
+from tests.support.command_line import Answers, called
 from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run, update_of
 from tests.support.pki import Authority
 from tests.support.tls_server import TlsServer, tls_server
@@ -41,13 +41,6 @@ from protofed.server.storage.rows import RoundRow, TaskRow
 RecipeOf = Callable[..., Recipe]
 FEDNH = "digits-fednh"
 RECIPE = shipped.folder("recipes") / f"{FEDNH}.toml"
-
-
-class Answers(io.StringIO):
-    """What a person types."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 class Terminal:

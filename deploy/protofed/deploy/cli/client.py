@@ -15,6 +15,7 @@ from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
+from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.init import init_client
 from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.options import Policy as PolicyOption
@@ -113,7 +114,7 @@ def approve(
     state: State,
     policy: PolicyOption = None,
     examples: Examples = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Show what a run asks and what it would send, then approve it: this recipe only; a changed one must be again.
 
@@ -130,7 +131,7 @@ def approve(
     _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer))
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
-        typer.confirm(f"Take part in {about}?", abort=True)
+        confirm(f"Take part in {about}?")
     decisions.approve(state, approvals, offer)
     console.print(f"approved: {about}; the daemon continues within seconds", highlight=False)
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.clock import stamp, utc_now
+from protofed.deploy.cli.confirmation import Yes, confirm
 
 if TYPE_CHECKING:
     from protofed.client.privacy.approval import Approvals, Offer
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 console = Console()
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
 Run = Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 def runs(state: State, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
@@ -143,7 +143,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
         _say(f"this site was out of run {offer.run} already")
     elif took_part and not yes:
         question = f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost."
-        typer.confirm(question, abort=True)
+        confirm(question)
     decide.act_as_owner(state)
     if not out:
         approvals.deny(offer, decide.user_name(), took_part=took_part)

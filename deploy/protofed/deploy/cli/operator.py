@@ -156,7 +156,7 @@ def abort(
     """
     if not yes:
         now = _where(operator, run)
-        confirm(f"End run {run} ({now})? Its sites stop training; what it has published is kept.", yes=yes)
+        confirm(f"End run {run} ({now})? Its sites stop training; what it has published is kept.")
     info = operator.abort(run, reason)
     _show_status(info, as_json, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
 
@@ -179,7 +179,7 @@ def rollback(
     number = _round(operator, run, to)
     if not yes:
         now = _where(operator, run)
-        confirm(f"Take run {run} ({now}) back to round {number}? Later rounds no longer count.", yes=yes)
+        confirm(f"Take run {run} ({now}) back to round {number}? Later rounds no longer count.")
     info = operator.roll_back(run, number)
     _show_status(info, as_json, f"{info.run}: continues after round {number} ({info.status})")
 
