@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from protofed.deploy.cli.options import AsJson
+
 audit = typer.Typer(no_args_is_help=True, help="Check and read the audit log of a site or a server.")
 console = Console(soft_wrap=True)
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @audit.command("verify")

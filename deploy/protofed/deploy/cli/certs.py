@@ -15,7 +15,6 @@ from rich.measure import Measurement
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli.certs_local import init, issue
 from protofed.deploy.cli.certs_options import (
-    AsJson,
     Ca,
     CertificateDays,
     Host,
@@ -32,6 +31,7 @@ from protofed.deploy.cli.certs_options import (
     ServerName,
     Site,
 )
+from protofed.deploy.cli.options import AsJson
 
 if TYPE_CHECKING:
     from protofed.deploy.cli.certs_output import Output

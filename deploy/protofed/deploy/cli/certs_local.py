@@ -11,7 +11,6 @@ import typer
 
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli.certs_options import (
-    AsJson,
     Ca,
     CertificateDays,
     Host,
@@ -24,6 +23,7 @@ from protofed.deploy.cli.certs_options import (
     ServerName,
     Site,
 )
+from protofed.deploy.cli.options import AsJson
 
 if TYPE_CHECKING:
     from protofed.common.pki.identity import Party

@@ -31,4 +31,3 @@ Roles = Annotated[
     ),
 ]
 Plaintext = Annotated[bool, typer.Option("--plaintext", help="No TLS to --server; loopback only.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]

@@ -17,7 +17,7 @@ from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.init import init_client
-from protofed.deploy.cli.options import Metrics, Settings, UntilFinished, health, log_as_daemon
+from protofed.deploy.cli.options import AsJson, Metrics, Settings, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.options import Policy as PolicyOption
 from protofed.deploy.cli.options import State as StateOption
 from protofed.deploy.cli.overrides import Set
@@ -28,7 +28,6 @@ State = Annotated[Path, typer.Option(help="The state folder of the site's daemon
 Examples = Annotated[
     int | None, typer.Option(min=1, help="Training examples here, for what depends on them; `check` counts them.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 client.command("init")(init_client)

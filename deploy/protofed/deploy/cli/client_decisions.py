@@ -11,6 +11,7 @@ from rich.console import Console
 
 from protofed.common.clock import stamp, utc_now
 from protofed.deploy.cli.confirmation import Yes, confirm
+from protofed.deploy.cli.options import AsJson
 
 if TYPE_CHECKING:
     from protofed.client.privacy.approval import Approvals, Offer
@@ -24,7 +25,7 @@ State = Annotated[Path, typer.Option(help="The state folder of the site's daemon
 Run = Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")]
 
 
-def runs(state: State, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False) -> None:
+def runs(state: State, as_json: AsJson = False) -> None:
     """List the runs that the server offered to this site, and who approved, denied or left each, and when.
 
     Example: `protofed client runs --state /var/lib/protofed`

@@ -12,6 +12,7 @@ import structlog
 import typer
 from rich.console import Console
 
+from protofed.deploy.cli.options import AsJson
 from protofed.deploy.cli.overrides import Set, needs_recipe
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ console = Console()
 # Options of `start` that doctor accepts and ignores, so that a daemon's command line can be copied as it is.
 NOT_SETTINGS = ("until_finished", "recover", "give_up_after", "dry_run")
 KEYS = {"recipe": "recipes", "role": "roles"}  # option -> settings key, where the two differ
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Open the data but do not load them.")]
 ForRecipe = Annotated[

@@ -12,6 +12,7 @@ from rich.console import Console
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.options import AsJson
 from protofed.deploy.cli.overrides import DryWrite, Set, needs_recipe
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 console = Console()
 error_console = Console(stderr=True)
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 Allowed = Annotated[
     list[str] | None,
     typer.Option("--allow-plugin", help="Plug-in, or package.module:attribute, whose code may run. May be repeated."),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.errors import ConfigError
+from protofed.deploy.cli.options import AsJson
 
 console = Console()
 
@@ -19,7 +20,7 @@ def files(
     into: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Folder to write into.")] = None,
     kind: Annotated[list[str] | None, typer.Argument(metavar="[KIND]...", help="Of --list; default: all.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List the kinds of files; write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write dashboards, alert rules, systemd units, Helm chart and Compose files into a folder. Overwrites nothing.
 

@@ -12,6 +12,7 @@ from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.connection import connected
+from protofed.deploy.cli.options import AsJson
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll back and verify the runs of a server.")
 sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit and forget the sites of a server.")
 console, error_console = Console(soft_wrap=True), Console(stderr=True)
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
 Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.", autocompletion=completion.runs)]
 

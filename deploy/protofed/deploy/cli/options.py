@@ -16,6 +16,7 @@ UntilFinished = Annotated[bool, typer.Option("--until-finished", help="Exit when
 # A text: a path would lose the "./" that tells a file from a name.
 POLICY_HELP = "what may leave the site: standard, strict, open, or a file."
 Policy = Annotated[str | None, typer.Option(metavar="NAME|FILE", help=f"The site's policy, {POLICY_HELP}")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 RunningState = Annotated[Path, typer.Option("--state", help="State folder of a daemon that runs with --metrics.")]
 
 
@@ -24,9 +25,7 @@ def log_as_daemon(context: typer.Context) -> None:
     setup.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
 
 
-def health(
-    state: RunningState, as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False
-) -> None:
+def health(state: RunningState, as_json: AsJson = False) -> None:
     """Check that a running daemon is ready. Exit code 0, or 1 and one line that says what is missing.
 
     Example: `protofed client health --state state`, or `protofed server health --state state`

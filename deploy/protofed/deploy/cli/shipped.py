@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.cli import completion
+from protofed.deploy.cli.options import AsJson
 
 policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with protofed: list them, print one.")
 console = Console()
 BUILT_IN = ("digits", "spiral")  # data that are there without a download
 HIDDEN = ("method", "model", "rounds")  # of a recipe, in JSON only
-AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 
 
 @policies.command("list")
