@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,15 +11,16 @@ from protofed.common.config.recipe import Federation
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.server.rounds import aggregation, phases
+from protofed.server.rounds import aggregation, best_round, phases
 from protofed.server.rounds.best_round import (
     BestRound,
     JudgedRounds,
+    Scores,
     Standstill,
     best_and_former,
     best_kept,
-    judged,
     judged_rounds,
+    means_of,
 )
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.verdicts import RoundOutcome
@@ -52,6 +53,10 @@ def kept(lab: Lab) -> list[int]:
 
 def best(lab: Lab) -> BestRound | None:
     return best_kept(lab.ledger, lab.blobs, lab.coordinator.run)
+
+
+def judged(scores: Mapping[int, Scores], best_by: str | None) -> JudgedRounds | None:
+    return best_round.judged(lambda name: means_of(scores, name), best_by)
 
 
 # Which round

@@ -20,7 +20,7 @@ from protofed.server.storage.rows import RunRow
 ROUNDING = 1e-9  # of the difference of two scores: 0.3 - 0.2 is less than 0.1
 MISSED = 3  # newest scored rounds whose predecessors may still be kept as the best: a crash leaves one out at most
 Scores = Mapping[SiteId, Mapping[str, float]]
-_Means: TypeAlias = Callable[[str], Mapping[int, float]]  # of a score's name: its means over sites by round
+Means: TypeAlias = Callable[[str], Mapping[int, float]]  # of a score's name: its means over sites by round
 
 
 class Kept(Protocol):
@@ -92,9 +92,25 @@ def check_best_by(recipe: Recipe, *, global_model: bool) -> None:
         )
 
 
-def judged(scores: Mapping[int, Scores], best_by: str | None) -> JudgedRounds | None:
-    """Rounds by the score of that name, or by the first of `JUDGED_BY` that there is; None: no round has one."""
-    return _judged(lambda name: _means(scores, name), best_by)
+def means_of(scores: Mapping[int, Scores], name: str) -> dict[int, float]:
+    """One score's mean over sites, by round; rounds without it are left out."""
+    having = {
+        number: {site: {name: values[name]} for site, values in sites.items() if name in values}
+        for number, sites in scores.items()
+    }
+    return {number: spreads(sites)[name].mean for number, sites in having.items() if sites}
+
+
+def judged(means: Means, best_by: str | None, until: int | None = None) -> JudgedRounds | None:
+    """Rounds by the score of that name, or by the first of `JUDGED_BY` that there is; None: no round has one.
+
+    Args:
+        until: rounds after it are left out.
+    """
+    for name in _names(best_by):
+        if chosen := {number: mean for number, mean in means(name).items() if until is None or number <= until}:
+            return JudgedRounds(name, chosen)
+    return None
 
 
 def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> JudgedRounds | None:
@@ -104,7 +120,7 @@ def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> 
         until: rounds after it are left out.
     """
     row = records.run(run)
-    return None if row is None else _judged(_reader(records, run), _best_by(row), until)
+    return None if row is None else judged(_reader(records, run), _best_by(row), until)
 
 
 def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
@@ -125,12 +141,12 @@ def best_and_former(records: LedgerReader, blobs: Kept, run: str) -> tuple[BestR
     """What `best_kept` gives, and the rounds that it gave lately, before the newest scores came."""
     row = records.run(run)
     means, best_by = _reader(records, run), None if row is None else _best_by(row)
-    if row is None or (rounds := _judged(means, best_by)) is None:
+    if row is None or (rounds := judged(means, best_by)) is None:
         return None, set()
     states = _states(records, run)
     best, former = _kept(states, blobs, rounds), set()
     for newest in sorted(rounds.means)[-MISSED:]:
-        earlier = _judged(means, best_by, newest - 1)
+        earlier = judged(means, best_by, newest - 1)
         if earlier is not None and (was := _kept(states, blobs, earlier)) is not None:
             former.add(was.round)
     return best, former - ({best.round} if best else set())
@@ -144,25 +160,9 @@ def _kept(states: Mapping[int, Digest], blobs: Kept, rounds: JudgedRounds) -> Be
     return next((best for best in rounds.ranked if best.round in states and blobs.has(states[best.round])), None)
 
 
-def _judged(means: _Means, best_by: str | None, until: int | None = None) -> JudgedRounds | None:
-    for name in _names(best_by):
-        if chosen := {number: mean for number, mean in means(name).items() if until is None or number <= until}:
-            return JudgedRounds(name, chosen)
-    return None
-
-
-def _reader(records: LedgerReader, run: str) -> _Means:
+def _reader(records: LedgerReader, run: str) -> Means:
     """Reads each name once, and those that are asked for alone: a long run of many sites has millions of scores."""
-    return cache(lambda name: _means(records.scores(run, names=(name,)), name))
-
-
-def _means(scores: Mapping[int, Scores], name: str) -> dict[int, float]:
-    """One score's mean over sites, by round; rounds without it are left out."""
-    having = {
-        number: {site: {name: values[name]} for site, values in sites.items() if name in values}
-        for number, sites in scores.items()
-    }
-    return {number: spreads(sites)[name].mean for number, sites in having.items() if sites}
+    return cache(lambda name: means_of(records.scores(run, names=(name,)), name))
 
 
 def _names(best_by: str | None) -> tuple[str, ...]:
