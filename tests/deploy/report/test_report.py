@@ -244,11 +244,11 @@ def test_without_a_global_model_either_nothing_is_claimed(tmp_path: Path, recipe
 
 
 def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> None:
-    scores = [
-        {**scored, "sites": {site: of for site, of in scored["sites"].items() if site != "site-2"}}
-        for scored in full["scores"]
-    ]
-    some = {**full, "scores": scores}
+    def without_2(scored: dict[str, Any]) -> dict[str, Any]:
+        return {**scored, "sites": {site: of for site, of in scored["sites"].items() if site != "site-2"}}
+
+    by_class = {which: without_2(full["classes"][which]) for which in ("newest", "best")}
+    some = full | {"scores": list(map(without_2, full["scores"])), "classes": full["classes"] | by_class}
     assert (RunRecord(full).keeping, RunRecord(some).keeping) == ([], ["site-2"])
     assert f"1 of 3 sites {KEPT}" in page(some)[1]["fairness"]
 
