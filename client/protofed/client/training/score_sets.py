@@ -26,7 +26,7 @@ def on_test(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float
     On the site's own one, where it has no other: a trainer that is the evaluator, too.
     """
     predictions = tally(model, data, None if len(data.test) else data.local_test)
-    # Of the shared test set only: on a site's own one, the bins would disclose more of its examples.
+    # Of an evaluator only: `*.local.*` has no bins, which would disclose more of a site's examples.
     bins = reliability(predictions) if recipe.evaluation.probabilities else {}
     return prefixed("global", _scores(predictions, recipe) | bins) | {MAJORITY: majority(predictions)}
 
