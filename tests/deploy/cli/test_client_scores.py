@@ -14,11 +14,13 @@ from tests.support.command_line import called
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.errors import ConfigError
+from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import FAMILIES
 from protofed.common.storage.journal import Journal
 from protofed.deploy.cli import client_scores
 from protofed.deploy.site.score_words import meaning
+from protofed.protos.v1 import federation_pb2 as pb
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -82,6 +84,20 @@ def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
 
 def test_without_a_message_all_have_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     assert "stayed at this site: all of them" in run("--state", tmp_path)[1]
+
+
+def test_none_is_said_to_have_stayed_of_more_scores_than_the_log_lists(
+    run: Run, kept: OwnScores, tmp_path: Path
+) -> None:
+    log, many = Journal(tmp_path / AUDIT_FILE), {f"personal.recall.{number}": 0.5 for number in range(10_000)}
+    request = pb.ScoresRequest(run="digits", round=1, scores=many)
+    log.append("sent", call="ReportScores", digest="a", facts=audit_fields(request, values=True))
+    log.close()
+    out = run("--state", tmp_path)[1]
+    assert "rounds 1: more scores left" in out
+    assert "stayed" not in out
+    rounds = json.loads(run("--state", tmp_path, "--json")[1])["rounds"]
+    assert [scored["left"] for scored in rounds] == [None, [], []]
 
 
 def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run, tmp_path: Path) -> None:

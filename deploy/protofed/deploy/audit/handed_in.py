@@ -15,6 +15,7 @@ from protofed.common.storage.segments import segments
 # Others move chunks, or nothing of the data; `BeginUpload` may be answered by the receipt of an earlier attempt.
 _CALLS = ("CommitUpload", "ReportScores", "BeginUpload")
 _COUNTED = ("accepted", "duplicate")
+UNLISTED = "…"  # among a round's names: more scores left than the log lists by name
 
 
 @dataclass
@@ -50,7 +51,8 @@ def handed_in(path: Path, run: str) -> HandedIn:
             number = int(fields.get("round", 0))
             sent[message] = call, number
             # A log of 0.2.0 has a list of names, a later one their values, too.
-            result.names.setdefault(number, set()).update(fields.get("scores", ()), fields.get("metrics", ()))
+            for scores in (fields.get("scores", ()), fields.get("metrics", ())):
+                result.names.setdefault(number, set()).update([UNLISTED] if isinstance(scores, str) else scores)
             if call == "CommitUpload":
                 result.unanswered.add(number)
             elif call == "ReportScores" and fields.get("scores"):  # a policy may release none

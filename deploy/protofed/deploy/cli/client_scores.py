@@ -57,12 +57,18 @@ def scores(
 
 
 def plain(run: str | None, rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> dict[str, Any]:
-    """For programs: each round with the names that left, and what the names mean."""
+    """For programs: each round with the names that left (None: too many for the log), and what the names mean."""
     from protofed.common.protocol.messages import score_family
+    from protofed.deploy.audit.handed_in import UNLISTED
     from protofed.deploy.site.score_words import meaning
 
+    gone = {scored.round: left.get(scored.round, set()) for scored in rounds}
     rows = [
-        {**asdict(scored), "left": sorted(left.get(scored.round, set()) & scored.scores.keys())} for scored in rounds
+        {
+            **asdict(scored),
+            "left": None if UNLISTED in gone[scored.round] else sorted(gone[scored.round] & scored.scores.keys()),
+        }
+        for scored in rounds
     ]
     families = sorted({score_family(name) for scored in rounds for name in scored.scores})
     return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
@@ -87,7 +93,7 @@ def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[Table]:
 
 def legend(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> Iterator[str]:
     """What each column means, and whether it left."""
-    from protofed.deploy.audit.handed_in import rounds_text
+    from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
     from protofed.deploy.site.score_words import meaning
 
     for name in _names(rounds):
@@ -98,7 +104,9 @@ def legend(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> Itera
     for name, numbers in gone.items():
         if numbers:
             yield f"left this site (the policy names it): {name}, rounds {rounds_text(numbers)}"
-    if stayed:
+    if unlisted := {number for number in kept if UNLISTED in left.get(number, ())}:
+        yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
+    elif stayed:
         yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
 
 
