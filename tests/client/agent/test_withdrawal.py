@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +108,25 @@ def test_an_update_that_waits_to_be_sent_is_never_sent(
     assert (harness.store.unsettled("run"), harness.link.calls["push"]) == ([], 1)
     hospital.come_back()
     work(daemon, 2)
+    assert harness.link.calls["push"] == 1
+
+
+def test_a_daemon_outlives_an_update_that_cannot_be_removed(
+    harness: AgentHarness, hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.fit(1)
+    daemon = harness.agent()
+    harness.link.failing["push"] = [UnavailableError("the connection was closed")]
+    with pytest.raises(UnavailableError):
+        daemon.step(0.0)
+    hospital.leave()
+
+    def read_only(_run: str, _rounds: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(harness.store, "_discard", read_only)
+    work(daemon, 2)
+    assert harness.link.pause_reasons[-1] is PauseReason.WITHDRAWN
     assert harness.link.calls["push"] == 1
 
 

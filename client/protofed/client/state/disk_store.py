@@ -189,8 +189,11 @@ class DiskStore:
         """See `Store.abandon`; what `stage` moved aside comes back."""
         for number in [number for number in self._rounds(run) if not self._is_counted(run, number)]:
             task = _read_task(self._round(run, number))
-            self._discard(run, [number])
-            self._aside.restore(task)
+            try:
+                self._discard(run, [number])
+                self._aside.restore(task)
+            except OSError as error:
+                raise files.write_error(self._round(run, number), error) from error
 
     def settled(self, run: str) -> frozenset[str]:
         """See `Store.settled`."""
