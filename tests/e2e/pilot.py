@@ -211,13 +211,13 @@ class Pilot:
 def main() -> int:
     """Follow the guide; 1 if it is not as it says."""
     signal.signal(signal.SIGTERM, _interrupted)
-    if os.geteuid() != 0:
-        sys.stderr.write("network namespaces need root: sudo make e2e\n")
-        return 1
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", action="store_true", help="install the wheel in place of a clone")
     parser.add_argument("--rehearsal", action="store_true", help="end behind the rehearsal's report")
     given = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.stderr.write("network namespaces need root: sudo make e2e\n")
+        return 1
     with tempfile.TemporaryDirectory(prefix="protofed-pilot-") as folder, Networks(Path(folder)) as net:
         installed = ROOT
         if given.wheel:

@@ -33,7 +33,7 @@ from protofed.deploy.cli import operator as cli_operator
 from protofed.deploy.console.best_round import best_sentence, kept_best
 from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator, plain
-from protofed.deploy.operator.snapshot_builder import best_of
+from protofed.deploy.operator.snapshot_builder import best_snapshot
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -539,7 +539,7 @@ def test_the_best_round_is_named_with_its_score_and_that_this_flatters_it() -> N
 
 @pytest.mark.parametrize(("kept", "end"), [(5, "the best that is kept is round 5"), (-1, "none is kept")])
 def test_a_best_round_whose_state_is_gone_is_told_so(kept: int, end: str) -> None:
-    best = best_of(pb.RunDetail(best=pb.BestRound(round=7, score="x", value=0.5, kept=kept)))
+    best = best_snapshot(pb.RunDetail(best=pb.BestRound(round=7, score="x", value=0.5, kept=kept)))
     assert best is not None
     assert best_sentence(best).endswith(f"its state is no longer kept, {end}")
     with pytest.raises(ConfigError, match="no longer kept") as error:

@@ -247,10 +247,10 @@ def admit(operator: Operator, site: Site, as_json: AsJson = False) -> None:
 def _round(operator: Operator, run: str, text: str) -> int:
     """A round's number, or that of the best one."""
     from protofed.deploy.console.best_round import kept_best
-    from protofed.deploy.operator.snapshot_builder import best_of
+    from protofed.deploy.operator.snapshot_builder import best_snapshot
 
     if text == "best":
-        return kept_best(run, best_of(operator.show(run, 1)))
+        return kept_best(run, best_snapshot(operator.show(run, 1)))
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(f"round '{short(text)}': expected a number, or best")
     return int(text)

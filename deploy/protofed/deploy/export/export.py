@@ -143,9 +143,9 @@ def _number(request: ExportRequest) -> int | None:
     if request.state is not None:
         best = published_states.best_in(request.state, request.run)
     elif request.operator is not None:
-        from protofed.deploy.operator.snapshot_builder import best_of  # which loads gRPC
+        from protofed.deploy.operator.snapshot_builder import best_snapshot  # which loads gRPC
 
-        best = best_of(request.operator.show(request.run, newest=1))
+        best = best_snapshot(request.operator.show(request.run, newest=1))
     return kept_best(request.run, best)
 
 

@@ -97,7 +97,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         scored_round=reply.detail.scored_round,
         scores=scores(history),
         problems=tuple(problems(rounds))[:MOST_PROBLEMS],
-        best=best_of(reply.detail),
+        best=best_snapshot(reply.detail),
         keeping=keeping(reply.detail),
         waiting=waiting(info),
         unmet=unmet(info),
@@ -139,7 +139,7 @@ def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, 
     return TimeRemaining(left(statistics.median(periods)), left(min(periods)), left(max(periods)), len(periods))
 
 
-def best_of(detail: pb.RunDetail) -> BestSnapshot | None:
+def best_snapshot(detail: pb.RunDetail) -> BestSnapshot | None:
     """The best round; None: no round has a score that judges it, or an older server does not say."""
     if not detail.HasField("best"):
         return None

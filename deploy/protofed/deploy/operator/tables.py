@@ -17,7 +17,7 @@ from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping
 from protofed.deploy.operator.model_warnings import model_warnings
-from protofed.deploy.operator.snapshot_builder import best_of
+from protofed.deploy.operator.snapshot_builder import best_snapshot
 from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -57,7 +57,7 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
         parts.append(_tasks_table(tasks, "every site's task" if everything else "what failed"))
     if detail.scores:
         parts.append(_scores_table(detail))
-    if (best := best_of(detail)) is not None:
+    if (best := best_snapshot(detail)) is not None:
         parts.append(Text(best_sentence(best)))
     if sites := keeping(detail):
         parts.append(Text(kept_sentence(sites), style="dim"))

@@ -128,7 +128,8 @@ def _participants(record: RunRecord) -> str:
     if not invited:
         return f"No site was asked to train.{scored}"
     if not sites:
-        return f"{counted(len(invited), 'site')} were asked to train, and no update of any was used.{scored}"
+        asked = "was" if len(invited) == 1 else "were"
+        return f"{counted(len(invited), 'site')} {asked} asked to train, and no update of any was used.{scored}"
     return f"{len(sites)} of {counted(len(invited), 'invited site')} took part: {listed(sites, NAMED_SITES)}.{scored}"
 
 
