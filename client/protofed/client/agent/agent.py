@@ -41,7 +41,7 @@ from protofed.common.errors import (
     TaskFailedError,
 )
 from protofed.common.failpoint import reach
-from protofed.common.payload import Part, Payload, Update
+from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
 
 log = structlog.get_logger()
@@ -91,6 +91,11 @@ class Agent:
         self._bases = BaseModelCache(link, self._status, self._check_base)
         self._scorer = Scorer(site, self._status, self._bases)
         self._own_scores = OwnScoreKeeper(site, self._status)
+
+    @property
+    def name(self) -> SiteId:
+        """The site that it works for."""
+        return self._site.name
 
     def step(self, wait_s: float) -> Task | Wait | Finished:
         """Enroll if need be, ask for a task and work on it; returns the server's answer.

@@ -114,6 +114,10 @@ class Coordinator:
             return Wait(retry_after_s=1.0)
         return Task(row.kind, self.run, row.round, row.task_id, row.base_digest, row.base_bytes, self._remaining())
 
+    def invited(self, site: SiteId) -> bool:
+        """Whether the site has an open task."""
+        return self._invitations.of(site) is not None
+
     def may_fetch(self, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob."""
         row = self._invitations.of(site)

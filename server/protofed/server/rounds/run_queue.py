@@ -178,6 +178,11 @@ class RunQueue:
         self._context.presence.note(site, progress)
         return signal
 
+    def invited(self, site: SiteId) -> bool:
+        """Whether the site has an open task in the current run."""
+        current = self.current
+        return current is not None and current.invited(site)
+
     def may_fetch(self, run: str, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob. May be called from any thread."""
         current = self.current
