@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from protofed.client.privacy.score_disclosures import discloses, is_own, tells_of_classes
+from protofed.client.privacy.score_disclosures import discloses, is_own, on_own_images, tells_of_classes
+from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import SCALARS
 
 NOTHING = discloses("global.accuracy")
@@ -27,3 +28,9 @@ def test_a_score_of_a_class_discloses_what_its_family_does() -> None:
 def test_a_number_of_a_plugins_own_is_the_sites() -> None:
     assert is_own("train.drift")
     assert discloses("train.drift") != NOTHING
+
+
+@pytest.mark.parametrize("roles", [{Role.TRAINER}, {Role.EVALUATOR}, set(Role)])
+def test_an_evaluators_scores_are_on_a_sites_own_images_only_if_it_trains_too(roles: set[Role]) -> None:
+    found = on_own_images(roles, {"global.accuracy", "global.majority", "global.local.accuracy", "loss"})
+    assert found == (["global.accuracy", "global.majority"] if len(roles) == 2 else [])

@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 
 from protofed.client.agent import metrics
 from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.privacy.policy_file import PolicyFile
 from protofed.client.transport.audit import FILE
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
@@ -350,6 +351,17 @@ def test_classes_that_a_site_does_not_score_are_in_its_log(tmp_path: Path, recip
         client._load(settings, torch.device("cpu"), recipe)
     told = {line["where"]: (line["run"], line["missing"]) for line in lines}
     assert told == {"test set": (recipe.name, ["2"]), "own test set": (recipe.name, ["1", "2"])}
+
+
+@pytest.mark.parametrize("roles", [{"evaluator"}, {"trainer", "evaluator"}])
+def test_a_site_that_trains_and_evaluates_is_told_what_its_scores_tell(roles: set[str], tmp_path: Path) -> None:
+    settings = ClientSettings.model_validate(
+        {"site": "a", "policy": "standard", "state": tmp_path, "data": {"source": "digits"}, "roles": roles}
+    )
+    with capture_logs() as lines:
+        client._warn_of_held_out_scores(settings, PolicyFile(shipped.policy("standard")))
+    assert [line["log_level"] for line in lines] == ["warning"] * (len(roles) - 1)
+    assert all("global.majority" in line["scores"] for line in lines)
 
 
 def test_a_revoked_daemon_is_silent_until_its_certificate_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.pki.identity import Party, read_certificate
+from protofed.common.protocol.messages import Role
 from protofed.common.protocol.server_info import ServerInfo
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
@@ -315,6 +316,11 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
     assert "9 of the site's own: they tell its label counts" in open_
+
+
+def test_a_site_that_trains_and_evaluates_hears_what_its_test_set_tells(look: Look) -> None:
+    told = {roles: look(policy="standard", roles=roles)["policy"].message for roles in (("evaluator",), tuple(Role))}
+    assert [("13 of a test set that tell its label counts" in text) for text in told.values()] == [False, True]
 
 
 def test_one_finding_hides_no_other(look: Look, tmp_path: Path, unused_port: int) -> None:

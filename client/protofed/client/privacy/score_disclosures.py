@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from protofed.common.protocol.messages import score_family
+from collections.abc import Collection
+
+from protofed.common.protocol.messages import Role, score_family
 
 GLOBAL, LOSS, TRAINING, LOCAL = "global.", "loss", "train.", ".local."
 
@@ -15,6 +17,11 @@ def is_own(name: str) -> bool:
 def tells_of_classes(name: str) -> bool:
     """Whether a score tells which classes the site has, or may (a plug-in's): `hide_class_presence` excludes it."""
     return is_own(name) and name != LOSS
+
+
+def on_own_images(roles: Collection[Role], names: Collection[str]) -> list[str]:
+    """The evaluator's scores among `names` if the site trains, too: most often on a part held out of its images."""
+    return sorted(name for name in names if not is_own(name)) if set(roles) >= {*Role} else []
 
 
 def discloses(name: str) -> str:

@@ -110,6 +110,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         beat = Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.telemetry(metrics.telemetry()))
         _start_threads(beat, _decision_watch(settings, store, status, link, audit), link, stack)
         _log_start(settings, identity)
+        _warn_of_held_out_scores(settings, policy)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
         agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
@@ -270,6 +271,17 @@ def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
         until=stamp(certificate.not_after),
         days_left=days_left(certificate),
     )
+
+
+def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> None:
+    from protofed.client.privacy.score_disclosures import on_own_images
+
+    if scores := on_own_images(settings.roles, policy().rules.metrics):
+        log.warning(
+            "this site trains and evaluates: if its test set is held out of its own images, a server can compute from "
+            "these scores how many of each class it has; score on a public test set, or take them out of metrics",
+            scores=scores,
+        )
 
 
 def load_data(settings: ClientSettings, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:

@@ -218,7 +218,7 @@ class ClientDoctor:
         except PolicyViolationError as error:
             raise CheckFailedError("policy-missing", str(error)) from error
         plugins.allow(rules.plugins)  # of the whole process: `data`, which comes later, may need a plug-in
-        return policy_summary(rules)
+        return policy_summary(rules, self.settings.roles)
 
     def check_metrics(self) -> str:
         """Whether the daemon could listen for scrapes."""

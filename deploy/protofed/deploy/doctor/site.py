@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protofed.client.privacy.score_disclosures import is_own
+from protofed.client.privacy.score_disclosures import is_own, on_own_images
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError
-from protofed.common.protocol.messages import Assignment
+from protofed.common.protocol.messages import Assignment, Role
 from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import CheckFailedError
@@ -130,8 +130,8 @@ class SiteUnderCheck:
         return Assignment(offers[-1].run, offers[-1].recipe, min_cohort=offers[-1].min_cohort) if offers else None
 
 
-def policy_summary(rules: PolicyRules) -> str:
-    """What a policy allows, in one line."""
+def policy_summary(rules: PolicyRules, roles: Collection[Role]) -> str:
+    """What a policy allows a daemon of these roles, in one line."""
     disclosed = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
     limits = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
     limits += ["nothing with a row a class"] if rules.hide_class_presence else []
@@ -140,6 +140,8 @@ def policy_summary(rules: PolicyRules) -> str:
     listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "plugins")]
     own = sum(map(is_own, rules.metrics))
     telling = f"{own} of the site's own: they tell its label counts" if own else "none of the site's own"
+    if held_out := on_own_images(roles, rules.metrics):
+        telling += f"; {len(held_out)} of a test set that tell its label counts if it is held out of the site's images"
     return "; ".join([*listed, f"{len(rules.metrics)} scores, {telling}", *disclosed, *limits])
 
 
