@@ -73,8 +73,8 @@ check: .venv/ready      ## formatter, linter, types, layers, generated code, no 
 	tests/no_pickles.sh
 	tests/proto_drift.sh
 
-bench: .venv/ready      ## measurements: ratios in one run
-	.venv/bin/python -m tests.bench
+bench: .venv/ready      ## measurements beside their goals: make bench BENCH="--only rounds --against FILE"
+	.venv/bin/python -m tests.bench $(BENCH)
 
 leakage: .venv/ready    ## what a server can infer about sites from what they send: simple attacks, minutes
 	.venv/bin/python -m tests.bench.leakage

@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
+from tests.bench.report import Row
 
 from protofed.common.payload import Part, Payload, Update
 from protofed.server.methods.cwfedavg import CwFedAvgServer
@@ -15,16 +16,16 @@ from protofed.server.methods.cwfedavg import CwFedAvgServer
 SITES, PARAMETERS, FEATURES, REPETITIONS = 20, 1_000_000, 4, 5
 
 
-def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """A thousand classes beside ten, in turns: one aggregation and the mixtures of all sites."""
+def rows() -> Iterator[Row]:
+    """A thousand classes beside ten, in turns: one aggregation and the mixtures of all sites. O(M P): about 1."""
     few, many = _Step(10), _Step(1000)
     times = [(few.seconds(), many.seconds()) for _ in range(REPETITIONS)]
-    peaks = few.peak_models(), many.peak_models()
     slower = statistics.median(after / before for before, after in times)
-    what = f"cwFedAVG server step, {SITES} sites"
+    what = f"cwFedAVG server step, {SITES} sites, 1000 classes"
     fast, slow = (statistics.median(pair[n] for pair in times) for n in (0, 1))
-    yield f"{what}, 1000 classes", f"{slow:.2f} s", f"10 classes {fast:.2f} s", f"{slower:.2f}", "O(M P): about 1"
-    yield f"{what}: peak memory", f"{peaks[1]:.1f} models", f"10 classes {peaks[0]:.1f} models", "", "O(M P)"
+    yield Row(what, slow, "s", fast, "10 classes", slower, at_most=1.5)
+    peaks = few.peak_models(), many.peak_models()
+    yield Row(f"{what}: peak memory", peaks[1], "models", peaks[0], "10 classes", peaks[1] / peaks[0], at_most=1.5)
 
 
 class _Step:

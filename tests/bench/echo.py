@@ -1,8 +1,9 @@
-"""Rounds of echo clients, which train nothing, against a real server process over loopback: the server's own cost.
+"""Rounds of echo clients, which train nothing, against a real server process over loopback with mTLS.
 
-`python -m tests.bench.echo` measures what commits that survive a power cut cost: rounds of 8 sites × 45 MB, and the
-same with an fsync that does nothing, in turns. `--memory` is 500 rounds of 4 × 1 MB and how the server's memory grows;
-`--small` 32 × 1 MB. Each client is a link with threads of its own; all of them share this process.
+`python -m tests.bench.echo --megabytes 45 --sites 8 --rounds 5` prints one measurement as JSON; `--plaintext` without
+TLS, `--without-sync` with syncs that do nothing. Each client is a link with threads of its own; all of them share this
+process. `--on-disk`: the clients keep audit logs and downloads on the disk, as daemons do; without it their disk, which
+is the server's here, would be measured with it.
 """
 
 from __future__ import annotations
@@ -10,32 +11,36 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import structlog
-from tests.bench.server_process import memory, processor, server, skipped_syncs
+from tests.bench.server_process import Server, memory, processor, server
 from tests.support.audit_logs import audit
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.state.downloads import DiskDownloads
+from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.malloc import keep_memory
 from protofed.common.payload import Part, Payload, Update
+from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Assignment, Finished, Receipt, Role, Task, TaskKind, Verdict, Wait
+from protofed.common.storage.journal import Journal
 
 CLASSES, LAYERS, MARKS = 10, 8, 64
 POLICY = Policy(PolicyRules(methods=frozenset({"fedavg"}), parts=frozenset({Part.BODY, Part.HEAD})))
@@ -43,11 +48,25 @@ POLICY = Policy(PolicyRules(methods=frozenset({"fedavg"}), parts=frozenset({Part
 
 @dataclass(frozen=True)
 class Case:
-    """So many sites that echo so large a model for so many rounds."""
+    """So many sites that echo so large a model for so many rounds.
+
+    Attributes:
+        durable: the server's syncs are carried out.
+        tls: mutual TLS; else plain text.
+        on_disk: the clients' audit logs and downloads are on disk; else in memory.
+    """
 
     megabytes: float
     sites: int
     rounds: int
+    durable: bool = True
+    tls: bool = True
+    on_disk: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Of the sites."""
+        return [f"site-{index}" for index in range(self.sites)]
 
     @property
     def recipe(self) -> Recipe:
@@ -72,55 +91,88 @@ class Case:
         return {Part.BODY: body, Part.HEAD: {"weight": np.zeros((CLASSES, 8), np.float32)}}
 
 
-@dataclass
-class Seen:
-    """What was measured.
+@dataclass(frozen=True)
+class Moment:
+    """What was counted when a round began.
 
     Attributes:
-        began: seconds, by round, at which its first task was given out; one past the last round: its end.
-        rss: the server's resident megabytes at those times.
-        peak: its highest resident megabytes (VmHWM).
-        processor: processor seconds, of the server and of all clients, from the first round's start to the end.
-        skipped: syncs that did nothing; None: they were real.
+        clock, server, clients: seconds on the clock, and of processors.
+        syncs, client_syncs: since the start.
+        rss, peak: the server's resident megabytes, now and at most.
     """
 
-    began: dict[int, float] = field(default_factory=dict)
-    rss: dict[int, float] = field(default_factory=dict)
-    peak: float = 0.0
-    processor: tuple[float, float] = (0.0, 0.0)
-    skipped: int | None = None
+    clock: float
+    server: float
+    clients: float
+    syncs: int
+    client_syncs: int
+    rss: float
+    peak: float
 
-    def seconds(self) -> list[float]:
+
+@dataclass
+class Measured:
+    """Moments by round, at which its first task was given out; one past the last round: its end."""
+
+    case: Case
+    moments: dict[int, Moment] = field(default_factory=dict)
+    lags: dict[str, float] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
         """Of each round but the first, in which the server takes its memory."""
-        times = [self.began[number] for number in sorted(self.began)]
-        return [after - before for before, after in pairwise(times[1:])]
+        times = [self.moments[number] for number in sorted(self.moments)][1:]
+        first, last, rounds = times[0], times[-1], len(times) - 1
+        return {
+            "seconds": [after.clock - before.clock for before, after in pairwise(times)],
+            "server_cpu_s": (last.server - first.server) / rounds,
+            "clients_cpu_s": (last.clients - first.clients) / rounds,
+            "syncs": (last.syncs - first.syncs) / rounds,
+            "client_syncs": (last.client_syncs - first.client_syncs) / rounds,
+            "peak_mb": last.peak,
+            "lag_ms": self.lags,
+            "rss_mb": {number: one.rss for number, one in self.moments.items() if number % 25 == 1},
+            "growth_kb_a_round": self.growth(),
+        }
 
     def growth(self) -> float:
         """Kilobytes of resident memory a round: the least-squares slope over the later three quarters."""
-        numbers = sorted(self.rss)[len(self.rss) // 4 :]
-        return float(np.polyfit(numbers, [1000 * self.rss[number] for number in numbers], 1)[0])
+        numbers = sorted(self.moments)[len(self.moments) // 4 :]
+        return float(np.polyfit(numbers, [1000 * self.moments[number].rss for number in numbers], 1)[0])
 
 
-def measure(case: Case, folder: Path, *, durable: bool = True) -> Seen:
+def measure(case: Case, folder: Path) -> Measured:
     """One server process from its start to the end of its run."""
-    with server(case.recipe, folder, durable=durable) as (process, address):
-        seen, lock, spent = Seen(), threading.Lock(), dict[int, tuple[float, float]]()
+    found, lock = Measured(case), threading.Lock()
+    served = server(case.recipe, folder, case.names, durable=case.durable, tls=case.tls)
+    with _own_syncs() as own_syncs, served as running:
 
         def note(number: int) -> None:
             with lock:
-                if number not in seen.began:
-                    seen.began[number] = time.perf_counter()
-                    seen.rss[number], seen.peak = memory(process.pid)
-                    spent[number] = processor(process.pid), time.process_time()
+                if number not in found.moments:
+                    spent = processor(running.process), time.process_time()
+                    counted = running.syncs(), own_syncs()
+                    found.moments[number] = Moment(time.perf_counter(), *spent, *counted, *memory(running.process))
 
         with ThreadPoolExecutor(case.sites) as pool:
-            list(pool.map(lambda index: _Echo(case, address, index, note).run(), range(case.sites)))
+            list(pool.map(lambda index: _Echo(case, running, index, note).run(), range(case.sites)))
         note(case.rounds + 1)
-    (before, clients), (after, clients_after) = spent[1], spent[case.rounds + 1]
-    seen.processor = after - before, clients_after - clients
-    if not durable:
-        seen.skipped = skipped_syncs(folder)
-    return seen
+    found.lags = running.lags()
+    return found
+
+
+@contextmanager
+def _own_syncs() -> Iterator[Callable[[], int]]:
+    """How many syncs this process has asked for."""
+    real, lock, calls = os.fsync, threading.Lock(), 0
+
+    def counted(file: int) -> None:
+        nonlocal calls
+        with lock:
+            calls += 1
+        real(file)
+
+    with mock.patch("os.fsync", counted):
+        yield lambda: calls
 
 
 @dataclass
@@ -128,14 +180,12 @@ class _Echo:
     """A site that sends back what it got, with its mark."""
 
     case: Case
-    address: str
+    server: Server
     index: int
-    note: Any
+    note: Callable[[int], None]
 
     def run(self) -> None:
-        roles = frozenset(Role) if self.index == 0 else frozenset({Role.TRAINER})
-        names = f"site-{self.index}", f"echo-{self.index}"
-        link = GrpcLink(self.address, *names, roles, identity=None, audit=audit(), give_up_after_s=60.0)
+        link = self._link()
         try:
             assignment = link.enroll()
             assert isinstance(assignment, Assignment)
@@ -147,6 +197,26 @@ class _Echo:
             assert answer.reason == "completed", answer.reason
         finally:
             link.close()
+
+    def _link(self) -> GrpcLink:
+        name, identities = f"site-{self.index}", self.server.identities
+        roles = frozenset(Role) if self.index == 0 else frozenset({Role.TRAINER})
+        identity = None if identities is None else LiveIdentity(identities / name, Party.SITE)
+        log, downloads = audit(), None
+        if self.case.on_disk:
+            state = self.server.folder / "sites" / name
+            (state / "downloads").mkdir(parents=True)
+            log, downloads = ClientAudit(Journal(state / FILE)), DiskDownloads(state / "downloads")
+        return GrpcLink(
+            self.server.address,
+            name,
+            f"echo-{self.index}",
+            roles,
+            identity=identity,
+            audit=log,
+            downloads=downloads,
+            give_up_after_s=60.0,
+        )
 
     def _do(self, link: GrpcLink, task: Task) -> None:
         match task.kind:
@@ -169,76 +239,21 @@ class _Echo:
         assert receipt.verdict is Verdict.ACCEPTED, receipt
 
 
-def measured(case: Case, *, durable: bool = True) -> Seen:
-    """`measure` in a folder of its own, on this machine's disk."""
-    with tempfile.TemporaryDirectory(prefix="protofed-echo-", dir=os.environ.get("ECHO_STATE")) as folder:
-        return measure(case, Path(folder), durable=durable)
-
-
-def durability(case: Case, repetitions: int) -> dict[str, Any]:
-    """Seconds a round with real syncs and without, in turns."""
-    found: dict[bool, list[Seen]] = {True: [], False: []}
-    for _ in range(repetitions):
-        for durable in (True, False):
-            found[durable].append(measured(case, durable=durable))
-    rounds = {durable: [value for seen in several for value in seen.seconds()] for durable, several in found.items()}
-    real, none = (statistics.median(rounds[durable]) for durable in (True, False))
-    skipped = statistics.median((seen.skipped or 0) / case.rounds for seen in found[False])
-    return {
-        **asdict(case),
-        "seconds": real,
-        "seconds_without_sync": none,
-        "ratio": real / none,
-        "syncs_a_round": skipped,
-        "processor_a_round": _processor(case, found[True]),
-        "processor_a_round_without_sync": _processor(case, found[False]),
-        "peak_mb": max(seen.peak for seen in found[True]),
-        "all": {"durable": rounds[True], "without_sync": rounds[False]},
-    }
-
-
-def _processor(case: Case, several: list[Seen]) -> dict[str, float]:
-    """Processor seconds a round; other processes of the machine do not disturb them as much as the clock."""
-    return {
-        name: statistics.median(seen.processor[which] for seen in several) / case.rounds
-        for which, name in enumerate(("server", "clients"))
-    }
-
-
-def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """Of `make bench`: in a process without torch."""
-    command = [sys.executable, "-m", "tests.bench.echo", "--rounds=4", "--repetitions=1"]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    what = f"server round, {told['sites']} echo sites × {told['megabytes']:.0f} MB, peak {told['peak_mb']:.0f} MB"
-    yield what, f"{told['seconds']:.2f} s", f"without fsync {told['seconds_without_sync']:.2f} s", _ratio(told), ""
-
-
-def _ratio(told: dict[str, Any]) -> str:
-    return f"{told['ratio']:.2f}"
-
-
 def main() -> None:
     """Print what was measured as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--memory", action="store_true", help="500 rounds of 4 × 1 MB: how the server's memory grows")
-    parser.add_argument("--small", action="store_true", help="32 × 1 MB")
-    for name, kind in (("megabytes", float), ("sites", int), ("rounds", int), ("repetitions", int)):
-        parser.add_argument(f"--{name}", type=kind)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.echo", description=__doc__)
+    parser.add_argument("--megabytes", type=float, default=45.0)
+    parser.add_argument("--sites", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    for name in ("plaintext", "without-sync", "on-disk"):
+        parser.add_argument(f"--{name}", action="store_true")
     given = parser.parse_args()
     keep_memory()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # what is printed is the result
-    base = Case(1.0, 4, 500) if given.memory else Case(1.0, 32, 20) if given.small else Case(45.0, 8, 6)
-    case = Case(given.megabytes or base.megabytes, given.sites or base.sites, given.rounds or base.rounds)
-    if not (given.memory or given.small):
-        told = durability(case, given.repetitions or 2)
-    else:
-        seen = measured(case)
-        told = {**asdict(case), "seconds": statistics.median(seen.seconds()), "peak_mb": seen.peak}
-        told["processor_a_round"] = _processor(case, [seen])
-        if given.memory:
-            every = {number: round(seen.rss[number], 1) for number in sorted(seen.rss) if number % 25 == 1}
-            told |= {"rss_mb": every, "growth_kb_a_round": seen.growth()}
-    print(json.dumps(told, indent=1))  # noqa: T201
+    how = not given.without_sync, not given.plaintext, given.on_disk
+    case = Case(given.megabytes, given.sites, given.rounds, *how)
+    with tempfile.TemporaryDirectory(prefix="protofed-echo-", dir=os.environ.get("BENCH_STATE")) as folder:
+        print(json.dumps(measure(case, Path(folder)).told()))  # noqa: T201
 
 
 if __name__ == "__main__":

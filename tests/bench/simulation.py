@@ -18,6 +18,7 @@ from typing import TypeAlias
 import structlog
 import torch
 from rich.console import Console
+from tests.bench.report import Row, table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -92,20 +93,27 @@ OWN = [Case(c.model, c.shape, c.examples, c.tests, True, c.goal, c.rounds) for c
 CASES = [DIGITS, CIFAR, *OWN]
 
 
-def rows() -> Iterator[tuple[str, str, str, str, str]]:
-    """What, ours, the plain loop, the ratio and the goal; on one process and, of the first cases, on two."""
+def rows() -> Iterator[Row]:
+    """Ours beside the plain loop; on one process and, of the first cases, on two. Ratios of the clock."""
     for case in CASES:
         for workers in (1,) if case.own else (1, 2):
             ours, plain = measured(case, workers)
             clock, processor = (
                 statistics.median(o[of] / p[of] for o, p in zip(ours, plain, strict=True)) for of in (0, 1)
             )
-            measured_, beside = (
-                f"{1000 * statistics.median(wall for wall, _ in found):.1f} ms a round" for found in (ours, plain)
-            )
+            times = (1000 * statistics.median(wall for wall, _ in found) for found in (ours, plain))
             scored = "and own models " if case.own else ""
-            what = f"simulation, {case.model}, global {scored}scored, processes: {workers}"
-            yield what, measured_, beside, f"{clock:.2f}, processor {processor:.2f}", f"≤ {case.goal[workers]}"
+            yield Row(
+                f"simulation, {case.model}, global {scored}scored, processes: {workers}",
+                next(times),
+                "ms a round",
+                next(times),
+                "plain loop",
+                clock,
+                at_most=case.goal[workers],
+                note=f"processor's ratio {processor:.2f}",
+                details={"ours": ours, "plain": plain},
+            )
 
 
 def measured(case: Case, workers: int) -> tuple[list[Seconds], list[Seconds]]:
@@ -220,10 +228,9 @@ def _score(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, Ten
 
 def main() -> None:
     """Print the table."""
-    console = Console(width=160)
-    console.print(f"medians of {REPETITIONS}, one thread a process, torch {torch.__version__}")
-    for row in rows():
-        console.print(" | ".join(row), highlight=False)
+    Console(width=160).print(
+        table(rows(), f"medians of {REPETITIONS}, one thread a process, torch {torch.__version__}")
+    )
 
 
 if __name__ == "__main__":
