@@ -1,4 +1,4 @@
-"""Which calls the server's audit log has one by one: no caller fills the disk, and none goes uncounted."""
+"""Which calls of the server's audit log share a line: no caller fills the disk, and none goes uncounted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def entry(call: str, message: Any, peer: Peer = ANN, code: str = "OK", reply: by
     return AuditEntry(call, peer, message.SerializeToString(), message, code, reply)
 
 
-def put(index: int = 0, upload: str = "u", **more: Any) -> AuditEntry:
+def put(index: int = 0, upload: str = "u.d", **more: Any) -> AuditEntry:
     instance = more.pop("instance", "0a")
     chunk = pb.Chunk(caller=pb.Caller(site="ann", instance=instance), upload=upload, index=index, data=b"x" * 50)
     return entry("PutChunk", chunk, **more)
@@ -82,31 +82,67 @@ def beat(number: int = 1, **more: Any) -> AuditEntry:
 
 @pytest.mark.parametrize("made", [put, get])
 @pytest.mark.parametrize("peer", [ANN, PLAINTEXT])
-def test_a_chunk_that_is_repeated_has_one_line_and_is_counted_once_a_minute(log: Log, made: Any, peer: Peer) -> None:
-    log.note(*[made(peer=peer) for _ in range(500)])
-    assert len(log.told()) == 1
-    assert log.told("counted") == []
-    log.clock.now += EVERY_S
-    log.note(beat(peer=peer))
-    (counted,) = log.told("counted")
-    call = made().call
-    assert counted["calls"] == {f"{call} OK": 499}
-    assert counted["bytes"] == 499 * len(made().request)
-    assert counted["peer"]["fingerprint"] == peer.fingerprint
-    log.clock.now += EVERY_S
+def test_the_chunks_of_a_transfer_have_one_line_before_the_next_call(log: Log, made: Any, peer: Peer) -> None:
+    chunks = [made(number % 400, peer=peer) for number in range(500)]  # some of them again
+    log.note(*chunks)
+    assert log.told() == []
+    log.note(beat(peer=peer), beat(2, peer=peer))
+    line, *beats = log.told()
+    assert (line["call"], line["calls"], line["code"]) == (chunks[0].call, 500, "OK")
+    assert line["bytes"] == sum(len(chunk.request) for chunk in chunks)
+    assert line["answer_bytes"] == sum(len(chunk.reply) for chunk in chunks)
+    assert line["digest"] == "d"
+    assert line["peer"]["fingerprint"] == peer.fingerprint
+    assert line["facts"].items() >= {"site": "ann"}.items()
+    assert [facts["call"] for facts in beats] == ["Heartbeat"] * 2
+
+
+def test_what_a_site_moved_stands_before_the_receipt_in_the_same_write(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.note(*[put(number) for number in range(20)])
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    commit = pb.CommitRequest(caller=pb.Caller(site="ann"), run="r", round=1)
+    log.note(entry("CommitUpload", commit, reply=ACCEPTED))
+    assert [(facts["call"], facts.get("calls")) for facts in log.told()] == [("PutChunk", 20), ("CommitUpload", None)]
+    assert len(synced) == 1
+
+
+def test_a_call_of_another_site_leaves_a_transfer_open(log: Log) -> None:
+    log.note(put(0), get(0), beat(peer=BOB), put(1), get(1))
+    assert [facts["call"] for facts in log.told()] == ["Heartbeat"]
+    log.note(entry("Heartbeat", pb.HeartbeatRequest(caller=pb.Caller(site="bob")), peer=ANN))
+    assert len(log.told()) == 2, "one host's certificate, in the name of another site"
     log.note(beat())
-    assert len(log.told("counted")) == 1, "nothing was repeated since"
+    assert [facts["calls"] for facts in log.told() if "calls" in facts] == [2, 2]
 
 
-def test_another_instance_of_a_daemon_makes_a_repeated_chunk_no_new_one(log: Log) -> None:
-    log.note(*[put(instance=f"{number:02x}") for number in range(20)])
-    assert len(log.told()) == 1
+def test_a_transfer_without_another_call_has_its_line_within_the_minute(log: Log) -> None:
+    log.note(*[put(number) for number in range(7)])
+    log.clock.now += EVERY_S
+    log.note(beat(peer=BOB))
+    assert [facts.get("calls") for facts in log.told()] == [7, None]
 
 
-def test_chunks_that_differ_and_refused_ones_have_lines(log: Log) -> None:
-    log.note(*[put(number) for number in range(5)], *[put(0, f"u{number}") for number in range(5)])
-    log.note(*[put(0, code="ALREADY_EXISTS") for _ in range(3)], put(0, peer=BOB), get(0), get(1), get(0, "other"))
-    assert len(log.told()) == 17
+def test_a_server_that_is_stopped_writes_its_transfers(log: Log) -> None:
+    log.note(put(), put(1), get())
+    log.audit.close()
+    assert [(facts["call"], facts["calls"]) for facts in log.told()] == [("PutChunk", 2), ("GetChunk", 1)]
+
+
+def test_another_instance_of_a_daemon_goes_on_with_the_same_transfer(log: Log) -> None:
+    log.note(*[put(instance=f"{number:02x}") for number in range(20)], beat())
+    assert log.told()[0]["calls"] == 20
+
+
+def test_other_blobs_have_lines_of_their_own_and_each_refused_chunk_has(log: Log) -> None:
+    log.note(*[put(0, f"u{number}.d") for number in range(5)], get(0), get(1), get(0, "other"))
+    log.note(*[put(0, code="ALREADY_EXISTS") for _ in range(3)], put(0, peer=BOB))
+    log.audit.close()
+    lines = log.told()
+    assert [facts["code"] for facts in lines].count("ALREADY_EXISTS") == 3
+    assert len(lines) == 5 + 2 + 3 + 1
 
 
 def test_a_certificate_above_its_lines_of_a_day_is_counted_and_others_are_not(log: Log) -> None:
@@ -148,26 +184,31 @@ def test_a_day_of_repeated_calls_stays_within_the_budget(log: Log, monkeypatch: 
     monkeypatch.setattr(line_budget, "DAY_BYTES", 100_000)
     for _ in range(24):
         log.clock.now += DAY_S / 24
-        log.note(*[put(number, f"u{log.clock.now}") for number in range(100)])
+        log.note(*[beat(number) for number in range(100)])
     lines = 2 * 100_000 + 24 * 600  # what was there at once, what came back, and the counts
     assert log.path.stat().st_size < 1.6 * lines < 24 * 100 * 500
     assert sum(sum(facts["calls"].values()) for facts in log.told("counted")) + len(log.told()) > 2200
 
 
-def test_counts_that_cannot_be_written_are_kept(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("over", [0, DAY_BYTES])
+def test_what_cannot_be_written_is_kept(log: Log, monkeypatch: pytest.MonkeyPatch, over: int) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
+    log.budget.charge(ANN, over)
     log.note(put(), put())
     log.clock.now += EVERY_S
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(OutOfSpaceError):
-            log.note(beat(1))
-    assert log.told("counted") == []
+            log.note(beat(1, peer=BOB))
+    assert log.told("counted") == log.told() == []
     asyncio.run(log.audit.ready("Heartbeat"))
-    log.note(beat(2))
-    assert [facts["calls"] for facts in log.told("counted")] == [{"PutChunk OK": 1}]
+    log.note(beat(2, peer=BOB))
+    if over:
+        assert [facts["calls"] for facts in log.told("counted")] == [{"PutChunk OK": 2}]
+    else:
+        assert [facts["calls"] for facts in log.told() if facts["call"] == "PutChunk"] == [2]
 
 
 def test_counts_are_written_by_themselves(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +225,7 @@ def test_counts_are_written_by_themselves(log: Log, monkeypatch: pytest.MonkeyPa
         await log.audit._counting
 
     asyncio.run(scenario())
-    assert len(log.told("counted")) == 1
+    assert [facts["calls"] for facts in log.told()] == [2]
 
 
 def test_names_of_calls_that_peers_invent_are_bounded(log: Log) -> None:
@@ -197,9 +238,10 @@ def test_names_of_calls_that_peers_invent_are_bounded(log: Log) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_budget, "MAX_CHUNKS", 10)
+    monkeypatch.setattr(line_budget, "MAX_TRANSFERS", 10)
     monkeypatch.setattr(line_budget, "MAX_PEERS", 10)
     budget = LineBudget(Clock())
     for number in range(50):
-        assert budget.admits(put(number, peer=Peer(f"{number}", "site", "x")))
-    assert (len(budget._chunks), len(budget._buckets)) == (10, 10)
+        assert not budget.admits(put(number, peer=Peer(f"{number}", "site", "x")))
+    assert (len(budget.take_transfers((), 0.0)), len(budget._buckets)) == (10, 10)
+    assert sum(sum(counts.calls.values()) for counts in budget.take(0.0)) == 40, "none goes uncounted"

@@ -35,10 +35,11 @@ class Message:
         run, round: empty and 0 if the message belongs to none.
         size: bytes.
         answer_size: bytes; None in a site's log.
-        digest: BLAKE3-256 of its bytes.
+        digest: BLAKE3-256 of its bytes; of chunks that share a record, of the whole blob.
         fields: of the message, by name.
         verdict: of a receipt.
         error: gRPC's code; empty if the call succeeded.
+        calls: how many the record stands for: a server's log has one for the chunks of a transfer.
     """
 
     at: str
@@ -52,6 +53,7 @@ class Message:
     fields: dict[str, Any]
     verdict: str = ""
     error: str = ""
+    calls: int = 1
 
 
 @dataclass
@@ -178,7 +180,7 @@ class _Reader:
         if self._messages:
             self._summary.messages.append(message)
         summary = self._of(message.run, message.round)
-        summary.messages += 1
+        summary.messages += message.calls
         summary.size += message.size
         if message.answer_size is not None:
             summary.answer_size = (summary.answer_size or 0) + message.answer_size
@@ -241,6 +243,7 @@ def _message(at: str, fields: Mapping[str, Any]) -> Message:
         content,
         fields.get("verdict", ""),
         "" if fields.get("code", "OK") == "OK" else fields["code"],
+        fields.get("calls", 1),
     )
 
 

@@ -137,7 +137,8 @@ def _messages(messages: Sequence[Message]) -> Table:
     table = _table("time (UTC)", *(["who"] if named else []), "call", "run", "round", "bytes", "digest", "answer")
     for message in messages:
         answer = "\n".join([message.verdict or message.error.lower().replace("_", " "), *_values(message)])
-        cells = (message.call, message.run or NONE, str(message.round or NONE), str(message.size), message.digest[:8])
+        call = message.call if message.calls == 1 else f"{message.calls} × {message.call}"
+        cells = (call, message.run or NONE, str(message.round or NONE), str(message.size), message.digest[:8])
         table.add_row(*map(_text, (_time(message.at), *([message.who] if named else []), *cells, answer)))
     return table
 

@@ -1,11 +1,14 @@
 """The server's audit log: a record of each call and its answer, durable before the answer is sent.
 
+The chunks of a transfer share one record, which names the digest of the whole. It is written with the next other call
+of the same site, so before the receipt of an update, or within a minute.
+
 Calls that arrive while one group of records is written form the next group and share its fsync; hashing and writing
 run on a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
 
 Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server. What a
-caller repeats, or does above its budget of lines, is counted (`LineBudget`): one record a minute has the numbers, and a
-kill loses those of the last minute.
+caller does above its budget of lines is counted (`LineBudget`): one record a minute has the numbers. A kill loses the
+counts of the last minute, and the chunks that no record names yet.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from protofed.common.storage import files
 from protofed.common.storage.journal import Fact, Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.server.access.authorization import Peer
-from protofed.server.rpc.line_budget import EVERY_S, Counts, LineBudget
+from protofed.server.rpc.line_budget import EVERY_S, Caller, Counts, LineBudget, Transfer
 
 log = structlog.get_logger()
 AUDIT_FILE = "audit.jsonl"  # of the state folder: the first segment
@@ -66,6 +69,12 @@ class AuditEntry:
     def verdict(self) -> str:
         """Of the receipt that answers it; empty if there is none."""
         return wire.verdict_of(self.call, self.reply)
+
+    @property
+    def caller(self) -> Caller:
+        """The peer's certificate and the site that it calls for; empty ones if there are none."""
+        caller = getattr(self.message, "caller", None)
+        return self.peer.fingerprint, "" if caller is None else caller.site
 
     def facts(self) -> dict[str, Fact]:
         """The fields of its record: the request's digest and identifying fields, never its content."""
@@ -158,7 +167,7 @@ class ServerAudit:
         self._thread.shutdown()
         left, self._queue = [waiting.entry for waiting in self._queue if waiting.entry is not None], []
         try:
-            self._append(left, self._lines.take(older_than_s=0.0))
+            self._append(left, self._lines.take(older_than_s=0.0), self._lines.take_transfers((), older_than_s=0.0))
         except StateError as error:
             log.error("calls were not recorded", calls=[entry.call for entry in left], why=str(error))
         self._journal.close()
@@ -190,26 +199,30 @@ class ServerAudit:
         loop = asyncio.get_running_loop()
         while self._queue:
             group, self._queue = self._queue, []
+            entries = [waiting.entry for waiting in group if waiting.entry is not None]
             error, counted = None, self._lines.take()
+            # What a site moved stands before its next call: an update's receipt is given after the update's chunks.
+            transfers = self._lines.take_transfers({entry.caller for entry in entries})
             try:
-                entries = [waiting.entry for waiting in group if waiting.entry is not None]
                 # Shielded: when the server ends meanwhile, a group that has left the queue is still written.
-                sizes = await asyncio.shield(loop.run_in_executor(self._thread, self._append, entries, counted))
-                for entry, size in zip(entries, sizes, strict=True):
-                    self._lines.charge(entry.peer, size)
+                work = loop.run_in_executor(self._thread, self._append, entries, counted, transfers)
+                for line, size in zip([*transfers, *entries], await asyncio.shield(work), strict=True):
+                    self._lines.charge(line.peer, size)
             except Exception as failed:  # any error: each waiting call must get it
-                self._lines.give_back(counted)
+                self._lines.give_back(counted, transfers)
                 error = failed.with_traceback(None)  # a traceback would keep the calls' messages in memory
             self._resolve(group, error)
 
-    def _append(self, entries: Sequence[AuditEntry], counted: Sequence[Counts]) -> list[int]:
-        """Write the records; about how many bytes each entry's has."""
+    def _append(
+        self, entries: Sequence[AuditEntry], counted: Sequence[Counts], transfers: Sequence[Transfer]
+    ) -> list[int]:
+        """Write the records; about how many bytes those of the transfers and then of the entries have."""
         records: list[tuple[str, Mapping[str, Fact]]] = []
         if self._gap is not None:
             self._check_free_space()
             records.append(self._gap.record())
         records += [(COUNTED, counts.facts()) for counts in counted]
-        facts = [entry.facts() for entry in entries]
+        facts = [line.facts() for line in (*transfers, *entries)]
         self._journal.append_all([*records, *((CALL, fields) for fields in facts)])
         return [len(json.dumps(fields)) for fields in facts]
 

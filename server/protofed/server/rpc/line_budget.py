@@ -1,16 +1,17 @@
-"""Which calls get a line of their own in the audit log, and which are counted: so that no caller can fill the disk.
+"""Which calls get a line of their own in the audit log, and which share one: so that no caller can fill the disk.
 
-Counted are a chunk that the same caller moved before, and whatever a caller does above `DAY_BYTES` of lines a day.
-Always written are accepted updates and an operator's calls that succeeded: these are few, or made by who keeps the log.
+The chunks of a transfer share a line, which names the digest of the whole. Whatever a caller does above `DAY_BYTES` of
+lines a day is counted only. Always written are accepted updates and an operator's calls that succeeded: these are few,
+or made by who keeps the log.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from protofed.common.storage.journal import Fact
 from protofed.server.access.authorization import PLAINTEXT, Peer
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 DAY_BYTES = 128 << 20
 DAY_S = 86_400.0
 EVERY_S = 60.0  # between two lines with counts
-MAX_CHUNKS = 16_384  # that are remembered
+MAX_TRANSFERS = 4096  # in memory; above it, the chunks of the oldest are counted with its peer's other calls
 MAX_PEERS = 4096  # in memory; above it, the one that called longest ago is forgotten
 MAX_NAMES = 100  # of calls that are counted each under its name
 OK, ACCEPTED, OPERATOR = "OK", "accepted", "operator"
+CHUNKS = ("PutChunk", "GetChunk")
+
+
+Caller: TypeAlias = tuple[str, str]  # fingerprint, site
 
 
 @dataclass
@@ -45,8 +50,45 @@ class Counts:
 
     def facts(self) -> Mapping[str, Fact]:
         """The fields of their common line."""
-        peer: dict[str, Fact] = {"fingerprint": self.peer.fingerprint, "party": self.peer.party, "name": self.peer.name}
-        return {"peer": peer, "calls": {**self.calls}, "bytes": self.size}
+        return {"peer": _peer(self.peer), "calls": {**self.calls}, "bytes": self.size}
+
+
+@dataclass
+class Transfer:
+    """Chunks of one blob that one site sent or fetched since the last line that names them.
+
+    Attributes:
+        call: `PutChunk` or `GetChunk`.
+        fields: of the messages, but those of a single chunk.
+        digest: of the whole blob.
+        calls: repeated chunks count again.
+        size, answer_size: bytes of their requests and of the answers.
+        since: seconds of the monotonic clock.
+    """
+
+    peer: Peer
+    call: str
+    fields: Mapping[str, Fact]
+    digest: str
+    since: float
+    calls: int = 0
+    size: int = 0
+    answer_size: int = 0
+
+    @property
+    def caller(self) -> Caller:
+        """The certificate and the site that it calls for; in plain text the site alone tells callers apart."""
+        return self.peer.fingerprint, str(self.fields["site"])
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Whatever has it shares this transfer's line; another process of the same daemon has it, too."""
+        return self.caller, self.call, self.fields.get("run"), self.fields.get("upload"), self.digest
+
+    def facts(self) -> Mapping[str, Fact]:
+        """The fields of a record `call` that stands for all of its calls."""
+        record = {"peer": _peer(self.peer), "call": self.call, "facts": {**self.fields}, "calls": self.calls}
+        return {**record, "bytes": self.size, "digest": self.digest, "code": OK, "answer_bytes": self.answer_size}
 
 
 @dataclass
@@ -58,7 +100,7 @@ class _Bucket:
 class LineBudget:
     """Decides call by call; used on the event loop only.
 
-    In plain text callers cannot be distinguished, and only repeated chunks are counted.
+    In plain text callers cannot be distinguished, and have no budget.
 
     Args:
         clock: monotonic seconds.
@@ -67,13 +109,16 @@ class LineBudget:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by fingerprint, the one used last at the end
-        self._chunks: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        self._transfers: OrderedDict[tuple[object, ...], Transfer] = OrderedDict()  # the one begun first at the beginning
         self._counts: dict[Peer, Counts] = {}
 
     def admits(self, call: AuditEntry) -> bool:
         """Whether the call gets a line of its own; otherwise it has been counted."""
-        if self._is_repeated(call) or (self._left(call.peer) <= 0 and not _is_kept(call)):
-            self._count(call)
+        if self._left(call.peer) <= 0 and not _is_kept(call):
+            self._count(call.peer, f"{call.call} {call.code}", 1, len(call.request))
+            return False
+        if call.code == OK and call.call in CHUNKS:
+            self._move(call)
             return False
         return True
 
@@ -84,8 +129,8 @@ class LineBudget:
 
     @property
     def is_counting(self) -> bool:
-        """Whether counts wait to be written."""
-        return bool(self._counts)
+        """Whether counts or transfers wait to be written."""
+        return bool(self._counts or self._transfers)
 
     def take(self, older_than_s: float = EVERY_S) -> list[Counts]:
         """The counts that are due; the next ones begin at 0."""
@@ -94,35 +139,50 @@ class LineBudget:
             del self._counts[counts.peer]
         return due
 
-    def give_back(self, taken: list[Counts]) -> None:
-        """Keep counts that could not be written for the next line."""
-        for counts in taken:
-            newer = self._counts.get(counts.peer)
+    def take_transfers(self, callers: Collection[Caller], older_than_s: float = EVERY_S) -> list[Transfer]:
+        """The transfers of these callers, and those that are due."""
+        now = self._clock()
+        due = [of for of in self._transfers.values() if of.caller in callers or now - of.since >= older_than_s]
+        for transfer in due:
+            del self._transfers[transfer.key]
+        return due
+
+    def give_back(self, counts: Collection[Counts], transfers: Collection[Transfer]) -> None:
+        """Keep what could not be written for the next line."""
+        for taken in counts:
+            newer = self._counts.get(taken.peer)
             if newer is not None:
-                counts.calls += newer.calls
-                counts.size += newer.size
-            self._counts[counts.peer] = counts
+                taken.calls += newer.calls
+                taken.size += newer.size
+            self._counts[taken.peer] = taken
+        for transfer in transfers:
+            self._add(transfer)
 
-    def _is_repeated(self, call: AuditEntry) -> bool:
-        """Whether the peer moved this very chunk before; remembers it."""
-        if call.code != OK or call.call not in ("PutChunk", "GetChunk"):
-            return False
+    def _move(self, call: AuditEntry) -> None:
+        """Count one chunk with the others of its transfer."""
         message = call.message
-        # A chunk that is there already is the same one: other bytes for it are refused.
-        blob = (message.upload,) if call.call == "PutChunk" else (message.run, message.digest)
-        chunk = (call.peer.fingerprint, message.caller.site, call.call, *blob, message.index)
-        is_repeated = chunk in self._chunks
-        self._chunks[chunk] = None
-        self._chunks.move_to_end(chunk)
-        if len(self._chunks) > MAX_CHUNKS:
-            self._chunks.popitem(last=False)
-        return is_repeated
+        fields: dict[str, Fact] = {"site": message.caller.site, "instance": message.caller.instance}
+        if call.call == "PutChunk":  # its upload was announced, so the id is of our making
+            fields, address = {**fields, "upload": message.upload}, message.upload.rpartition(".")[2]
+        else:
+            fields, address = {**fields, "run": message.run, "digest": message.digest}, message.digest
+        sizes = {"calls": 1, "size": len(call.request), "answer_size": len(call.reply)}
+        self._add(Transfer(call.peer, call.call, fields, address, self._clock(), **sizes))
 
-    def _count(self, call: AuditEntry) -> None:
-        counts = self._counts.setdefault(call.peer, Counts(call.peer, self._clock()))
-        name = f"{call.call} {call.code}"
-        counts.calls[name if name in counts.calls or len(counts.calls) < MAX_NAMES else "others"] += 1
-        counts.size += len(call.request)
+    def _add(self, transfer: Transfer) -> None:
+        known = self._transfers.setdefault(transfer.key, transfer)
+        if known is not transfer:
+            known.calls += transfer.calls
+            known.size += transfer.size
+            known.answer_size += transfer.answer_size
+        if len(self._transfers) > MAX_TRANSFERS:
+            _, oldest = self._transfers.popitem(last=False)
+            self._count(oldest.peer, f"{oldest.call} {OK}", oldest.calls, oldest.size)
+
+    def _count(self, peer: Peer, name: str, calls: int, size: int) -> None:
+        counts = self._counts.setdefault(peer, Counts(peer, self._clock()))
+        counts.calls[name if name in counts.calls or len(counts.calls) < MAX_NAMES else "others"] += calls
+        counts.size += size
 
     def _left(self, peer: Peer) -> float:
         return DAY_BYTES if peer is PLAINTEXT else self._bucket(peer).left
@@ -137,6 +197,10 @@ class LineBudget:
         bucket.left = min(DAY_BYTES, bucket.left + (now - bucket.updated_at) * DAY_BYTES / DAY_S)
         bucket.updated_at = now
         return bucket
+
+
+def _peer(peer: Peer) -> dict[str, Fact]:
+    return {"fingerprint": peer.fingerprint, "party": peer.party, "name": peer.name}
 
 
 def _is_kept(call: AuditEntry) -> bool:
