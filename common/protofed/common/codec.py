@@ -96,6 +96,15 @@ def header_specs(beginning: bytes) -> tuple[TensorSpec, ...]:
     return tuple(_spec(path, entry) for path, entry in header.items())
 
 
+def shares(specs: Iterable[TensorSpec]) -> dict[Part, float]:
+    """Each part's share of the bytes of tensors; empty if there are none."""
+    sizes: dict[Part, int] = {}
+    for spec in specs:
+        sizes[spec.part] = sizes.get(spec.part, 0) + spec.nbytes
+    total = sum(sizes.values())
+    return {part: size / total for part, size in sizes.items()} if total else {}
+
+
 def decode(data: bytes) -> Payload:
     """The payload of a blob, in memory of its own.
 

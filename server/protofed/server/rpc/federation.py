@@ -9,28 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import structlog
-from google_crc32c import value as crc32c
 
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import (
-    CodecError,
     ConflictError,
     DeniedError,
     IncompleteUploadError,
     OverQuotaError,
     ProtocolError,
-    StateError,
 )
 from protofed.common.failpoint import reach
 from protofed.common.ids import read_id
-from protofed.common.payload import Part, SiteId, TensorSpec
+from protofed.common.payload import Part, SiteId
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, Assignment, Manifest, PauseReason, Verdict, Wait
 from protofed.common.version import VERSION
@@ -49,6 +45,7 @@ from protofed.server.access.budgets import (
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc.chunk_replies import ChunkReplies
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.storage.blobs import FolderBlobs
@@ -73,6 +70,7 @@ class _Announced:
     round: int
     base: Digest | None
     manifest: Manifest
+    shares: Mapping[Part, float]  # of its bytes, by part, for metrics
     resumed: int = 0  # chunks that an earlier attempt left and that metrics have counted
 
 
@@ -95,7 +93,7 @@ class FederationService(rpc.FederationServicer):
         self._runs, self._blobs, self._executors, self._notifier = runs, blobs, executors, notifier
         self._memory, self._metrics, self._budgets = memory, metrics, budgets
         self._examinations = asyncio.Semaphore(EXAMINATIONS)
-        self._shares = lru_cache(maxsize=256)(self._read_shares)
+        self._replies = ChunkReplies(blobs, executors.transfer)
         self._uploads: dict[str, _Announced] = {}  # by upload id; after a restart, sites begin their uploads again
         self._equivocal: set[str] = set()  # ids of those of which it is logged
 
@@ -134,18 +132,18 @@ class FederationService(rpc.FederationServicer):
         signal = await self._control(self._runs.heartbeat, read_id(request.run), site, instance, progress)
         return pb.HeartbeatResponse(signal=wire.signal.pack(signal))
 
-    async def GetChunk(self, request: pb.GetChunkRequest, context: Any) -> pb.Chunk:
+    async def GetChunk(self, request: pb.GetChunkRequest, context: Any) -> Any:
+        """A `Chunk` that is serialised already."""
         site, _ = _caller(request.caller)
         digest = wire.read_digest(request.digest)
         if not self._runs.may_fetch(read_id(request.run), site, digest):
             raise DeniedError("this blob is not part of the site's current task")
-        size = await self._transfer(self._blobs.size, digest)
-        self._budgets.spend(site, DOWNLOADED, min(size, CHUNK_BYTES), key=digest, size=size)
-        data = await self._transfer(self._blobs.chunk, digest, request.index)
-        if not data:
-            raise ProtocolError(f"chunk {request.index} is past the end of the blob")
-        self._metrics.bytes_transferred("out", await self._transfer(self._shares, digest), len(data))
-        return pb.Chunk(index=request.index, data=data, crc32c=crc32c(data))
+        blob = await self._replies.parts(digest)
+        self._budgets.spend(site, DOWNLOADED, min(blob.size, CHUNK_BYTES), key=digest, size=blob.size)
+        reply = await self._replies.get(digest, request.index)
+        size = min(CHUNK_BYTES, blob.size - request.index * CHUNK_BYTES)
+        self._metrics.bytes_transferred("out", blob.shares, size)
+        return reply
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
         site, instance = _caller(request.caller)
@@ -164,22 +162,25 @@ class FederationService(rpc.FederationServicer):
         upload = Upload(site, task_id, manifest.digest)
         received = await self._transfer(self._blobs.uploads.begin, upload, manifest.total_bytes)
         resumed = self._count_resumed(upload, received)
-        self._uploads[str(upload)] = _Announced(upload, run, request.round, base, manifest, resumed)
+        self._uploads[str(upload)] = _Announced(
+            upload, run, request.round, base, manifest, codec.shares(manifest.tensors), resumed
+        )
         return pb.UploadTicket(upload=pb.Upload(id=str(upload), received_chunks=sorted(received)))
 
     async def PutChunk(self, request: pb.Chunk, context: Any) -> pb.ChunkAck:
         announced = self._announced(_caller(request.caller)[0], request.upload)
         upload = announced.upload
-        self._spend(UPLOADED, announced, len(request.data))
+        data = request.data  # once: protobuf copies a field's bytes each time that it is read
+        self._spend(UPLOADED, announced, len(data))
         try:
-            await self._transfer(self._blobs.uploads.write, upload, request.index, request.data, request.crc32c)
+            await self._transfer(self._blobs.uploads.write, upload, request.index, data, request.crc32c)
         except ConflictError as error:  # other bytes for a chunk that was received: no retry does that
             if request.upload not in self._equivocal:  # once: the same chunk may come again and again
                 self._equivocal.add(request.upload)
                 fields = {"run": announced.run, "round": announced.round, "site": upload.site}
                 log.error("equivocation", **fields, task_id=upload.task_id, why=str(error))
             raise
-        self._metrics.bytes_transferred("in", _shares(announced.manifest.tensors), len(request.data))
+        self._metrics.bytes_transferred("in", announced.shares, len(data))
         return pb.ChunkAck()
 
     async def CommitUpload(self, request: pb.CommitRequest, context: Any) -> pb.Receipt:
@@ -255,14 +256,6 @@ class FederationService(rpc.FederationServicer):
         self._metrics.chunks_resumed(max(0, len(received) - (earlier.resumed if earlier else 0)))
         return len(received)
 
-    def _read_shares(self, address: Digest) -> Mapping[Part, float]:
-        """Shares of a blob's bytes by part, for metrics; empty if it cannot be read, which GetChunk itself reports."""
-        try:
-            beginning = self._blobs.chunk(address, 0) + self._blobs.chunk(address, 1)  # longer than any header
-            return _shares(codec.header_specs(beginning))
-        except (CodecError, StateError):
-            return {}
-
     def _announced(self, site: SiteId, upload: str) -> _Announced:
         announced = self._uploads.get(upload)
         if announced is None or announced.upload.site != site:
@@ -275,15 +268,6 @@ class FederationService(rpc.FederationServicer):
 
     async def _transfer(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executors.transfer, function, *arguments)
-
-
-def _shares(specs: Iterable[TensorSpec]) -> Mapping[Part, float]:
-    """Each part's share of a blob's bytes."""
-    sizes: dict[Part, int] = {}
-    for spec in specs:
-        sizes[spec.part] = sizes.get(spec.part, 0) + spec.nbytes
-    total = sum(sizes.values())
-    return {part: size / total for part, size in sizes.items()} if total else {}
 
 
 def _caller(caller: pb.Caller) -> tuple[SiteId, str]:

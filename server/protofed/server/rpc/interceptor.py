@@ -209,7 +209,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler.unary_unary is None:
             await handler.unary_stream(call.message, context)  # it writes its answers itself
         else:
-            call.reply = handler.response_serializer(await handler.unary_unary(call.message, context))
+            reply = await handler.unary_unary(call.message, context)
+            call.reply = reply if isinstance(reply, bytes) else handler.response_serializer(reply)
 
     def _server_info(self, peer: Peer) -> ServerInfo:
         """Clock, versions and the peer's certificate status, which `protofed client doctor` compares with its own."""

@@ -109,7 +109,7 @@ class LineBudget:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by fingerprint, the one used last at the end
-        self._transfers: OrderedDict[tuple[object, ...], Transfer] = OrderedDict()  # the one begun first at the beginning
+        self._transfers: OrderedDict[tuple[object, ...], Transfer] = OrderedDict()  # the oldest first
         self._counts: dict[Peer, Counts] = {}
 
     def admits(self, call: AuditEntry) -> bool:
