@@ -10,6 +10,8 @@ from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from google_crc32c import value as crc32c
+
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_digest
 from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError
 from protofed.common.ids import read_id
@@ -279,3 +281,8 @@ def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
         failure=_unpack_failure(message),
         telemetry=read_telemetry(message.telemetry),
     )
+
+
+def pack_chunk(index: int, data: bytes) -> bytes:
+    """A serialised `Chunk` of a download."""
+    return pb.Chunk(index=index, data=data, crc32c=crc32c(data)).SerializeToString()

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from google_crc32c import value as crc32c
-
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import CodecError, ProtocolError
 from protofed.common.payload import Part
+from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.storage.blobs import FolderBlobs
 
 KEPT_BYTES = 64 << 20  # of answers: sites of a cohort are some seconds apart
@@ -76,7 +74,7 @@ class ChunkReplies:
         data = self._blobs.chunk(address, index)
         if not data:
             raise ProtocolError(f"chunk {index} is past the end of the blob")
-        return pb.Chunk(index=index, data=data, crc32c=crc32c(data)).SerializeToString()
+        return wire.pack_chunk(index, data)
 
     def _forget_failed(self, key: tuple[Digest, int], done: asyncio.Future[bytes]) -> None:
         failed = done.cancelled() or done.exception() is not None
