@@ -206,8 +206,9 @@ class ServerAudit:
             try:
                 # Shielded: when the server ends meanwhile, a group that has left the queue is still written.
                 work = loop.run_in_executor(self._thread, self._append, entries, counted, transfers)
-                for line, size in zip([*transfers, *entries], await asyncio.shield(work), strict=True):
-                    self._lines.charge(line.peer, size)
+                peers = [line.peer for line in transfers] + [entry.peer for entry in entries]
+                for peer, size in zip(peers, await asyncio.shield(work), strict=True):
+                    self._lines.charge(peer, size)
             except Exception as failed:  # any error: each waiting call must get it
                 self._lines.give_back(counted, transfers)
                 error = failed.with_traceback(None)  # a traceback would keep the calls' messages in memory
@@ -222,7 +223,7 @@ class ServerAudit:
             self._check_free_space()
             records.append(self._gap.record())
         records += [(COUNTED, counts.facts()) for counts in counted]
-        facts = [line.facts() for line in (*transfers, *entries)]
+        facts = [*(line.facts() for line in transfers), *(entry.facts() for entry in entries)]
         self._journal.append_all([*records, *((CALL, fields) for fields in facts)])
         return [len(json.dumps(fields)) for fields in facts]
 

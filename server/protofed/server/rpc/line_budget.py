@@ -87,8 +87,16 @@ class Transfer:
 
     def facts(self) -> Mapping[str, Fact]:
         """The fields of a record `call` that stands for all of its calls."""
-        record = {"peer": _peer(self.peer), "call": self.call, "facts": {**self.fields}, "calls": self.calls}
-        return {**record, "bytes": self.size, "digest": self.digest, "code": OK, "answer_bytes": self.answer_size}
+        return {
+            "peer": _peer(self.peer),
+            "call": self.call,
+            "facts": {**self.fields},
+            "calls": self.calls,
+            "bytes": self.size,
+            "digest": self.digest,
+            "code": OK,
+            "answer_bytes": self.answer_size,
+        }
 
 
 @dataclass
