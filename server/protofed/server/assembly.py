@@ -15,6 +15,7 @@ from protofed.server.rounds.presence import SitePresence
 from protofed.server.storage.blobs import Blobs, MemoryBlobs, open_blobs
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.recovery import open_journal, sweep_orphans
 
 JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
@@ -55,7 +56,7 @@ def open_server(
     if state is not None:
         files.make_private(state)
         opened.callback(files.Lock(state).release)
-    ledger = Ledger(ledger_url or ("sqlite://" if state is None else f"sqlite:///{state / LEDGER_FILE}"))
+    ledger = _ledger(state, ledger_url, simulated=simulated)
     opened.callback(ledger.close)
     blobs: Blobs = MemoryBlobs()
     if state is not None:
@@ -78,3 +79,9 @@ def open_server(
         simulated=simulated,
         metrics=metrics or ServerMetrics(),
     )
+
+
+def _ledger(state: Path | None, url: str | None, *, simulated: bool) -> Ledger:
+    if state is None and url is None and simulated:
+        return MemoryLedger()
+    return Ledger(url or ("sqlite://" if state is None else f"sqlite:///{state / LEDGER_FILE}"))

@@ -1,4 +1,4 @@
-"""One suite over all ledgers: in memory, and those that outlive their process: in a file and in PostgreSQL."""
+"""One suite over all ledgers: as objects and as SQL in memory, and those that outlive their process: in a file and in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
 from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, TaskRow, UpdateRow
 from protofed.server.verdicts import RoundOutcome
@@ -21,9 +22,13 @@ from protofed.server.verdicts import RoundOutcome
 BASE, STATE = digest(b"base"), digest(b"state")
 
 
-@pytest.fixture
-def ledger(ledger_url: str) -> Iterator[Ledger]:
-    ledger = Ledger(ledger_url)
+@pytest.fixture(params=["rows", "memory", "file", "postgresql"])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
+    urls = {"memory": "sqlite://", "file": f"sqlite:///{tmp_path / 'ledger.sqlite'}"}
+    if request.param == "rows":
+        ledger: Ledger = MemoryLedger()
+    else:
+        ledger = Ledger(urls.get(request.param) or str(request.getfixturevalue("postgres_url")))
     yield ledger
     ledger.close()
 

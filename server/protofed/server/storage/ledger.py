@@ -39,11 +39,12 @@ class Ledger(LedgerReader):
         StateError: from every method: the database is damaged, locked, of another version or out of space.
     """
 
+    _journal: Chain | None = None
+    _behind = False  # the journal could not be written when it was last tried
+
     def __init__(self, url: str = "sqlite://") -> None:
         self._engine = open_ledger(url)
-        self._journal: Chain | None = None
         self._unwritten: deque[tuple[str, dict[str, Any]]] = deque()
-        self._behind = False  # the journal could not be written when it was last tried
 
     def attach(self, journal: Chain) -> None:
         """Repeat every promise in a journal, which shows later that the database has lost none.

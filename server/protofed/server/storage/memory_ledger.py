@@ -1,0 +1,400 @@
+"""The ledger of a simulation in memory: rows as objects, so that no round waits for SQL that nobody will read."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from protofed.common.codec import Digest
+from protofed.common.errors import StateError
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
+from protofed.server.storage.ledger import Chain, Ledger
+from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
+from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
+
+
+class MemoryLedger(Ledger):
+    """Every method of `Ledger`, which describes them, without a database and without a journal.
+
+    Rows are frozen, and replaced when they change: what was read stays as it was.
+    """
+
+    def __init__(self) -> None:
+        self._roles: dict[SiteId, list[str]] = {}
+        self._excluded: dict[SiteId, str] = {}
+        self._certificates: dict[str, CertificateRow] = {}  # by fingerprint
+        self._interventions: list[InterventionRow] = []
+        self._runs: dict[str, RunRow] = {}
+        self._rounds: defaultdict[str, dict[tuple[int, int], RoundRow]] = defaultdict(dict)  # by run; round, attempt
+        self._tasks: dict[str, TaskRow] = {}  # by task_id
+        self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
+        self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
+        self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
+        self._scores: defaultdict[str, dict[tuple[int, int], dict[SiteId, dict[str, float]]]] = defaultdict(dict)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def attach(self, journal: Chain) -> NoReturn:
+        """A journal outlives its process; what is promised here does not."""
+        raise StateError("a ledger in memory keeps no journal; give the simulation a state folder")
+
+    # Sites
+
+    def sites(self) -> dict[SiteId, list[str]]:
+        """See `LedgerReader`."""
+        return dict(sorted(self._roles.items()))
+
+    def excluded(self) -> dict[SiteId, str]:
+        """See `LedgerReader`."""
+        return dict(self._excluded)
+
+    def enroll(self, site: SiteId, roles: Sequence[str]) -> None:
+        """See `Ledger`."""
+        self._roles[site] = list(roles)
+
+    def exclude(self, site: SiteId, reason: str | None) -> None:
+        """See `Ledger`."""
+        self._excluded.pop(site, None)
+        if reason is not None and site in self._roles:
+            self._excluded[site] = reason
+
+    def forget_site(self, site: SiteId) -> None:
+        """See `Ledger`."""
+        self._roles.pop(site, None)
+        self._excluded.pop(site, None)
+
+    # Certificates and operators
+
+    def certificates(self) -> list[CertificateRow]:
+        """See `LedgerReader`."""
+        return list(self._certificates.values())
+
+    def revoked(self) -> dict[SiteId, tuple[float, str]]:
+        """See `LedgerReader`."""
+        of_sites = [row for row in self._certificates.values() if row.party == "site"]
+        valid = {row.name for row in of_sites if row.revoked_at is None}
+        gone = [(row.revoked_at, row) for row in of_sites if row.revoked_at is not None and row.name not in valid]
+        return {row.name: (at, row.reason or "") for at, row in sorted(gone, key=lambda pair: pair[0])}
+
+    def register(self, row: CertificateRow) -> None:
+        """See `Ledger`."""
+        if row.fingerprint in self._certificates:
+            raise _contradiction(f"certificate {row.fingerprint}")
+        self._certificates[row.fingerprint] = row
+
+    def grant(self, row: CertificateRow) -> None:
+        """See `Ledger`."""
+        self._renew_certificate(row, roles=row.roles)
+
+    def revoke(self, row: CertificateRow) -> None:
+        """See `Ledger`."""
+        self._renew_certificate(row, revoked_at=row.revoked_at, reason=row.reason)
+
+    def _renew_certificate(self, row: CertificateRow, **values: Any) -> None:
+        if (known := self._certificates.get(row.fingerprint)) is not None:
+            self._certificates[row.fingerprint] = replace(known, **values)
+
+    def interventions(self) -> list[InterventionRow]:
+        """See `LedgerReader`."""
+        return list(self._interventions)
+
+    def intervene(self, row: InterventionRow) -> None:
+        """See `Ledger`."""
+        self._interventions.append(row)
+
+    # Runs
+
+    def run(self, run: str) -> RunRow | None:
+        """See `LedgerReader`."""
+        return self._runs.get(run)
+
+    def runs(self) -> list[RunRow]:
+        """See `LedgerReader`."""
+        return sorted(self._runs.values(), key=lambda row: row.position)
+
+    def begin_run(self, run: str, fingerprint: Digest, recipe: str) -> None:
+        """See `Ledger`."""
+        if run in self._runs:
+            raise _contradiction(f"run {run}")
+        self._runs[run] = RunRow(
+            run, fingerprint, recipe, self._last() + 1, time.time(), None, None, None, paused=False
+        )
+
+    def pause(self, run: str, *, paused: bool) -> None:
+        """See `Ledger`."""
+        self._renew_run(run, paused=paused)
+
+    def end_run(self, run: str, reason: str, outcome: RoundOutcome) -> None:
+        """See `Ledger`."""
+        self._renew_run(run, ended_at=time.time(), outcome=outcome, reason=reason)
+        self._settle(self._open(run), "late", RUN_ENDED)
+
+    def roll_back(self, run: str, to: int) -> None:
+        """See `Ledger`."""
+        for at in self._rounds[run]:
+            if at[0] > to:
+                self._renew_round(run, at, rolled_back=True)
+        self._settle(self._open(run), "late", f"{ROLLED_BACK}round {to}")
+        if (row := self._runs.get(run)) is not None and row.ended_at is not None:
+            self._renew_run(run, ended_at=None, outcome=None, reason=None, position=self._last() + 1)
+
+    def _last(self) -> int:
+        return max((row.position for row in self._runs.values()), default=0)
+
+    def _renew_run(self, run: str, **values: Any) -> None:
+        if run in self._runs:
+            self._runs[run] = replace(self._runs[run], **values)
+
+    # Rounds
+
+    def rounds(self, run: str, *, rolled_back: bool = False) -> list[RoundRow]:
+        """See `LedgerReader`."""
+        return [row for _, row in sorted(self._rounds[run].items()) if rolled_back or not row.rolled_back]
+
+    def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
+        """See `LedgerReader`."""
+        rows = self.rounds(run)
+        if published or scored:
+            rows = [row for row in rows if row.state is not None and (row.scored or not scored)]
+        return rows[-1] if rows else None
+
+    def attempts(self, run: str, round: int) -> int:
+        """See `LedgerReader`."""
+        return sum(number == round for number, _ in self._rounds[run])
+
+    def open_round(self, row: RoundRow, tasks: Sequence[TaskRow]) -> None:
+        """See `Ledger`."""
+        at = row.round, row.attempt
+        if at in self._rounds[row.run]:
+            raise _contradiction(f"round {row.round} of {row.run}")
+        self.invite(tasks)
+        self._rounds[row.run][at] = RoundRow(row.run, *at, row.size, row.quorum, opened_at=time.time())
+
+    def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
+        """See `Ledger`."""
+        at = round, attempt
+        self._renew_round(run, at, aggregations=self._rounds[run][at].aggregations + 1)
+        return self._rounds[run][at].aggregations
+
+    def _close(
+        self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
+    ) -> None:
+        self._renew_round(run, (round, attempt), closed_at=time.time(), **values)
+        for row in self._open(run, round, attempt):
+            self._settle([row], task, silent.get(row.site))
+
+    def mark_scored(self, run: str, round: int) -> None:
+        """See `Ledger`."""
+        for at, row in self._rounds[run].items():
+            if at[0] == round and row.state is not None:
+                self._renew_round(run, at, scored=True)
+        self._settle([row for row in self._open(run, round) if row.kind is TaskKind.SCORE], "late")
+
+    def _renew_round(self, run: str, at: tuple[int, int], **values: Any) -> None:
+        if (row := self._rounds[run].get(at)) is not None:
+            self._rounds[run][at] = replace(row, **values)
+
+    # Tasks
+
+    def task(self, task_id: str) -> TaskRow | None:
+        """See `LedgerReader`."""
+        return self._tasks.get(task_id)
+
+    def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
+        """See `LedgerReader`."""
+        rows = [row for row in self._of(run, round) if attempt is None or row.attempt == attempt]
+        return sorted(rows, key=lambda row: (row.round, row.attempt, row.site, row.kind))
+
+    def invite(self, tasks: Sequence[TaskRow]) -> None:
+        """See `Ledger`."""
+        if len({task.task_id for task in tasks} - self._tasks.keys()) < len(tasks):
+            raise _contradiction("an invitation")
+        for task in tasks:
+            self._tasks[task.task_id] = task
+            self._invited[task.run].setdefault(task.round, []).append(task.task_id)
+
+    def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
+        """See `Ledger`."""
+        if (row := self._tasks.get(task_id)) is not None and row.is_open:
+            self._settle([row], task, reason)
+
+    def _of(self, run: str, round: int | range | None) -> Iterator[TaskRow]:
+        """The invitations of a run (of a round or some), in no order."""
+        of_run = self._invited[run]
+        numbers = of_run if round is None else (round,) if isinstance(round, int) else round
+        return (self._tasks[task_id] for number in numbers for task_id in of_run.get(number, ()))
+
+    def _open(self, run: str, round: int | None = None, attempt: int | None = None) -> list[TaskRow]:
+        return [row for row in self._of(run, round) if row.is_open and attempt in (None, row.attempt)]
+
+    def _settle(self, rows: Iterable[TaskRow], status: str, reason: str | None = None) -> None:
+        """Give invitations a status, and a reason unless that is None."""
+        for row in rows:
+            because = row.reason if reason is None else reason
+            self._tasks[row.task_id] = replace(row, task_status=status, reason=because)
+
+    # Updates
+
+    def accepted(self, task: TaskRow) -> UpdateRow | None:
+        """See `LedgerReader`."""
+        return next((_joined(row, task) for row in self._updates.get(task.task_id, ()) if _counted(row)), None)
+
+    def judged(self, task: TaskRow, digest: Digest) -> UpdateRow | None:
+        """See `LedgerReader`."""
+        rows = reversed(self._updates.get(task.task_id, ()))
+        return next((_joined(row, task) for row in rows if row.digest == digest), None)
+
+    def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
+        """See `LedgerReader`."""
+        tasks = self.tasks(run, round, attempt)
+        return [_joined(row, task) for task in tasks for row in self._updates.get(task.task_id, ())]
+
+    def refused(self, task_id: str) -> int:
+        """See `LedgerReader`."""
+        return sum(not _counted(row) for row in self._updates.get(task_id, ()))
+
+    def last_weight(self, run: str, site: SiteId) -> float | None:
+        """See `LedgerReader`."""
+        return self._weights.get((run, site))
+
+    def moved(self, run: str) -> tuple[int, int]:
+        """See `LedgerReader`."""
+        tasks = list(self._of(run, None))
+        taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if _counted(row))
+        return sum(taken), sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT)
+
+    def set_aside(self, update_row: UpdateRow, reason: str) -> None:
+        """See `Ledger`."""
+        task_id = update_row.task.task_id
+        rows = self._updates.get(task_id, [])
+        self._updates[task_id] = [replace(row, set_aside=reason) if _counted(row) else row for row in rows]
+        if (task := self._tasks.get(task_id)) is not None:
+            self._settle([task], "set-aside", reason)
+
+    def judge(self, row: UpdateRow) -> Receipt:
+        """See `Ledger`."""
+        task = row.task
+        if _counted(row) and (counted := self.accepted(task)) is not None:
+            if counted.digest != row.digest:
+                raise StateError(f"two updates for one invitation of {task.site} in round {task.round}")
+            return counted.receipt()
+        if _counted(row):
+            if task.task_id in self._tasks:
+                self._settle([self._tasks[task.task_id]], "reported")
+            if row.weight is not None:
+                self._weights[task.run, task.site] = row.weight
+        self._updates[task.task_id].append(replace(row, task=self._tasks.get(task.task_id, task)))
+        return row.receipt()
+
+    # Scores
+
+    def add_scores(self, task: TaskRow, scores: Scores) -> None:
+        """See `Ledger`."""
+        of_round = self._scores[task.run].setdefault((task.round, task.attempt), {})
+        if of_round.get(task.site, {}).keys() & scores.keys():
+            raise _contradiction(f"a score of {task.site} in round {task.round}")
+        if scores:
+            of_round.setdefault(task.site, {}).update({name: float(value) for name, value in scores.items()})
+        if (row := self._tasks.get(task.task_id)) is not None:
+            self._settle([row], "reported")
+
+    def scored_round(self, run: str) -> int:
+        """See `LedgerReader`."""
+        return max((number for number, _ in self._kept_scores(run)), default=0)
+
+    def scored_rounds(self, run: str) -> list[int]:
+        """See `LedgerReader`."""
+        return sorted({at[0] for at in self._kept_scores(run) if at in self._rounds[run]})
+
+    def scores(
+        self, run: str, round: int | None = None, names: Collection[str] | None = None
+    ) -> dict[int, dict[SiteId, dict[str, float]]]:
+        """See `LedgerReader`."""
+        table: dict[int, dict[SiteId, dict[str, float]]] = {}
+        for at in sorted(self._kept_scores(run, round)):
+            for site, values in sorted(self._scores[run][at].items()):
+                chosen = sorted(values.keys() if names is None else values.keys() & names)
+                if chosen:
+                    table.setdefault(at[0], {}).setdefault(site, {}).update({name: values[name] for name in chosen})
+        return table
+
+    def _kept_scores(self, run: str, round: int | None = None) -> list[tuple[int, int]]:
+        """The attempts with scores (of a round) that were not rolled back."""
+        rows = self._rounds[run]
+        return [
+            at
+            for at, of_sites in self._scores[run].items()
+            if of_sites and round in (None, at[0]) and not (at in rows and rows[at].rolled_back)
+        ]
+
+    # What must be kept
+
+    def sealed(self) -> set[str]:
+        """See `LedgerReader`."""
+        accepted = {row.receipt().record_hash for rows in self._updates.values() for row in rows if _counted(row)}
+        revoked = {row.fingerprint for row in self._certificates.values() if row.revoked_at is not None}
+        return {*accepted, *revoked, *(row.state for row in self._all_rounds() if row.state is not None)}
+
+    def named(self) -> set[Digest]:
+        """See `LedgerReader`."""
+        runs = {*self._rounds, *self._invited}
+        return {digest for run in runs for digest, _, _ in self._digests(run)}
+
+    def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
+        """See `LedgerReader`."""
+        longer = {*former, *(number - 1 for number in former)}
+        before: set[Digest] = set()
+        needed: set[Digest] = set()
+        for digest, number, is_state in self._digests(run, lambda number: number >= since - 2 or number in longer):
+            (needed if number >= since or (is_state and number == since - 1) else before).add(digest)
+        return before, needed | self._newest_states(run)
+
+    def made_of(self, run: str, round: int) -> set[Digest]:
+        """See `LedgerReader`."""
+        states = {row.state for (number, _), row in self._rounds[run].items() if number in (round - 1, round)}
+        updates = {row.digest for row in self.updates(run, round) if _counted(row)}
+        return updates | {state for state in states if state is not None}
+
+    def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
+        """See `LedgerReader`."""
+        return sorted({row.run for row in self._all_rounds() if row.run != run and row.state in states})
+
+    def _newest_states(self, besides: str) -> set[Digest]:
+        found: set[Digest] = set()
+        for run in self._rounds.keys() - {besides}:
+            published = [row for row in self.rounds(run) if row.state is not None]
+            found |= {row.state for row in published if row.state and row.round == published[-1].round}
+        return found
+
+    def _digests(self, run: str, chosen: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[Digest, int, bool]]:
+        """Digests that the chosen rounds name, with the round, and whether it is a state."""
+        for (number, _), row in self._rounds[run].items():
+            if row.state is not None and chosen(number):
+                yield row.state, number, True
+        for number in filter(chosen, self._invited[run]):
+            for task in self._of(run, number):
+                if task.base_digest is not None:
+                    yield task.base_digest, number, False
+                for update in self._updates.get(task.task_id, ()):
+                    yield update.digest, number, False
+
+    def _all_rounds(self) -> Iterator[RoundRow]:
+        return (row for rows in self._rounds.values() for row in rows.values())
+
+
+def _counted(row: UpdateRow) -> bool:
+    return row.verdict is Verdict.ACCEPTED
+
+
+def _joined(row: UpdateRow, task: TaskRow) -> UpdateRow:
+    """The update with its invitation as it is now."""
+    return row if row.task is task else replace(row, task=task)
+
+
+def _contradiction(what: str) -> StateError:
+    return StateError(f"the ledger cannot be used: {what} stands there already; what is written contradicts it")
