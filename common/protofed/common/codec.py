@@ -11,14 +11,14 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any, NewType
+from functools import lru_cache
+from typing import Any, NamedTuple, NewType
 
 import numpy as np
 from blake3 import blake3
-from safetensors.numpy import save
 
 from protofed.common.errors import CodecError
-from protofed.common.payload import Array, Part, Payload, TensorSpec
+from protofed.common.payload import Array, Part, Payload, TensorSpec, describe
 
 Digest = NewType("Digest", str)  # BLAKE3-256 of a blob's bytes, in hex
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -27,9 +27,11 @@ MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33  # of one tensor
 DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
+_NATIVE = frozenset(map(np.dtype, DTYPES.values()))  # a dtype of the other byte order equals none of them
 _NAMES = {name: short for short, name in DTYPES.items()}
 _DTYPE_ORDER = {"int64": 0, "float64": 1, "float32": 2}  # of tensors within a blob, as safetensors writes them
 _LENGTH_BYTES, _ALIGNMENT = 8, 8  # of the header's length field; of the tensors' data
+_KNOWN = 16  # headers whose checks are remembered: the payloads of a run have two or three
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
@@ -49,17 +51,14 @@ def encode(payload: Payload) -> bytes:
     Raises:
         CodecError: a tensor's name, dtype or shape is one that `decode` would refuse.
     """
-    flat: dict[str, Array] = {}
-    for part in sorted(payload):
-        for name in sorted(payload[part]):
-            _check_name(name)
-            # Reshaped, because `ascontiguousarray` makes a 0-d array one of shape [1].
-            array = np.ascontiguousarray(payload[part][name]).reshape(payload[part][name].shape)
-            if array.dtype.name not in DTYPES.values() or not array.dtype.isnative:
+    for part, tensors in payload.items():
+        for name, array in tensors.items():
+            if array.dtype not in _NATIVE:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
-            _check_shape(f"{part}/{name}", array.shape)  # `decode` must accept it
-            flat[f"{part}/{name}"] = array
-    return save(flat)
+    specs = describe(payload)
+    header = _readable_header(specs)
+    arrays = (np.ascontiguousarray(payload[spec.part][spec.name]) for spec in sorted(specs, key=_position))
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *arrays])
 
 
 def manifest(data: bytes) -> tuple[TensorSpec, ...]:
@@ -68,21 +67,12 @@ def manifest(data: bytes) -> tuple[TensorSpec, ...]:
     Raises:
         CodecError: the bytes are no payload; the text names the first problem.
     """
-    header, body = _header(data)
-    if len(header) > MAX_TENSORS:
-        raise CodecError(f"{len(header)} tensors: at most {MAX_TENSORS} are read")
-    specs = sorted((_spec(path, entry) for path, entry in header.items()), key=lambda spec: spec.path)
-    total = sum(spec.nbytes for spec in specs)
-    if total != body:
-        raise CodecError(f"the tensors take {total} bytes, the blob holds {body}")
-    if data[_LENGTH_BYTES : len(data) - body] != _canonical_header(specs):
-        raise CodecError("the header is not the one that its tensors have: it is padded, or in another order")
-    return tuple(specs)
+    return _checked(data).specs
 
 
 def encoded_size(specs: Iterable[TensorSpec]) -> int:
     """Size in bytes of the blob that `encode` makes of tensors of these specs, in any order."""
-    specs = list(specs)
+    specs = tuple(specs)
     return _LENGTH_BYTES + len(_canonical_header(specs)) + sum(spec.nbytes for spec in specs)
 
 
@@ -92,8 +82,7 @@ def header_specs(beginning: bytes) -> tuple[TensorSpec, ...]:
     Raises:
         CodecError: the header is incomplete or invalid.
     """
-    header, _ = _header(beginning)
-    return tuple(_spec(path, entry) for path, entry in header.items())
+    return _read(_header(beginning)).specs
 
 
 def shares(specs: Iterable[TensorSpec]) -> dict[Part, float]:
@@ -120,13 +109,11 @@ def view(data: bytes) -> Payload:
     Raises:
         CodecError: the bytes are no payload.
     """
-    specs = manifest(data)
-    starts, at = {}, len(data) - sum(spec.nbytes for spec in specs)
-    for spec in sorted(specs, key=_position):
-        starts[spec.path], at = at, at + spec.nbytes
+    header = _checked(data)
+    start = len(data) - header.nbytes
     parts: dict[Part, dict[str, Array]] = {}
-    for spec in specs:
-        flat: Array = np.frombuffer(data, spec.dtype, math.prod(spec.shape), starts[spec.path])
+    for spec, at in zip(header.specs, header.offsets, strict=True):
+        flat: Array = np.frombuffer(data, spec.dtype, math.prod(spec.shape), start + at)
         parts.setdefault(spec.part, {})[spec.name] = flat.reshape(spec.shape)
     return parts
 
@@ -140,22 +127,70 @@ def first_not_finite(payload: Payload) -> str | None:
     return None
 
 
-def _header(data: bytes) -> tuple[dict[str, Any], int]:
+class _Header(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        specs: sorted by path.
+        offsets: where each one's data begin, behind the header.
+        nbytes: of all data.
+        canonical: it is the one that `encode` writes for these tensors.
+    """
+
+    specs: tuple[TensorSpec, ...]
+    offsets: tuple[int, ...]
+    nbytes: int
+    canonical: bool
+
+
+def _checked(data: bytes) -> _Header:
+    text = _header(data)
+    header, body = _read(text), len(data) - _LENGTH_BYTES - len(text)
+    if header.nbytes != body:
+        raise CodecError(f"the tensors take {header.nbytes} bytes, the blob holds {body}")
+    if not header.canonical:
+        raise CodecError("the header is not the one that its tensors have: it is padded, or in another order")
+    return header
+
+
+def _header(data: bytes) -> bytes:
     if len(data) < _LENGTH_BYTES:
         raise CodecError(f"{len(data)} bytes: shorter than the length field of a payload")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    if length > min(MAX_HEADER_BYTES, len(data) - 8):
+    if length > min(MAX_HEADER_BYTES, len(data) - _LENGTH_BYTES):
         raise CodecError(f"header of {length} bytes in a blob of {len(data)}: cut short, or not a payload")
+    return bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+
+
+@lru_cache(_KNOWN)
+def _read(text: bytes) -> _Header:
+    """Remembered by its bytes: a header says the same in every update."""
     try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
+        table = json.loads(text, object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
         raise CodecError("the header is not JSON: not a payload") from error
-    if not isinstance(header, dict):
+    if not isinstance(table, dict):
         raise CodecError("the header is not a table: not a payload")
-    return header, len(data) - 8 - length
+    if len(table) > MAX_TENSORS:
+        raise CodecError(f"{len(table)} tensors: at most {MAX_TENSORS} are read")
+    specs = sorted((_spec(path, entry) for path, entry in table.items()), key=lambda spec: spec.path)
+    starts, at = {}, 0
+    for spec in sorted(specs, key=_position):
+        starts[spec.path], at = at, at + spec.nbytes
+    offsets = tuple(starts[spec.path] for spec in specs)
+    return _Header(tuple(specs), offsets, at, text == _canonical_header(tuple(specs)))
 
 
-def _canonical_header(specs: Iterable[TensorSpec]) -> bytes:
+@lru_cache(_KNOWN)
+def _readable_header(specs: tuple[TensorSpec, ...]) -> bytes:
+    for spec in specs:
+        _check_name(spec.name)
+        _check_shape(spec.path, spec.shape)
+    return _canonical_header(specs)
+
+
+@lru_cache(_KNOWN)
+def _canonical_header(specs: tuple[TensorSpec, ...]) -> bytes:
     """The header that safetensors writes for these tensors: JSON without spaces, then spaces up to the alignment."""
     entries, at = {}, 0
     for spec in sorted(specs, key=_position):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -73,21 +74,27 @@ class TensorSpec:
     dtype: str  # NumPy's name: float32, float64, int64
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def path(self) -> str:
         """`part/name`, its key in a blob."""
         return f"{self.part}/{self.name}"
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Size of the tensor's data in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
+@cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """NumPy's name of a dtype, which NumPy puts together anew at each look."""
+    return dtype.name
+
+
 def describe(payload: Payload) -> tuple[TensorSpec, ...]:
     """The specs of a payload's tensors of any shapes, sorted by path."""
     specs = [
-        TensorSpec(part, name, array.dtype.name, array.shape)
+        TensorSpec(part, name, dtype_name(array.dtype), array.shape)
         for part, tensors in payload.items()
         for name, array in tensors.items()
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
-from protofed.common.payload import Array, Part, Payload, Tensors
+from protofed.common.payload import Array, Part, Payload, Tensors, dtype_name
 
 # Parts with one row or number a class: which of them are there, or how large they are, tells which classes a site has.
 BY_CLASS = frozenset(
@@ -121,7 +121,7 @@ def check_head_rows(rules: PolicyRules, head: Tensors, classes: int) -> None:
 def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:
     """Rule `dtypes`: it names the dtype of every tensor."""
     for path, tensor in _tensors(payload):
-        if tensor.dtype.name not in rules.dtypes:
+        if dtype_name(tensor.dtype) not in rules.dtypes:
             allowed = ", ".join(sorted(rules.dtypes)) or "none"
             raise PolicyRefusedError(
                 "dtypes", f"{path} is {tensor.dtype.name}; this site's policy lets out {allowed} (dtypes)", path
