@@ -1,4 +1,4 @@
-"""One suite over all ledgers: as objects and as SQL in memory, and those that outlive their process: in a file and in PostgreSQL."""
+"""One suite over all ledgers: objects and SQL in memory, and those that outlive their process: a file, PostgreSQL."""
 
 from __future__ import annotations
 
