@@ -57,7 +57,7 @@ def encode(payload: Payload) -> bytes:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
     specs = describe(payload)
     header = _readable_header(specs)
-    arrays = (np.ascontiguousarray(payload[spec.part][spec.name]) for spec in sorted(specs, key=_position))
+    arrays = (np.ascontiguousarray(payload[spec.part][spec.name]).data for spec in sorted(specs, key=_position))
     return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *arrays])
 
 
