@@ -5,7 +5,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench leakage dashboards images version wheelhouse sbom dependencies protos \
+.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench bench-peers leakage dashboards images version wheelhouse sbom dependencies protos \
 	pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
@@ -76,6 +76,10 @@ check: .venv/ready      ## formatter, linter, types, layers, generated code, no 
 bench: .venv/ready      ## measurements beside their goals: make bench BENCH="--only rounds --against FILE"
 	.venv/bin/python -m tests.bench $(BENCH)
 
+bench-peers:            ## .venv-peers/, in which `make bench` finds NVFlare and Flower and measures them, too
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/bench/peers/requirements.txt
+
 leakage: .venv/ready    ## what a server can infer about sites from what they send: simple attacks, minutes
 	.venv/bin/python -m tests.bench.leakage
 
@@ -119,4 +123,4 @@ constraints: .venv/ready ## write down the versions that are installed now
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt
 
 clean:           ## remove what the targets made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis

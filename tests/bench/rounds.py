@@ -7,19 +7,22 @@ Each measurement is a fresh server process and clients that train nothing, on th
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from tests.bench.report import Row
+from tests.bench.server_process import make_identities
 
 PEERS_PYTHON = Path(".venv-peers/bin/python")
-PEERS = {"NVFlare 2.9": "nvflare", "Flower's gRPC server": "flower"}
+PEERS = {"NVFlare 2.9": "nvflare_rounds", "Flower's gRPC server": "flower"}
 LIMIT_S = 900.0  # of one measurement
 Measurement: TypeAlias = dict[str, Any]  # what `echo`, `floor` and the peers print
 
@@ -195,15 +198,20 @@ def _command(module: str, *told: str) -> str:
 
 def _peer(script: str, *told: str) -> Measurement:
     """What a peer measured, or its problem: one that fails must not end the rest."""
-    try:
-        return _read([str(PEERS_PYTHON), f"tests/bench/peers/{script}.py", *told])
-    except (subprocess.SubprocessError, ValueError) as error:
-        return {"problem": f"failed: {str(error)[-300:]}"}
+    # Its own commands find Python by the path.
+    environment = os.environ | {"PATH": f"{PEERS_PYTHON.parent.absolute()}:{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory(prefix="protofed-peer-") as folder:
+        identity = make_identities(Path(folder) / "identities", []) / "server"
+        command = [str(PEERS_PYTHON), f"tests/bench/peers/{script}.py", *told, f"--identity={identity}"]
+        try:
+            return _read(command, environment)
+        except (subprocess.SubprocessError, ValueError) as error:
+            return {"problem": f"failed: {str(error)[-300:]}"}
 
 
-def _read(command: list[str]) -> Measurement:
+def _read(command: list[str], environment: Mapping[str, str] | None = None) -> Measurement:
     """What a command prints, as its last line."""
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
     if ended.returncode:
         sys.stderr.write(ended.stderr[-3000:])
         raise subprocess.SubprocessError(f"{' '.join(command)} ended with {ended.returncode}: {ended.stderr[-300:]}")
