@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import structlog
 
 from protofed.client.agent.base_guard import BaseGuard
 from protofed.client.agent.base_models import BaseModelCache
+from protofed.client.agent.computation import Computation, Elsewhere, Nowhere, fit
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.first_model import first_model
@@ -18,13 +18,11 @@ from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
 from protofed.client.agent.task_guard import TaskGuard
-from protofed.client.models.split import dump
 from protofed.client.privacy.policy import Released
-from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.client.state.daily_counts import Counted
-from protofed.client.state.store import FitOutcome
+from protofed.client.state.store import SiteState
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
@@ -41,7 +39,7 @@ from protofed.common.errors import (
     TaskFailedError,
 )
 from protofed.common.failpoint import reach
-from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
 
 log = structlog.get_logger()
@@ -65,6 +63,7 @@ class Agent:
         pause: sleeps for so many seconds.
         gate: decides when the site takes tasks; None: by its policy and its approvals.
         on_refusal: called with each update, or run, that the site's policy refused.
+        elsewhere: computes for the site in other processes; None: all is computed here.
     """
 
     def __init__(
@@ -75,9 +74,10 @@ class Agent:
         pause: Callable[[float], None] = time.sleep,
         gate: TaskGate | None = None,
         on_refusal: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
-        self._pause, self._on_refusal = pause, on_refusal
+        self._pause, self._on_refusal, self._elsewhere = pause, on_refusal, elsewhere or Nowhere()
         own_gate = TaskGate(
             self._rules, site.store.approvals, pause=site.store.pause, origin=lambda: site.policy.origin
         )
@@ -89,7 +89,7 @@ class Agent:
         self._settled: set[str] = set()  # task_ids of this run that have a receipt
         self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
         self._bases = BaseModelCache(link, self._status, self._check_base)
-        self._scorer = Scorer(site, self._status, self._bases)
+        self._scorer = Scorer(site, self._status, self._bases, self._elsewhere)
         self._own_scores = OwnScoreKeeper(site, self._status)
 
     @property
@@ -277,21 +277,31 @@ class Agent:
         base = self._bases.get(task)
         with self._site.checkpoints(task) as checkpoints:
             state = self._site.store.last_counted(task.run, task.round)
-            context = run.fit_context(self._site.name, task, state, self._status, checkpoints)
             self._status.activity = Activity.TRAINING
-            update = self._site.fit(run, task, context, base)
-            reach("fit-done")
-            fewest = self._site.policy.rules.min_images_per_unit
-            leaving = withhold_rare_units(update.payload, base, context.model, context.data, fewest)
-            update = replace(update, payload=leaving)
+            work = self._fit_from(run, task, state)
+            outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
-            released = self._release(task, update)
-            personal = {Part.BODY: dump(context.model.body), Part.HEAD: dump(context.model.head)}
-            self._site.store.stage(task, FitOutcome(update, context.memory, personal))
+            released = self._release(task, outcome.update)
+            self._site.store.stage(task, outcome)
             reach("staged")
-            self._own_scores.keep(task, update.metrics)
+            self._own_scores.keep(task, outcome.update.metrics)
         # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
         self._push(task, released)
+
+    def _fit_from(self, run: PreparedRun, task: Task, state: SiteState) -> Computation:
+        return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)
+
+    def ahead(self, task: Task) -> list[Computation]:
+        """What the site would compute for a task now: another process may begin with it; nothing is done here."""
+        if not isinstance(run := self._run, PreparedRun):
+            return []
+        match task.kind:
+            case TaskKind.FIT:
+                return [self._fit_from(run, task, self._site.store.last_counted(task.run, task.round))]
+            case TaskKind.SCORE:
+                return self._scorer.ahead(run, task)
+            case _:
+                return []
 
     def _check_base(self, task: Task, base: Payload) -> None:
         self._guarded(task, lambda: self._base_guard.check(self._prepared(task), task, base))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import structlog
 
 from protofed.client.agent.base_models import BaseModelCache
+from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, score
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.models.split import load
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
-from protofed.client.training.context import NoCheckpoints
-from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
-from protofed.common.payload import Part
 from protofed.common.protocol.messages import Activity, Role, Scores, Task, score_family
 
 log = structlog.get_logger()
@@ -23,9 +22,9 @@ log = structlog.get_logger()
 class Scorer:
     """Computes a site's scores; those of its own model once for each model."""
 
-    def __init__(self, site: Site, status: DaemonStatus, bases: BaseModelCache) -> None:
-        self._site, self._status, self._bases = site, status, bases
-        self._personal: tuple[tuple[str, int, Digest | None], Scores] | None = None  # which model's, and its scores
+    def __init__(self, site: Site, status: DaemonStatus, bases: BaseModelCache, elsewhere: Elsewhere) -> None:
+        self._site, self._status, self._bases, self._elsewhere = site, status, bases, elsewhere
+        self._personal: tuple[_OwnModel, Scores] | None = None
 
     def clear(self) -> None:
         """Forget the personal model's scores; called when a fit was settled."""
@@ -33,41 +32,57 @@ class Scorer:
 
     def scores(self, run: PreparedRun, task: Task) -> Scores:
         """All scores that the site's roles give, by name; the policy still decides which of them leave."""
-        state = self._site.store.last_counted(task.run, task.round + 1)
         scores: dict[str, float] = {}
+        for work in self._works(run, task):
+            scores |= self._own(work) if work.scored is ScoredModel.OWN else self._computed(work)
+        return scores
+
+    def ahead(self, run: PreparedRun, task: Task) -> list[Computation]:
+        """What `scores` would compute now."""
+        works = self._works(run, task)
+        return [work for work in works if work.scored is not ScoredModel.OWN or self._known(work) is None]
+
+    def _works(self, run: PreparedRun, task: Task) -> list[Computation]:
+        """Scores of the site's own model, of the global one on its own test set, and on the one that all share."""
+        works, installed = [], run.method.personal == "installed"
+        state = self._site.store.last_counted(task.run, task.round + 1)
         if Role.TRAINER in self._site.roles:
-            scores |= self._trainer_scores(run, task, state)
+            if installed or state.personal is not None:
+                works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
+            if not installed and run.data.local_test is not None:
+                works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
         if Role.EVALUATOR in self._site.roles:
-            self._install(run, task, SiteState())
-            scores |= on_test(run.model, run.data, run.recipe)
-        return scores
+            works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL))
+        return works
 
-    def _trainer_scores(self, run: PreparedRun, task: Task, state: SiteState) -> Scores:
-        """Scores of the site's own model, and of the global one on the site's own test set."""
-        # An "installed" personal model is made from the base, so another base makes another model.
-        installed = run.method.personal == "installed"
-        key = (task.run, state.round, task.base_digest if installed else None)
-        if self._personal is None or self._personal[0] != key:
-            self._personal = key, self._personal_scores(run, task, state, installed=installed)
-        scores = dict(self._personal[1])
-        if not installed and run.data.local_test is not None:
-            self._install(run, task, SiteState())
-            scores |= on_local_test(run.model, run.data, run.recipe, "global")
-        return scores
+    def _own(self, work: Computation) -> Scores:
+        if (known := self._known(work)) is None:
+            known = self._computed(work)
+            self._personal = _OwnModel.of(work), known
+        return known
 
-    def _personal_scores(self, run: PreparedRun, task: Task, state: SiteState, *, installed: bool) -> Scores:
-        if not installed and state.personal is None:
-            return {}
-        self._install(run, task, state)  # also where the method replaces the head: the weights below need the right one
-        if not installed and state.personal is not None:
-            load(run.model.body, state.personal[Part.BODY])
-            load(run.model.head, state.personal[Part.HEAD])
-        return of_personal(run.model, run.data, run.recipe)
+    def _known(self, work: Computation) -> Scores | None:
+        return self._personal[1] if self._personal is not None and self._personal[0] == _OwnModel.of(work) else None
 
-    def _install(self, run: PreparedRun, task: Task, state: SiteState) -> None:
-        base = self._bases.get(task)
+    def _computed(self, work: Computation) -> Scores:
+        base = self._bases.get(work.task)
         self._status.activity = Activity.SCORING
-        run.method.install(run.fit_context(self._site.name, task, state, self._status, NoCheckpoints()), base)
+        if (scores := self._elsewhere.score(work)) is not None:
+            return scores
+        return score(work, base, self._status)
+
+
+class _OwnModel(NamedTuple):
+    """Which model a site's own scores are of."""
+
+    run: str
+    round: int
+    base: Digest | None  # an "installed" model is made from the base, so another base makes another model
+
+    @classmethod
+    def of(cls, work: Computation) -> _OwnModel:
+        installed = work.run.method.personal == "installed"
+        return cls(work.task.run, work.state.round, work.task.base_digest if installed else None)
 
 
 class OwnScoreKeeper:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import structlog
@@ -40,6 +40,9 @@ _ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # first and last 
 }
 
 
+Train: TypeAlias = "Callable[[PreparedRun, Task, FitContext, Payload], Update]"
+
+
 class PreprocessingError(ConfigError):
     """The run's images would be preprocessed differently from the server's, or from what the settings pin."""
 
@@ -47,6 +50,11 @@ class PreprocessingError(ConfigError):
 def no_checkpoints(_: Task) -> AbstractContextManager[Checkpoints]:
     """The checkpoints of a site without a state folder, as in a simulation: none."""
     return nullcontext(NoCheckpoints())
+
+
+def train_alone(run: PreparedRun, _: Task, local: FitContext, base: Payload) -> Update:
+    """A FIT task in one process."""
+    return run.method.fit(local, base)
 
 
 @dataclass(eq=False)
@@ -70,9 +78,7 @@ class Site:
     build_model: Callable[[Recipe], SplitModel]
     checkpoints: Callable[[Task], AbstractContextManager[Checkpoints]] = no_checkpoints
     preprocessing_digest: str | None = None
-    fit: Callable[[PreparedRun, Task, FitContext, Payload], Update] = lambda run, _, local, base: run.method.fit(
-        local, base
-    )
+    fit: Train = train_alone
     read_policy: Callable[[], Policy] | None = None  # None: the policy never changes, as in a simulation
 
     def refresh_policy(self) -> bool:

@@ -1,0 +1,102 @@
+"""What a site computes for a task, a fit's outcome or a model's scores, apart from all that decides whether it does."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Protocol
+
+from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.agent.site import PreparedRun, Train
+from protofed.client.models.split import dump, load
+from protofed.client.privacy.rare_units import withhold_rare_units
+from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.training.context import Checkpoints, NoCheckpoints
+from protofed.client.training.score_sets import of_personal, on_local_test, on_test
+from protofed.common.failpoint import reach
+from protofed.common.payload import Part, Payload, SiteId
+from protofed.common.protocol.messages import Scores, Task
+
+
+class ScoredModel(StrEnum):
+    """Which model is scored, and on what."""
+
+    OWN = "own"  # the site's, on all test sets that it has
+    GLOBAL_LOCALLY = "global-locally"  # the global one, on the site's own test set
+    GLOBAL = "global"  # the global one, on the test set that all share
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    """Everything on which a result depends, but the base: a site that has the same computes the same.
+
+    Attributes:
+        state: of the site, from which it starts; empty for scores of the global model.
+        fewest: as `withhold_rare_units` takes it.
+        scored: None: it is a fit.
+    """
+
+    site: SiteId
+    run: PreparedRun
+    task: Task
+    state: SiteState
+    fewest: int = 1
+    scored: ScoredModel | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for computations with the same result."""
+        return self.site, self.task.task_id, self.state.round, self.scored
+
+
+class Elsewhere(Protocol):
+    """Other processes that compute for this site; the results are those that it would have itself."""
+
+    def fit(self, work: Computation) -> FitOutcome | None:
+        """A fit's outcome; None: the site must compute it itself."""
+
+    def score(self, work: Computation) -> Scores | None:
+        """A model's scores; None: the site must compute them itself."""
+
+
+class Nowhere:
+    """There are no other processes."""
+
+    def fit(self, work: Computation) -> None:
+        """Always None."""
+
+    def score(self, work: Computation) -> None:
+        """Always None."""
+
+
+def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Checkpoints, train: Train) -> FitOutcome:
+    """What a fit leaves: its update, without what rare units learnt, and the state that the site keeps.
+
+    Args:
+        train: `Site.fit`.
+
+    Raises:
+        PolicyRefusedError: as of `withhold_rare_units`.
+    """
+    local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
+    update = train(work.run, work.task, local, base)
+    reach("fit-done")
+    leaving = withhold_rare_units(update.payload, base, local.model, local.data, work.fewest)
+    personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
+    return FitOutcome(replace(update, payload=leaving), local.memory, personal)
+
+
+def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
+    """The scores of a model, by name."""
+    run = work.run
+    # Of OWN, too: the method may replace the head, and the weights need the right one.
+    run.method.install(run.fit_context(work.site, work.task, work.state, status, NoCheckpoints()), base)
+    if work.scored is ScoredModel.GLOBAL:
+        return on_test(run.model, run.data, run.recipe)
+    if work.scored is ScoredModel.GLOBAL_LOCALLY:
+        return on_local_test(run.model, run.data, run.recipe, "global")
+    if run.method.personal != "installed" and (personal := work.state.personal) is not None:
+        load(run.model.body, personal[Part.BODY])
+        load(run.model.head, personal[Part.HEAD])
+    return of_personal(run.model, run.data, run.recipe)
