@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -25,6 +26,7 @@ from protofed.common.statistics import spreads
 from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
 from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
+from protofed.testing.crew import CrewHere
 from protofed.testing.live_server import LiveServer, links
 from protofed.testing.small_recipe import small_recipe
 
@@ -131,6 +133,11 @@ class MethodConformance:
             backwards = dataclasses.replace(running, agents=list(reversed(running.agents)))
             backwards.go()
             assert _result(backwards).digest == simulated.digest
+
+    def test_several_workers_give_the_same_bytes_and_scores(self, method: str, simulated: MethodResult) -> None:
+        with simulation(small_recipe(method), crew=partial(CrewHere, 2)) as running:
+            running.go()
+            assert _result(running) == simulated
 
     def test_going_back_two_rounds_and_on_again_gives_the_same_bytes(
         self, method: str, simulated: MethodResult, tmp_path: Path

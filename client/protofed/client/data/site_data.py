@@ -61,6 +61,8 @@ class Examples:
 
     def on(self, device: torch.device) -> Examples:
         """The same examples on a device, moved there once."""
+        if self.images.device == device:
+            return self
         return self._once(("on", device), lambda: Examples(self.images.to(device), self.labels.to(device)))
 
     def pinned(self) -> Examples:
@@ -71,6 +73,11 @@ class Examples:
         """All images as the model takes them, float32 [N, channels, H, W], made once."""
         key = ("normalised", input_.mean, input_.std)
         return self._once(key, lambda: normaliser(input_, self.images.dtype, self.images.device)(self.images))
+
+    def with_normalised(self, input_: Input, images: Tensor) -> Examples:
+        """These examples, given what `normalised` would make, float32 [N, channels, H, W]."""
+        self._once(("normalised", input_.mean, input_.std), lambda: images)
+        return self
 
     def contrast(self) -> float:
         """By how much two images typically differ: the median root mean square over pairs, of pixels in 0..1.

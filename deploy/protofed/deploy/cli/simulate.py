@@ -31,11 +31,17 @@ def simulate(
             "all scores, their own too.",
         ),
     ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes that train sites at the same time, a thread each; any number gives the same result."
+        ),
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     assignments: Set = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Run a recipe in one process: the same coordinator, agents and methods without a network.
+    """Run a recipe on this machine: the same coordinator, agents and methods without a network.
 
     Example: `protofed simulate digits-fednh`
     """
@@ -48,7 +54,8 @@ def simulate(
         show_dry_run([read], simulated=True)
         return
     keep_memory()
-    view, warnings = simulate_with_progress(read, state, device, None if policy is None else shipped.policy(policy))
+    rules = None if policy is None else shipped.policy(policy)
+    view, warnings = simulate_with_progress(read, state, device, rules, workers)
     if as_json:
         named = {"warnings": [warning.plain() for warning in warnings]}
         print(json.dumps([one | named for one in scores_json([view])], indent=2))  # noqa: T201

@@ -4,7 +4,7 @@ function call through the codec, and time stands still.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 from protofed.client.agent.agent import Agent, Site
+from protofed.client.agent.computation import Computation, Elsewhere
+from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
@@ -30,8 +32,12 @@ from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
+from protofed.deploy.simulation.messages import Beginning
+from protofed.deploy.simulation.shared_block import Block
+from protofed.deploy.simulation.workers import Crew, Workers
 from protofed.server.assembly import open_server
 from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.phases import Collecting, Evaluating, Phase
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
@@ -46,6 +52,7 @@ class Simulation:
     Attributes:
         data: each site's data, without the evaluator's.
         agents: the evaluator first, then the sites in order.
+        workers: compute for the sites; None: all is computed in this process.
     """
 
     recipe: Recipe
@@ -54,6 +61,7 @@ class Simulation:
     blobs: Blobs
     data: Mapping[SiteId, SiteData]
     agents: Sequence[Agent]
+    workers: Workers | None = None
 
     @property
     def coordinator(self) -> Coordinator:
@@ -84,10 +92,27 @@ class Simulation:
         """Let the agents of those sites that are asked work, in turns; whether any had a task."""
         any_task = False
         for agent in self.agents:
+            if self.workers is not None:
+                self.workers.ahead(_moment(self.coordinator.phase), self._works)
             if asked(agent.name) and isinstance(agent.step(0.0), Task):
                 any_task = True
                 on_task()
         return any_task
+
+    def _works(self) -> Iterator[Computation]:
+        """What the sites will compute for their open tasks."""
+        phase = self.coordinator.phase
+        open_tasks = [(agent, self.coordinator.open_task(agent.name)) for agent in self.agents]
+        invited = [(agent, task) for agent, task in open_tasks if task is not None]
+        if isinstance(phase, Collecting):  # of a larger cohort, only the first are needed
+            invited = invited[: phase.size - len(phase.reported)]
+        for agent, task in invited:
+            yield from agent.ahead(task)
+
+
+def _moment(phase: Phase) -> Hashable:
+    """Equal for as long as the open tasks are."""
+    return type(phase), phase.round if isinstance(phase, Collecting | Evaluating) else None
 
 
 def everything(recipe: Recipe) -> Policy:
@@ -131,6 +156,7 @@ def agents_of(
     device: torch.device | None = None,
     data: Mapping[SiteId, SiteData] | None = None,
     policy: Policy | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> list[Agent]:
     """The agents of the evaluator and of all sites of a recipe's [data], for any kind of link.
 
@@ -140,6 +166,7 @@ def agents_of(
         data: the result of `data_of`, if the caller already has it.
         policy: of the sites, without what `simulated` removes; None: `everything`. The evaluator, which holds no
             site's data, always has `everything`.
+        elsewhere: computes for all of them; None: this process does.
 
     Raises:
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
@@ -157,7 +184,8 @@ def agents_of(
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
         site_store = MemoryStore() if store is None else store(name)
         rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
-        return Agent(Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared), connect(name, roles))
+        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared)
+        return Agent(site, connect(name, roles), elsewhere=elsewhere)
 
     return [agent(name, examples.placed(on_device)) for name, examples in (data or data_of(recipe)).items()]
 
@@ -169,11 +197,13 @@ def simulation(
     device: torch.device | None = None,
     sites: Sequence[SiteData] | None = None,
     policy: Policy | None = None,
+    crew: Callable[[Block], Crew] | None = None,
 ) -> Iterator[Simulation]:
     """Open a simulation of a recipe; `sites` as in `data_of`, `policy` as in `agents_of`.
 
     Args:
         state: folder that keeps the simulation; an unfinished run in it continues. None: in memory.
+        crew: hires the workers that compute, given the memory with the data of all sites; None: this process does.
 
     Raises:
         ConfigError: the recipe cannot be used.
@@ -192,12 +222,25 @@ def simulation(
             resources.callback(folder.close)
             return folder
 
-        data = data_of(recipe, sites)
+        data, workers = data_of(recipe, sites), None
+        if crew is not None:
+            block = resources.enter_context(Block())
+            contents, memory = share(data, block.sized, augmented=recipe.plan.augmentation != "none")
+            shared = Shared(contents, memory, recipe.input, recipe.classes)
+            data = {name: shared.site(name) for name in data}
+            hired = crew(block)
+            resources.callback(hired.end)
+            workers = Workers(hired, _beginning(recipe, device, contents), blobs.get)
         agents = agents_of(
-            recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy
+            recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy, workers
         )
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
-        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents)
+        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers)
+
+
+def _beginning(recipe: Recipe, device: torch.device | None, contents: Contents) -> Beginning:
+    where = str(device or torch.device("cpu"))
+    return Beginning(recipe=recipe.model_dump_json(), plugins=recipe.names, device=where, data=contents)
 
 
 def site_names(count: int) -> list[SiteId]:

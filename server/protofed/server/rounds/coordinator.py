@@ -109,9 +109,12 @@ class Coordinator:
         self._presence.seen(site, instance)
         if isinstance(self.phase, phases.FinishedPhase):
             return Finished(self.phase.reason, last=True)
-        row = self._invitations.of(site)
-        if row is None:
-            return Wait(retry_after_s=1.0)
+        return self.open_task(site) or Wait(retry_after_s=1.0)
+
+    def open_task(self, site: SiteId) -> Task | None:
+        """The task that `next_task` would give."""
+        if (row := self._invitations.of(site)) is None:
+            return None
         return Task(row.kind, self.run, row.round, row.task_id, row.base_digest, row.base_bytes, self._remaining())
 
     def invited(self, site: SiteId) -> bool:

@@ -1,0 +1,93 @@
+"""The part of a worker that computes: whatever site's work comes, it gives what the simulation itself would."""
+
+from __future__ import annotations
+
+import numpy as np
+import structlog
+
+from protofed.client.agent import device as devices
+from protofed.client.agent.computation import Computation, fit, score
+from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.agent.site import PreparedRun, train_alone
+from protofed.client.data.shared import Memory, Shared
+from protofed.client.data.site_data import SiteData
+from protofed.client.method import client_methods
+from protofed.client.models.catalogue import device_model
+from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.training.context import NoCheckpoints
+from protofed.client.transport.link import decode_base
+from protofed.common import codec, plugins
+from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.payload import Payload, SiteId, Tensors
+from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
+
+log = structlog.get_logger()
+
+
+class SiteWorker:
+    """Computes for the sites of one run, one work after the other.
+
+    Args:
+        memory: the block of data.
+
+    Raises:
+        ConfigError: the recipe's method or model cannot be built here.
+    """
+
+    def __init__(self, beginning: Beginning, memory: Memory) -> None:
+        plugins.allow(beginning.plugins)
+        self._recipe = parse_json(beginning.recipe, Recipe, "the recipe")
+        options = self._recipe.method.options
+        self._method = client_methods.build(self._recipe.method.name, options, beginning.plugins)
+        self._device = devices.pick(beginning.device)
+        self._model = device_model(self._recipe, self._device, beginning.plugins)
+        self._shared = Shared(beginning.data, memory, self._recipe.input, self._recipe.classes)
+        self._placed: dict[SiteId, SiteData] = {}
+        self._base: Payload = {}
+
+    def carry_out(self, message: Message) -> Message:
+        """The result of a `Work`; an error is one, too: the simulation then computes it itself, and meets it there."""
+        work = Work.model_validate_json(message.header)
+        try:
+            return self._result(work, message)
+        except Exception as error:
+            log.warning("a worker could not compute", site=work.site, round=work.task.round, why=str(error))
+            return Message(Result(number=work.number, failed=f"{type(error).__name__}: {error}").model_dump_json())
+
+    def _result(self, work: Work, message: Message) -> Message:
+        frames = iter(message.frames)
+        if work.sent:
+            self._base = decode_base(next(frames))
+        memory = codec.decode(next(frames))
+        state = SiteState(work.state_round, memory, codec.decode(next(frames)) if work.own_model else None)
+        run = PreparedRun(self._recipe, self._method, self._model, self._data(work.site), work.seed)
+        computation = Computation(work.site, run, work.task, state, work.fewest, work.scored)
+        if work.scored is not None:
+            scores = dict(score(computation, self._base, DaemonStatus()))
+            return Message(Result(number=work.number, scores=scores).model_dump_json())
+        return _of_fit(work, fit(computation, self._base, DaemonStatus(), NoCheckpoints(), train_alone))
+
+    def _data(self, site: SiteId) -> SiteData:
+        if site not in self._placed:
+            self._placed[site] = self._shared.site(site).placed(self._device)
+        return self._placed[site]
+
+
+def _of_fit(work: Work, outcome: FitOutcome) -> Message:
+    update, personal = outcome.update, outcome.personal
+    shared = tuple(part for part in personal if part in update.payload and _same(personal[part], update.payload[part]))
+    own = {part: tensors for part, tensors in personal.items() if part not in shared}
+    result = Result(number=work.number, metrics=dict(update.metrics), weight=update.weight, shared=shared)
+    return Message(
+        result.model_dump_json(), [codec.encode(payload) for payload in (update.payload, outcome.memory, own)]
+    )
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    """Whether they are the same bytes; a NaN is itself."""
+    return one.keys() == other.keys() and all(
+        array.dtype == other[name].dtype
+        and array.shape == other[name].shape
+        and np.array_equal(array.reshape(-1).view(np.uint8), other[name].reshape(-1).view(np.uint8))
+        for name, array in one.items()
+    )

@@ -1,0 +1,199 @@
+"""Several workers compute for the sites of one simulation: which one does what and when changes no byte.
+
+Sites take their turns, and the server commits their updates, in the order of one worker: only what a site computes in
+its turn may have been computed before, by whichever worker was free. It depends on nothing but what is sent with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import structlog
+
+from protofed.client.agent.computation import Computation, ScoredModel
+from protofed.client.state.store import FitOutcome
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import RunFailedError
+from protofed.common.payload import Update
+from protofed.common.protocol.messages import Scores
+from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
+
+log = structlog.get_logger()
+AT_ONCE = 2  # works that a worker has: it goes on with the second while we are busy with the result of the first
+TRIES = 2  # of a work at which its worker ends
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker has ended; `cause` follows on its name."""
+
+    cause: str
+
+
+class Crew(Protocol):
+    """The workers, wherever they are, by their numbers from 0."""
+
+    size: int
+
+    def begin(self, worker: int, beginning: Message) -> None:
+        """Start a worker, also again."""
+
+    def send(self, worker: int, message: Message) -> None:
+        """Send a `Work`; a worker has several, and does them in their order."""
+
+    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
+        """What has come from which worker; wait for the first, if there is none."""
+
+    def end(self) -> None:
+        """Leave none of them running."""
+
+
+@dataclass(eq=False)
+class _Job:
+    number: int
+    work: Computation
+    tries: int = 0
+
+
+@dataclass(eq=False)
+class _Worker:
+    jobs: deque[_Job] = field(default_factory=deque)  # the first is being computed
+    base: Digest | None = None  # the one that it has
+
+
+class Workers:
+    """Computes elsewhere what sites ask for; see `Elsewhere`.
+
+    Args:
+        base: the bytes of a base by its digest.
+    """
+
+    def __init__(self, crew: Crew, beginning: Beginning, base: Callable[[Digest], bytes]) -> None:
+        self._crew, self._base = crew, base
+        self._beginning = Message(beginning.model_dump_json())
+        self._numbers, self._moment = itertools.count(), cast("Hashable", None)
+        self._waiting: deque[_Job] = deque()
+        self._wanted: dict[Hashable, _Job] = {}
+        self._results: dict[int, Message] = {}  # by number of the job
+        self._workers = [_Worker() for _ in range(crew.size)]
+        for number in range(crew.size):
+            crew.begin(number, self._beginning)
+
+    def ahead(self, moment: Hashable, works: Callable[[], Iterable[Computation]]) -> None:
+        """Begin with what sites will ask for, the longest first; nothing else is expected any more.
+
+        Args:
+            moment: what was begun before holds for as long as this is the same, and `works` is not called.
+        """
+        if moment == self._moment:
+            return
+        self._moment, known = moment, self._wanted
+        expected = sorted(works(), key=_length, reverse=True)
+        jobs = [known.get(work.key) or _Job(next(self._numbers), work) for work in expected]
+        self._wanted = {job.work.key: job for job in jobs}
+        begun = {job.number for worker in self._workers for job in worker.jobs} | self._results.keys()
+        self._waiting = deque(job for job in jobs if job.number not in begun)
+        self._results = {job.number: self._results[job.number] for job in jobs if job.number in self._results}
+        self._hand_out()
+
+    def fit(self, work: Computation) -> FitOutcome | None:
+        """See `Elsewhere`.
+
+        Raises:
+            RunFailedError: workers end at this work.
+        """
+        message = self._claim(work)
+        result = Result.model_validate_json(message.header)
+        if result.failed is not None:
+            return None
+        payload, (memory, own) = codec.view(message.frames[0]), map(codec.decode, message.frames[1:])
+        personal = {**own, **{part: payload[part] for part in result.shared}}
+        return FitOutcome(Update(work.site, payload, result.metrics, result.weight), memory, personal)
+
+    def score(self, work: Computation) -> Scores | None:
+        """See `Elsewhere`.
+
+        Raises:
+            RunFailedError: workers end at this work.
+        """
+        return Result.model_validate_json(self._claim(work).header).scores
+
+    def _claim(self, work: Computation) -> Message:
+        if (job := self._wanted.get(work.key)) is None:
+            self._waiting.append(job := _Job(next(self._numbers), work))
+            self._wanted[work.key] = job
+        self._move(wait=False)
+        while job.number not in self._results:
+            self._move(wait=True)
+        del self._wanted[work.key]
+        return self._results.pop(job.number)
+
+    def _move(self, *, wait: bool) -> None:
+        self._hand_out()
+        for number, answer in self._crew.receive(wait=wait):
+            if isinstance(answer, Lost):
+                self._replace(number, answer)
+            else:
+                job = self._workers[number].jobs.popleft()
+                if self._wanted.get(job.work.key) is job:
+                    self._results[job.number] = answer
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._waiting:
+            number = min(range(len(self._workers)), key=lambda each: len(self._workers[each].jobs))
+            worker = self._workers[number]
+            if len(worker.jobs) >= AT_ONCE:
+                return
+            worker.jobs.append(job := self._waiting.popleft())
+            self._crew.send(number, self._message(job, worker))
+
+    def _message(self, job: _Job, worker: _Worker) -> Message:
+        work = job.work
+        sent, worker.base = worker.base != work.task.base_digest, work.task.base_digest
+        own = work.scored is ScoredModel.OWN and work.run.method.personal != "installed"
+        personal = work.state.personal if own else None
+        assert work.task.base_digest is not None  # noqa: S101  (the agent has fetched it)
+        frames = [self._base(work.task.base_digest)] if sent else []
+        frames += [codec.encode(payload) for payload in (work.state.memory, personal) if payload is not None]
+        header = Work(
+            number=job.number,
+            site=work.site,
+            task=work.task,
+            state_round=work.state.round,
+            seed=work.run.seed,
+            fewest=work.fewest,
+            scored=work.scored,
+            sent=sent,
+            own_model=personal is not None,
+        )
+        return Message(header.model_dump_json(), frames)
+
+    def _replace(self, number: int, lost: Lost) -> None:
+        """Start the worker again; what it had is handed out anew."""
+        left, self._workers[number] = self._workers[number].jobs, _Worker()
+        where = "before it began"
+        if left:
+            left[0].tries += 1
+            where = f"at {_named(left[0].work)}"
+            if left[0].tries >= TRIES:
+                raise RunFailedError(f"a worker {lost.cause} {where}, {TRIES} times; fewer workers need less memory")
+        log.warning("a worker is replaced", why=f"it {lost.cause} {where}")
+        self._waiting.extendleft(reversed(left))
+        self._crew.begin(number, self._beginning)
+
+
+def _length(work: Computation) -> int:
+    """What a computation takes, as compared with others of its kind."""
+    data = work.run.data
+    return len(data.train) if work.scored is None else len(data.test)
+
+
+def _named(work: Computation) -> str:
+    what = "fit" if work.scored is None else "scores"
+    return f"{work.site}'s {what} of round {work.task.round}"

@@ -1,0 +1,260 @@
+"""Several workers: who does what is decided here, and no byte of the result depends on it, whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from protofed.client.agent.computation import Computation, ScoredModel
+from protofed.client.state.store import SiteState
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import RunFailedError
+from protofed.common.protocol.messages import Task, TaskKind
+from protofed.deploy import shipped
+from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
+from protofed.deploy.simulation.simulation import Simulation, simulation
+from protofed.deploy.simulation.worker_processes import WorkerProcesses, crew_of
+from protofed.deploy.simulation.workers import Lost, Workers
+from protofed.server.storage.database import LEDGER_FILE
+
+Recipes = Callable[..., Recipe]
+BASE = codec.encode({})
+
+
+class Paper:
+    """A crew that writes down what it gets and says what it is told to."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.begun: list[int] = []
+        self.sent: list[tuple[int, Work, int]] = []  # worker, work and frames
+        self.coming: deque[tuple[int, Message | Lost]] = deque()
+
+    def begin(self, worker: int, beginning: Message) -> None:
+        Beginning.model_validate_json(beginning.header)
+        self.begun.append(worker)
+
+    def send(self, worker: int, message: Message) -> None:
+        self.sent.append((worker, Work.model_validate_json(message.header), len(message.frames)))
+
+    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
+        assert self.coming or not wait, "waits for what never comes"
+        return [self.coming.popleft()] if wait else []
+
+    def end(self) -> None: ...
+
+    def answers(self, *works: int, **changes: Any) -> None:
+        """The result of each of these, by its place in `sent`."""
+        for at in works:
+            worker, work, _ = self.sent[at]
+            result = Result(number=work.number, **(changes or {"scores": {"at": float(at)}}))
+            self.coming.append((worker, Message(result.model_dump_json())))
+
+
+@pytest.fixture
+def paper() -> Paper:
+    return Paper(2)
+
+
+@pytest.fixture
+def workers(paper: Paper, recipe_of: Recipes) -> Workers:
+    contents = {"examples": (), "sites": {}, "nbytes": 0}
+    beginning = {"recipe": recipe_of("fedavg").model_dump_json(), "plugins": (), "device": "cpu", "data": contents}
+    return Workers(paper, Beginning.model_validate(beginning), lambda _: BASE)
+
+
+def scoring(site: str, *, examples: int = 1, round: int = 1, base: str = "base") -> Computation:
+    run: Any = SimpleNamespace(data=SimpleNamespace(test=range(examples)), method=SimpleNamespace(personal="trained"))
+    run.seed = 0
+    task = Task(TaskKind.SCORE, "run", round, f"{site}-{round}", Digest(base), 1, 0.0)
+    return Computation(site, run, task, SiteState(), scored=ScoredModel.GLOBAL)
+
+
+def test_the_longest_is_begun_first_and_a_worker_has_two_at_most(paper: Paper, workers: Workers) -> None:
+    works = [scoring(f"site-{number}", examples=number) for number in range(1, 7)]
+    workers.ahead(1, lambda: works)
+    assert paper.begun == [0, 1]
+    assert [(worker, work.site) for worker, work, _ in paper.sent] == [
+        (0, "site-6"),
+        (1, "site-5"),
+        (0, "site-4"),
+        (1, "site-3"),
+    ]
+    paper.answers(0)
+    assert workers.score(works[5]) == {"at": 0.0}
+    assert [(worker, work.site) for worker, work, _ in paper.sent[4:]] == [(0, "site-2")]
+
+
+def test_results_are_taken_in_whichever_order_they_come(paper: Paper, workers: Workers) -> None:
+    works = [scoring(f"site-{number}") for number in range(3)]
+    workers.ahead(1, lambda: works)
+    paper.answers(1, 0, 2)
+    assert [workers.score(work) for work in works] == [{"at": 0.0}, {"at": 1.0}, {"at": 2.0}]
+
+
+def test_a_base_is_sent_to_a_worker_once(paper: Paper, workers: Workers) -> None:
+    works = [scoring(f"site-{number}") for number in range(4)] + [scoring("other", base="other")]
+    workers.ahead(1, lambda: works)
+    paper.answers(0)
+    workers.score(works[0])
+    assert [(work.sent, frames) for _, work, frames in paper.sent] == [
+        (True, 2),
+        (True, 2),
+        (False, 1),
+        (False, 1),
+        (True, 2),
+    ]
+
+
+def test_what_nobody_foresaw_is_computed_when_it_is_asked_for(paper: Paper, workers: Workers) -> None:
+    paper.coming.append((0, Message(Result(number=0, scores={"x": 0.5}).model_dump_json())))
+    assert workers.score(scoring("late")) == {"x": 0.5}
+    assert [work.site for _, work, _ in paper.sent] == ["late"]
+
+
+def test_what_a_new_moment_does_not_expect_is_forgotten(paper: Paper, workers: Workers) -> None:
+    old, kept, new = scoring("old"), scoring("kept"), scoring("new")
+    workers.ahead(1, lambda: [old, kept])
+    workers.ahead(1, lambda: pytest.fail("it is the same moment"))
+    workers.ahead(2, lambda: [kept, new])
+    paper.answers(0, 1, 2)
+    assert (workers.score(new), workers.score(kept)) == ({"at": 2.0}, {"at": 1.0})
+    assert [work.site for _, work, _ in paper.sent] == ["old", "kept", "new"]
+
+
+def test_what_a_worker_could_not_compute_is_left_to_the_site(paper: Paper, workers: Workers) -> None:
+    work = scoring("site-1")
+    workers.ahead(1, lambda: [work])
+    paper.answers(0, failed="ValueError: no such tensor")
+    assert workers.score(work) is None
+
+
+def test_a_worker_that_is_lost_is_replaced_and_its_work_is_done_again(paper: Paper, workers: Workers) -> None:
+    works = [scoring(f"site-{number}") for number in range(3)]
+    workers.ahead(1, lambda: works)
+    paper.coming.append((0, Lost("was killed by SIGKILL")))
+    paper.answers(1)
+    with structlog.testing.capture_logs() as logs:
+        assert workers.score(works[1]) == {"at": 1.0}
+    assert [entry["why"] for entry in logs] == ["it was killed by SIGKILL at site-0's scores of round 1"]
+    assert paper.begun == [0, 1, 0]
+    assert [(worker, work.site, work.sent) for worker, work, _ in paper.sent[3:]] == [
+        (0, "site-0", True),
+        (0, "site-2", False),
+    ]
+
+
+def test_work_at_which_workers_end_again_and_again_ends_the_run_by_name(paper: Paper, workers: Workers) -> None:
+    workers.ahead(1, lambda: [scoring("site-7", round=4)])
+    paper.coming += [(0, Lost("was killed by SIGKILL"))] * 2
+    with pytest.raises(RunFailedError, match=r"killed by SIGKILL at site-7's scores of round 4, 2 times"):
+        workers.score(scoring("site-7", round=4))
+
+
+# Real processes
+
+
+def rows(state: Path) -> dict[str, list[tuple[object, ...]]]:
+    """All rows of the ledger but what differs between any two runs: times and random ids."""
+    random = ("task_id", "record_hash")  # the hash is of a receipt that names the task_id
+    with contextlib.closing(sqlite3.connect(state / LEDGER_FILE)) as ledger:
+        names = [name for (name,) in ledger.execute("select name from sqlite_master where type = 'table'")]
+        columns = {name: [row[1] for row in ledger.execute(f"pragma table_info({name})")] for name in names}
+        kept = {
+            name: [column for column in found if not column.endswith("at") and column not in random]
+            for name, found in columns.items()
+        }
+        return {name: ledger.execute(f"select {','.join(kept[name])} from {name}").fetchall() for name in names}  # noqa: S608
+
+
+def end(running: Simulation) -> tuple[str, object]:
+    published = running.coordinator.published
+    assert published is not None
+    return published.address, running.ledger.scores(running.recipe.name)
+
+
+def workers_of(parent: int) -> list[int]:
+    """Worker processes, by the process that began them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may just have ended
+            ppid = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if ppid == parent and "simulation.worker" in (path / "cmdline").read_text():
+                found.append(int(path.name))
+    return sorted(found)
+
+
+def test_a_killed_worker_changes_no_row_of_the_ledger(recipe_of: Recipes, tmp_path: Path) -> None:
+    recipe = recipe_of("fednh")
+    with simulation(recipe, tmp_path / "one") as running:
+        running.go()
+        expected = end(running)
+    killed: list[int] = []
+    with simulation(recipe, tmp_path / "two", crew=partial(WorkerProcesses, 2)) as running:
+
+        def kill() -> None:
+            if getattr(running.coordinator.phase, "round", 0) == 2 and not killed:
+                killed.append(workers_of(os.getpid())[0])
+                os.kill(killed[0], signal.SIGKILL)
+
+        running.go(on_task=kill)
+        assert end(running) == expected
+        assert killed
+        left = workers_of(os.getpid())
+        assert len(left) == 2
+    assert workers_of(os.getpid()) == []
+    assert rows(tmp_path / "two") == rows(tmp_path / "one")
+
+
+def test_one_worker_needs_no_other_process() -> None:
+    assert crew_of(1) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    settings, state = ["rounds=3", "federation.score_every=1"], tmp_path / "state"
+    command = [sys.executable, "-m", "protofed.deploy.cli", "simulate", "digits-fedavg", f"--state={state}"]
+    command += [f"--set={setting}" for setting in settings] + ["--workers=2"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: any(state.glob("sites/*/*/000001/receipt.json")))
+        children = workers_of(process.pid)
+        assert len(children) == 2
+        process.send_signal(number)
+        assert process.wait(60) != 0
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+    recipe = shipped.recipe("digits-fedavg", settings)
+    with simulation(recipe, state, crew=crew_of(2)) as running:
+        running.go()
+        found = end(running)
+    with simulation(recipe) as running:
+        running.go()
+        assert found == end(running)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
