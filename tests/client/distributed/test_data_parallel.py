@@ -165,6 +165,11 @@ def test_ranks_that_died_leave_nothing_that_the_next_ones_take_for_an_answer() -
     assert len(set(names)) == 3
 
 
+def test_a_single_rank_starts_at_once() -> None:
+    store: Any = Keys()
+    assert start_name(store, 0, 1) != start_name(store, 0, 1)
+
+
 # Which process this is
 
 ENVIRONMENT = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
