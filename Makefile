@@ -121,6 +121,7 @@ pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
 
 constraints: .venv/ready ## write down the versions that are installed now
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt
+	.venv/bin/python -m tests.gpu.requirements > tests/gpu/requirements.new && mv tests/gpu/requirements.new tests/gpu/requirements.txt
 
 clean:           ## remove what the targets made
 	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis
