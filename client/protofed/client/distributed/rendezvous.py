@@ -74,7 +74,7 @@ def start_name(store: Store, rank: int, size: int) -> str:
         store.set(f"here/{rank}", f"{start['name']}/{token}")
         return str(start["name"])
     ranks, published = range(1, size), None
-    while published is None or any(_read(store, f"here/{other}") != f"{token}/{published[str(other)]}" for other in ranks):
+    while published is None or any(_read(store, f"here/{n}") != f"{token}/{published[str(n)]}" for n in ranks):
         # Published again whenever a token changes: the first ones may be those of ranks that died.
         if (tokens := {str(other): _read(store, f"hello/{other}") for other in ranks}) != published:
             store.set("start", json.dumps({"name": token, **tokens}))
