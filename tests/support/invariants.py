@@ -70,6 +70,11 @@ class ReadOnlyBlobs:
         assert digest(data) == address, f"N3: blob {address} is not what was acknowledged"
         return data
 
+    view = get
+
+    def uncache(self, address: Digest) -> None:
+        """Nothing is kept."""
+
     def discard(self, address: Digest) -> None:
         """Nothing is forgotten."""
 

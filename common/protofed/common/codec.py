@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple, NewType
+from typing import Any, NamedTuple, NewType, TypeAlias
 
 import numpy as np
 from blake3 import blake3
@@ -20,6 +20,7 @@ from blake3 import blake3
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, TensorSpec, describe
 
+Buffer: TypeAlias = bytes | memoryview  # of a blob; a memoryview may be a file in memory
 Digest = NewType("Digest", str)  # BLAKE3-256 of a blob's bytes, in hex
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -40,7 +41,7 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def digest(data: bytes | memoryview) -> Digest:
+def digest(data: Buffer) -> Digest:
     """BLAKE3-256 in hex: the address of a blob."""
     return Digest(blake3(data).hexdigest())
 
@@ -61,7 +62,7 @@ def encode(payload: Payload) -> bytes:
     return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *arrays])
 
 
-def manifest(data: bytes) -> tuple[TensorSpec, ...]:
+def manifest(data: Buffer) -> tuple[TensorSpec, ...]:
     """The tensors of a blob by its checked header, sorted by path; the tensors' data are not read.
 
     Raises:
@@ -94,7 +95,7 @@ def shares(specs: Iterable[TensorSpec]) -> dict[Part, float]:
     return {part: size / total for part, size in sizes.items()} if total else {}
 
 
-def decode(data: bytes) -> Payload:
+def decode(data: Buffer) -> Payload:
     """The payload of a blob, in memory of its own.
 
     Raises:
@@ -103,7 +104,7 @@ def decode(data: bytes) -> Payload:
     return {part: {name: array.copy() for name, array in tensors.items()} for part, tensors in view(data).items()}
 
 
-def view(data: bytes) -> Payload:
+def view(data: Buffer) -> Payload:
     """The payload of a blob without a copy: read-only arrays, each of which keeps all of `data` in memory.
 
     Raises:
@@ -143,7 +144,7 @@ class _Header(NamedTuple):
     canonical: bool
 
 
-def _checked(data: bytes) -> _Header:
+def _checked(data: Buffer) -> _Header:
     text = _header(data)
     header, body = _read(text), len(data) - _LENGTH_BYTES - len(text)
     if header.nbytes != body:
@@ -153,7 +154,7 @@ def _checked(data: bytes) -> _Header:
     return header
 
 
-def _header(data: bytes) -> bytes:
+def _header(data: Buffer) -> bytes:
     if len(data) < _LENGTH_BYTES:
         raise CodecError(f"{len(data)} bytes: shorter than the length field of a payload")
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")

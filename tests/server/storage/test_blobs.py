@@ -129,6 +129,22 @@ def test_a_chunk_of_no_blob_is_a_state_error(folder: FolderBlobs) -> None:
         folder.chunk(ADDRESS, 0)
 
 
+def test_a_view_is_checked_and_outlives_what_is_removed(folder: FolderBlobs, tmp_path: Path) -> None:
+    address = folder.put(DATA)
+    view = folder.view(address)
+    folder.uncache(address)
+    assert folder.view(address) == view == DATA
+    folder.discard(address)
+    assert view == DATA
+    folder.uncache(address)  # as quietly as it is discarded again
+    with pytest.raises(StateError):
+        folder.view(address)
+    (tmp_path / address).write_bytes(b"rotten")
+    with pytest.raises(StateError, match="changed on disk"):
+        folder.view(address)
+    assert bytes(folder.view(folder.put(b""))) == b""
+
+
 # Uploads that become blobs
 
 

@@ -82,8 +82,8 @@ class PartialBlob:
                 marks.seek(index)
                 marks.write(b"\1")
 
-    def seal(self, address: Digest, target: Path, *, durable: bool = True) -> bytes:
-        """Move the complete blob to `target` on the same disk; returns its data.
+    def seal(self, address: Digest, target: Path, *, durable: bool = True) -> memoryview:
+        """Move the complete blob to `target` on the same disk; returns its data, mapped into memory.
 
         Args:
             address: the digest that was announced.
@@ -96,7 +96,7 @@ class PartialBlob:
         with self._lock, self._on_disk():
             if missing := sorted(set(range(chunk_count(self._announced()))) - self._marked()):
                 raise IncompleteUploadError(f"{len(missing)} chunks are missing, the first is {missing[0]}")
-            data = self._path.read_bytes()
+            data = files.mapped(self._path)
             if digest(data) != address:
                 self._remove()
                 raise CodecError("the digest of all chunks is not the one that was announced; begin it again")

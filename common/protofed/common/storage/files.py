@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import stat
@@ -43,6 +44,24 @@ def write(path: Path, data: bytes, mode: int = PRIVATE) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise write_error(path, error) from error
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file that nobody changes any more, without a copy; the kernel may drop and read them again.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")  # an empty file cannot be mapped
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def forget_pages(path: Path) -> None:
+    """Have the kernel use the memory of a file's cached pages for something else, such as the next file."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def make_private(folder: Path) -> None:

@@ -155,6 +155,7 @@ class Aggregation:
             new = self._publisher.aggregated(state, [self._capped(row, most) for row in used])
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
+            self._publisher.uncache(used)
             statistics = {WEIGHT_CAP: most} if most < math.inf else {}
             return replace(published, statistics={**published.statistics, **statistics})
         except OutOfSpaceError as error:

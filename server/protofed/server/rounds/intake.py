@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from protofed.common import codec
-from protofed.common.codec import Digest
+from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, ProtocolError
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
@@ -76,7 +76,7 @@ class UploadIntake:
             problem = manifest_problem(manifest, self._driver.expected(row))
         return self._reject(row, manifest, problem) if problem else None
 
-    def examine(self, data: bytes, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
+    def examine(self, data: Buffer, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
         """The problem with an update's bytes, or else its norm. May be called from any thread.
 
         Raises:
@@ -207,7 +207,7 @@ class UploadIntake:
         """The model and its norm."""
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
-                model = codec.view(self._blobs.get(base))
+                model = codec.view(self._blobs.view(base))
                 self._newest_base = base, model, _norm(model, {})
             return self._newest_base[1:]
 
@@ -265,7 +265,7 @@ def first_model_problem(manifest: Manifest, classes: int, max_model_mb: float) -
     return None
 
 
-def examined(data: bytes, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
+def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
     """The problem with the bytes of an update, or else its norm.
 
     The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base has

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from protofed.common import codec
+from protofed.common.codec import Buffer
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors
@@ -39,7 +40,7 @@ def shows_classes(expected: ExpectedUpdate) -> bool:
     return any(spec.part in BY_CLASS for spec in (*expected.required, *expected.optional))
 
 
-def contributions(data: bytes) -> frozenset[Contribution]:
+def contributions(data: Buffer) -> frozenset[Contribution]:
     """The classes that an encoded update contributes to; for prototypes its header is enough.
 
     Raises:
@@ -53,7 +54,7 @@ def contributions(data: bytes) -> frozenset[Contribution]:
     return frozenset(rows)
 
 
-def too_few(updates: Iterable[bytes], fewest: int) -> frozenset[Contribution]:
+def too_few(updates: Iterable[Buffer], fewest: int) -> frozenset[Contribution]:
     """The contributions that fewer than `fewest` of a round's encoded updates make."""
     counts = Counter(contribution for data in updates for contribution in contributions(data))
     return frozenset(contribution for contribution, count in counts.items() if count < fewest)

@@ -43,14 +43,14 @@ class Publisher:
         Raises:
             StateError: its blob is gone or damaged.
         """
-        return Published(address, codec.decode(self._blobs.get(address)))
+        return Published(address, codec.decode(self._blobs.view(address)))
 
     def damaged(self, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
         """By site, why its acknowledged update can no longer be read."""
         found = {}
         for row in rows:
             try:
-                self._blobs.get(row.digest)
+                self._blobs.view(row.digest)
             except OutOfSpaceError:
                 continue  # no verdict on the blob: it could not be opened now
             except StateError as error:
@@ -90,6 +90,11 @@ class Publisher:
         """By site, digest and bytes of what it is sent; equal payloads are stored once."""
         return {site: self._store(self._method.broadcast(state, site)) for site in sites}
 
+    def uncache(self, rows: Sequence[UpdateRow]) -> None:
+        """Let go of the updates of an aggregate: a retry, or a verification, reads them from the disk."""
+        for row in rows:
+            self._blobs.uncache(row.digest)
+
     def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         """The updates without the classes to which too few of them contribute.
 
@@ -97,13 +102,13 @@ class Publisher:
         """
         if self._fewest < contributors.FEWEST or not contributors.shows_classes(self._method.expects(state)):
             return self._updates(rows)
-        withheld = contributors.too_few((self._blobs.get(row.digest) for row in rows), self._fewest)
+        withheld = contributors.too_few((self._blobs.view(row.digest) for row in rows), self._fewest)
         updates = self._updates(rows)
         return (replace(update, payload=contributors.without(update.payload, withheld)) for update in updates)
 
     def _updates(self, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         for row in rows:
-            yield Update(row.task.site, codec.view(self._blobs.get(row.digest)), row.metrics, row.weight)
+            yield Update(row.task.site, codec.view(self._blobs.view(row.digest)), row.metrics, row.weight)
 
     def _store(self, payload: Payload) -> tuple[Digest, int]:
         for known, address, nbytes in self._stored:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from protofed.common import failpoint
-from protofed.common.codec import Digest, digest, is_digest
+from protofed.common.codec import Buffer, Digest, digest, is_digest
 from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.uploads import Quota, Upload, Uploads
+
+B = TypeVar("B", bytes, memoryview)
 
 
 class Blobs(Protocol):
@@ -30,8 +33,14 @@ class Blobs(Protocol):
             StateError: it is not there, or is no longer what it was; OutOfSpace: it cannot be opened now.
         """
 
+    def view(self, address: Digest) -> Buffer:
+        """As `get`, without a copy where there can be one: data that are on disk stay there."""
+
     def has(self, address: Digest) -> bool:
         """Whether it is there, sound or not."""
+
+    def uncache(self, address: Digest) -> None:
+        """Let go of memory that holds what is on disk, too: nobody needs it soon."""
 
     def discard(self, address: Digest) -> None:
         """Forget data, if it is there."""
@@ -55,9 +64,16 @@ class MemoryBlobs:
             raise StateError(f"blob {address} is not in memory")
         return self._data[address]
 
+    def view(self, address: Digest) -> Buffer:
+        """The data."""
+        return self.get(address)
+
     def has(self, address: Digest) -> bool:
         """Whether it is there."""
         return address in self._data
+
+    def uncache(self, address: Digest) -> None:
+        """There is no other copy."""
 
     def discard(self, address: Digest) -> None:
         """Forget data."""
@@ -82,8 +98,15 @@ class FolderBlobs:
 
     def get(self, address: Digest) -> bytes:
         """The data, checked against its address."""
+        return self._checked(address, Path.read_bytes)
+
+    def view(self, address: Digest) -> memoryview:
+        """The data, mapped into memory and checked; its pages are the kernel's, and no model's size of ours."""
+        return self._checked(address, files.mapped)
+
+    def _checked(self, address: Digest, read: Callable[[Path], B]) -> B:
         try:
-            data = self._path(address).read_bytes()
+            data = read(self._path(address))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # nothing is wrong with the blob
                 raise OutOfSpaceError(
@@ -97,7 +120,7 @@ class FolderBlobs:
     def damaged(self, address: Digest) -> bool:
         """Whether it is not there, cannot be read, or is no longer what it was."""
         try:
-            self.get(address)
+            self.view(address)
         except StateError:
             return True
         return False
@@ -109,6 +132,10 @@ class FolderBlobs:
     def addresses(self) -> list[Digest]:
         """All that is there."""
         return [Digest(path.name) for path in self._folder.iterdir() if path.is_file() and is_digest(path.name)]
+
+    def uncache(self, address: Digest) -> None:
+        """Give the memory of its cached pages to the next files: fresh pages cost many times a copy."""
+        files.forget_pages(self._path(address))
 
     def discard(self, address: Digest) -> None:
         """Forget data."""
@@ -129,8 +156,8 @@ class FolderBlobs:
         except OSError as error:
             raise StateError(f"blob {address} cannot be read: {error.strerror}") from error
 
-    def seal(self, upload: Upload) -> bytes:
-        """Turn a complete upload into a blob, durably; its data, again if it was sealed before.
+    def seal(self, upload: Upload) -> memoryview:
+        """Turn a complete upload into a blob, durably; its data, mapped into memory, again if it was sealed before.
 
         Raises:
             Incomplete: chunks are missing, or the upload was never begun.
@@ -149,7 +176,7 @@ class FolderBlobs:
             files.sync_folder(self._folder)
         except OSError as error:
             raise files.write_error(target, error) from error
-        return self.get(upload.address)
+        return self.view(upload.address)
 
     def _path(self, address: Digest) -> Path:
         return self._folder / address

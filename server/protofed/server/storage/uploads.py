@@ -70,8 +70,8 @@ class Uploads:
         self._get(upload).write(index, data, checksum)
         failpoint.reach("chunk-written")
 
-    def seal(self, upload: Upload, target: Path) -> bytes:
-        """Move a complete upload to `target`, durably; its data."""
+    def seal(self, upload: Upload, target: Path) -> memoryview:
+        """Move a complete upload to `target`, durably; its data, mapped into memory."""
         try:
             return self._get(upload).seal(upload.address, target)
         finally:
