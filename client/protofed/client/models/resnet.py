@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import nn
-from torchvision.models import resnet
 
 from protofed.client.models.layers import embedding
 from protofed.client.models.split import SplitModel
@@ -33,7 +32,7 @@ class ResNet:
     """
 
     smallest: ClassVar[int] = 1
-    block: ClassVar[Any]  # torchvision's
+    block: ClassVar[str]  # the name of torchvision's class
     blocks: ClassVar[list[int]]  # of each of the four layers
 
     stem: Literal["small", "imagenet"] = "small"  # 3x3 of stride 1 without max-pooling; or 7x7 of stride 2 with it
@@ -46,7 +45,9 @@ class ResNet:
 
     def build(self, images: Input, classes: int) -> SplitModel:
         """Body [B, channels, height, width] -> [B, projection or 512 (ResNet-50: 2048)], head -> [B, classes]."""
-        net: Any = resnet.ResNet(self.block, self.blocks, norm_layer=self._norm)
+        from torchvision.models import resnet  # brings half of PyTorch's compiler along: seconds, only for these models
+
+        net: Any = resnet.ResNet(getattr(resnet, self.block), self.blocks, norm_layer=self._norm)
         net.conv1 = self._stem(images.shape[0])
         if self.stem == "small":
             net.maxpool = nn.Identity()
@@ -79,7 +80,7 @@ def _remove_norms(net: nn.Module) -> None:
 class ResNet18(ResNet):
     """11,173,962 parameters with 10 classes, the small stem and a head with bias."""
 
-    block: ClassVar[Any] = resnet.BasicBlock
+    block: ClassVar[str] = "BasicBlock"
     blocks: ClassVar[list[int]] = [2, 2, 2, 2]
 
 
@@ -87,7 +88,7 @@ class ResNet18(ResNet):
 class ResNet50(ResNet):
     """28,223,818 parameters with 10 classes, the small stem and FedProc's projection; its head has a bias."""
 
-    block: ClassVar[Any] = resnet.Bottleneck
+    block: ClassVar[str] = "Bottleneck"
     blocks: ClassVar[list[int]] = [3, 4, 6, 3]
 
     bias: bool = True  # of the head

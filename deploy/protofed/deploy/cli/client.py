@@ -61,9 +61,12 @@ def start(
 
     Example: `protofed client start --settings site.toml`
     """
-    from protofed.common.config.settings import ClientSettings, read_settings
-    from protofed.common.malloc import keep_memory
-    from protofed.deploy.daemons.client import run_client
+    from protofed.common.quick_imports import quick_imports
+
+    with quick_imports():
+        from protofed.common.config.settings import ClientSettings, read_settings
+        from protofed.common.malloc import keep_memory
+        from protofed.deploy.daemons.client import run_client
 
     log_as_daemon(context)
     keep_memory()

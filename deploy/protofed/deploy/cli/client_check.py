@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import structlog
 import typer
 from rich.console import Console
 
@@ -60,6 +59,8 @@ def check(
 
     Example: `protofed client check RECIPE --settings site.toml --preview`
     """
+    import structlog
+
     from protofed.deploy import shipped
 
     structlog.configure(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import structlog
 import typer
 from rich.console import Console
 
@@ -49,6 +48,8 @@ def _with_daemon_options(
     shared = [parameter for parameter in inspect.signature(start).parameters.values() if parameter.name != "context"]
 
     def run_command(*, settings: Path | None, **given: Any) -> None:
+        import structlog
+
         own_options = {option: given.pop(option) for option in extra_options}
         for option in NOT_SETTINGS:
             given.pop(option, None)

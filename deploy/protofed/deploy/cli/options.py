@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from protofed.deploy.logs import setup
-
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive a restart.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; environment variables and options override it.")]
 Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 picks a free one.")]
@@ -22,6 +20,8 @@ RunningState = Annotated[Path, typer.Option("--state", help="State folder of a d
 
 def log_as_daemon(context: typer.Context) -> None:
     """Switch to the log format of a long-running process; `--debug` of the root command still counts."""
+    from protofed.deploy.logs import setup
+
     setup.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
 
 

@@ -8,7 +8,10 @@ import sys
 def run() -> None:
     """Import the command line, then run it; always ends in SystemExit."""
     try:
-        from protofed.deploy.cli.main import main
+        from protofed.common.quick_imports import quick_imports
+
+        with quick_imports():
+            from protofed.deploy.cli.main import main
     except KeyboardInterrupt:  # imports take a second; `main` itself answers what comes later
         sys.exit(130)
     main()

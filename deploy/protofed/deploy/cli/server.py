@@ -50,9 +50,12 @@ def start(
 
     Example: `protofed server start --settings server.toml --recipe recipe.toml`
     """
-    from protofed.common.config.settings import ServerSettings, read_settings
-    from protofed.common.malloc import keep_memory
-    from protofed.deploy.daemons.server import recipes_of, run_server
+    from protofed.common.quick_imports import quick_imports
+
+    with quick_imports():
+        from protofed.common.config.settings import ServerSettings, read_settings
+        from protofed.common.malloc import keep_memory
+        from protofed.deploy.daemons.server import recipes_of, run_server
 
     if not dry_run:
         log_as_daemon(context)

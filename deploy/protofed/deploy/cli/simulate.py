@@ -45,9 +45,12 @@ def simulate(
 
     Example: `protofed simulate digits-fednh`
     """
-    from protofed.common.malloc import keep_memory
-    from protofed.deploy import shipped
-    from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
+    from protofed.common.quick_imports import quick_imports
+
+    with quick_imports():
+        from protofed.common.malloc import keep_memory
+        from protofed.deploy import shipped
+        from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
 
     read = shipped.recipe(recipe, assignments or ())
     if dry_run:

@@ -25,6 +25,7 @@ from protofed.common.errors import PolicyViolationError, RevokedError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
+from protofed.common.quick_imports import quick_imports
 from protofed.common.storage.journal import Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
@@ -85,14 +86,15 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
     check_root(settings)
-    device = _device(settings, launch)
+    with quick_imports():
+        device = _device(settings, launch)
 
-    from protofed.client.agent.agent import Agent
-    from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
-    from protofed.client.agent.metrics import ClientMetrics
-    from protofed.client.privacy.policy_file import PolicyFile
-    from protofed.client.state.disk_store import DiskStore
-    from protofed.client.transport.audit import FILE, ClientAudit
+        from protofed.client.agent.agent import Agent
+        from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
+        from protofed.client.agent.metrics import ClientMetrics
+        from protofed.client.privacy.policy_file import PolicyFile
+        from protofed.client.state.disk_store import DiskStore
+        from protofed.client.transport.audit import FILE, ClientAudit
 
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
     policy()  # without one that can be read nothing begins
@@ -222,7 +224,8 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
 
 def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
     """The device to train on; also imports PyTorch and sets its number of threads."""
-    # torchvision creates a folder for compiled code when it is imported; in a container only the state is writable.
+    # PyTorch's compiler, imported at the first training step, creates a folder; in a container only the state is
+    # writable.
     if launch is None or not launch.rank:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
     import torch
