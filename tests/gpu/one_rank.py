@@ -63,12 +63,12 @@ def _fit(local: FitContext) -> Callable[[], float]:
 
 
 def _count_sums(team: Team) -> list[int]:
-    """A list that grows by the number of gradients of each sum."""
+    """A list that grows by the number of parameters whose gradients each sum is of."""
     sums, add = list[int](), team.sum_gradients
 
-    def counted(gradients: Sequence[Tensor]) -> None:
-        sums.append(len(gradients))
-        add(gradients)
+    def counted(parameters: Sequence[Tensor]) -> None:
+        sums.append(len(parameters))
+        add(parameters)
 
     team.sum_gradients = counted  # type: ignore[method-assign]
     return sums

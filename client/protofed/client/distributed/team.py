@@ -114,8 +114,9 @@ class Team:
         """Accumulate the gradients of a loss []: every rank has the whole batch's loss, so each takes 1/size of it."""
         (loss / self.size).backward()  # type: ignore[no-untyped-call]
 
-    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum gradients of any shapes [...] over all ranks, in one exchange: its latency is paid once a step."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not gradients:
             return
         flat = self.sum(torch.cat([gradient.flatten() for gradient in gradients]))

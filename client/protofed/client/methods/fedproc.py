@@ -53,12 +53,13 @@ class FedProcClient:
     def _train(self, local: FitContext, received: Payload) -> float:
         like = next(local.model.head.parameters())  # [C, D]
         centers, known = stacked(received.get(Part.PROTOTYPES, {}), local.classes, like)
+        centers = normalize(centers, dim=1)
         ahead = int(self.gpc_from_start)  # rounds before the paper's t = 0
         alpha = 1 - (local.round - 1 - ahead) / (local.rounds - ahead) if known.any() else 0.0
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             features = local.model.body(images)
-            contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known)
+            contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known, unit=True)
             return alpha * contrast + (1 - alpha) * cross_entropy(local.model.head(features), labels)
 
         return train(local, loss)

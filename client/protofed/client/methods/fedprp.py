@@ -65,10 +65,11 @@ class FedPRPClient:
         eps = remembered(local, Part.PROTOTYPES, "margins", torch.ones(local.classes)).to(head.prototypes)  # [C]
         eps.requires_grad_(not released)
         distance: Distance = "negated-cosine" if released else self.distance
+        targets, known = head.prototypes, head.known > 0  # [C, D], [C]
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # eq. (11)
             features = body(images)
-            intra = intra_class(features, labels, head.prototypes, head.known > 0)
+            intra = intra_class(features, labels, targets, known)
             inter = inter_class(features, labels, centroids, eps.clamp_min(0), self.temperature, distance)
             return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
 

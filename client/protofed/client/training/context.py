@@ -92,8 +92,8 @@ class Ranks(Protocol):
     def backward(self, loss: Tensor) -> None:
         """Accumulate this process's share of the gradients of a whole batch's mean loss []."""
 
-    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
-        """Sum gradients, each of its parameter's shape, over all processes in place.
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Sum the gradients of these parameters, of any shapes, over all processes in place.
 
         Raises:
             OutOfMemoryError: another process ran out of memory in this step.
@@ -113,7 +113,7 @@ class SingleProcess:
         """Accumulate all gradients of a batch's mean loss []."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def sum_gradients(self, gradients: Sequence[Tensor]) -> None:
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Nothing to add: one process has them whole."""
 
     def ran_out_of_memory(self, error: torch.OutOfMemoryError) -> None:

@@ -1,4 +1,8 @@
-"""Loss terms of the methods as functions of tensors; each is a batch mean."""
+"""Loss terms of the methods as functions of tensors; each is a batch mean.
+
+None of them asks a tensor for its values: examples and classes that do not count are masked, never left out, because a
+GPU would be waited for in every step to learn how many are left.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
 TINY = 1e-12
+IGNORED = -100  # a target that `cross_entropy` counts as nothing
 
 
 def class_shares(weight: Tensor) -> Tensor:
@@ -27,7 +32,9 @@ def distribution_gap(weight: Tensor, frequencies: Tensor) -> Tensor:
     return gap
 
 
-def prototypical_contrast(features: Tensor, labels: Tensor, centers: Tensor, known: Tensor) -> Tensor:
+def prototypical_contrast(
+    features: Tensor, labels: Tensor, centers: Tensor, known: Tensor, unit: bool = False
+) -> Tensor:
     """FedProc's global prototypical contrast: cross-entropy over cosines without temperature (METHODS 4.1).
 
     Args:
@@ -36,13 +43,13 @@ def prototypical_contrast(features: Tensor, labels: Tensor, centers: Tensor, kno
         centers: the classes' global prototypes, [C, D], of any length: only their directions matter.
         known: which classes have a prototype, [C] bool. The others are no alternatives, and their examples count as
             nothing, though they stay in the mean.
+        unit: the centers have unit length already, once for all steps.
     """
-    counted = known[labels]
-    if not counted.any():
-        return features.sum() * 0.0  # not a constant: the caller differentiates it
-    cosines = features[counted] @ normalize(centers, dim=1).T  # [counted, C]
-    logits = cosines.masked_fill(~known, -torch.inf)
-    return cross_entropy(logits, labels[counted], reduction="sum") / len(labels)
+    unknown = ~known
+    cosines = features @ (centers if unit else normalize(centers, dim=1)).T  # [B, C]
+    logits = cosines.masked_fill(unknown, -torch.inf)  # its gradient is 0 there, even where no class is known
+    targets = labels.masked_fill(unknown[labels], IGNORED)
+    return cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / len(labels)
 
 
 def intra_class(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
@@ -76,15 +83,15 @@ def inter_class(
         The mean over the batch's classes of the mean over each class's examples.
     """
     members = labels.unsqueeze(0) == torch.arange(len(centroids), device=labels.device).unsqueeze(1)  # [C, B]
-    present = members.any(dim=1)
-    members, margins = members[present], margins[present]  # [P, B], [P]: P classes are in the batch
-    distances = _distances(centroids[present], features, distance)  # [P, B]
+    sizes = members.sum(dim=1)  # [C]
+    distances = _distances(centroids, features, distance)  # [C, B]
     scores = torch.log_softmax(-(distances + margins.unsqueeze(1) * members) / temperature, dim=1)
-    return -((scores * members).sum(dim=1) / members.sum(dim=1)).mean()
+    by_class = (scores * members).sum(dim=1) / sizes.clamp_min(1)  # [C]; 0 of a class that is not in the batch
+    return -by_class.sum() / (sizes > 0).sum()
 
 
 def _distances(centroids: Tensor, features: Tensor, distance: Distance) -> Tensor:
-    """[P, D], [B, D] -> [P, B]."""
+    """[C, D], [B, D] -> [C, B]."""
     if distance == "euclidean":
         # Not `torch.cdist`: the matrix product that it may use cancels digits between near neighbours.
         distances: Tensor = torch.linalg.vector_norm(centroids.unsqueeze(1) - features.unsqueeze(0), dim=2)
