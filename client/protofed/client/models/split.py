@@ -32,7 +32,7 @@ class SplitModel(nn.Module):
 
 def dump(module: nn.Module) -> Tensors:
     """Parameters and buffers of any shapes by name, as contiguous NumPy copies on the CPU."""
-    return {name: np.array(t.detach().cpu().numpy(), order="C") for name, t in module.state_dict().items()}
+    return {name: np.array(t.cpu().numpy(), order="C") for name, t in module.state_dict().items()}
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
@@ -48,6 +48,8 @@ def load(module: nn.Module, tensors: Tensors) -> None:
     for name, array in tensors.items():
         if tuple(state[name].shape) != array.shape:
             raise CodecError(f"{name} is {array.shape}: the model expects {tuple(state[name].shape)}")
-    with torch.no_grad():
-        for name, target in state.items():
+    for name, target in state.items():
+        if target.device.type == "cpu":
+            np.copyto(target.numpy(), tensors[name], casting="unsafe")  # as PyTorch casts
+        else:
             target.copy_(torch.from_numpy(np.array(tensors[name])))  # a copy: received arrays are read-only

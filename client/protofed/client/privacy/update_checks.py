@@ -120,9 +120,9 @@ def check_head_rows(rules: PolicyRules, head: Tensors, classes: int) -> None:
 
 def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:
     """Rule `dtypes`: it names the dtype of every tensor."""
-    for path, tensor in _tensors(payload):
+    for part, name, tensor in _tensors(payload):
         if dtype_name(tensor.dtype) not in rules.dtypes:
-            allowed = ", ".join(sorted(rules.dtypes)) or "none"
+            path, allowed = f"{part}/{name}", ", ".join(sorted(rules.dtypes)) or "none"
             raise PolicyRefusedError(
                 "dtypes", f"{path} is {tensor.dtype.name}; this site's policy lets out {allowed} (dtypes)", path
             )
@@ -130,16 +130,17 @@ def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) ->
 
 def check_finite(_: PolicyRules, payload: Payload, __: GateContext | None) -> None:
     """Not a key of the policy: an update with NaN or infinities never leaves."""
-    for path, tensor in _tensors(payload):
+    for part, name, tensor in _tensors(payload):
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+            path = f"{part}/{name}"
             raise PolicyRefusedError("finite", f"{path} has values that are not finite; nothing was sent", path)
 
 
 def check_tensor_sizes(rules: PolicyRules, payload: Payload) -> None:
     """Rule `max_tensor_mb`, in units of 10^6 bytes."""
-    for path, tensor in _tensors(payload):
+    for part, name, tensor in _tensors(payload):
         if tensor.nbytes > rules.max_tensor_mb * 1e6:
-            size, most = f"{tensor.nbytes / 1e6:.1f} MB", f"max_tensor_mb = {rules.max_tensor_mb:g}"
+            path, size, most = f"{part}/{name}", f"{tensor.nbytes / 1e6:.1f} MB", f"max_tensor_mb = {rules.max_tensor_mb:g}"
             raise PolicyRefusedError("max_tensor_mb", f"{path} of {size} is above this site's {most}", path)
 
 
@@ -219,11 +220,11 @@ def _require(context: GateContext | None, rule: str) -> GateContext:
     return context
 
 
-def _tensors(payload: Payload) -> Iterator[tuple[str, Array]]:
-    """`part/name` and tensor, in a fixed order, so that the same update is always refused for the same tensor."""
+def _tensors(payload: Payload) -> Iterator[tuple[Part, str, Array]]:
+    """Part, name and tensor, in a fixed order, so that the same update is always refused for the same tensor."""
     for part in sorted(payload):
         for name in sorted(payload[part]):
-            yield f"{part}/{name}", payload[part][name]
+            yield part, name, payload[part][name]
 
 
 CHECKS: tuple[Check, ...] = (check_parts, check_class_revealing, check_head, check_dtypes, check_finite)

@@ -42,12 +42,13 @@ class Link(Protocol):
 def decode_base(data: bytes) -> Payload:
     """A fetched base as a payload whose lookups raise CodecError instead of KeyError.
 
-    A method takes from it what it needs; the agent then declines a task whose base lacks a part or a tensor.
+    A method takes from it what it needs; the agent then declines a task whose base lacks a part or a tensor. Its arrays
+    are read-only, since they are the bytes of `data`.
 
     Raises:
         CodecError: the bytes are no payload.
     """
-    return _StrictDict({part: _StrictDict(tensors) for part, tensors in codec.decode(data).items()})
+    return _StrictDict({part: _StrictDict(tensors) for part, tensors in codec.view(data).items()})
 
 
 class _StrictDict(dict[Any, Any]):
