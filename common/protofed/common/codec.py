@@ -56,10 +56,8 @@ def encode(payload: Payload) -> bytes:
         for name, array in tensors.items():
             if array.dtype not in _NATIVE:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
-    specs = describe(payload)
-    header = _readable_header(specs)
-    arrays = (np.ascontiguousarray(payload[spec.part][spec.name]).data for spec in sorted(specs, key=_position))
-    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *arrays])
+    beginning, order = _beginning(describe(payload))
+    return b"".join([beginning, *(np.ascontiguousarray(payload[part][name]).data for part, name in order)])
 
 
 def manifest(data: Buffer) -> tuple[TensorSpec, ...]:
@@ -114,8 +112,8 @@ def view(data: Buffer) -> Payload:
     start = len(data) - header.nbytes
     parts: dict[Part, dict[str, Array]] = {}
     for spec, at in zip(header.specs, header.offsets, strict=True):
-        flat: Array = np.frombuffer(data, spec.dtype, math.prod(spec.shape), start + at)
-        parts.setdefault(spec.part, {})[spec.name] = flat.reshape(spec.shape)
+        array: Array = np.ndarray(spec.shape, spec.dtype, data, start + at)
+        parts.setdefault(spec.part, {})[spec.name] = array
     return parts
 
 
@@ -183,11 +181,14 @@ def _read(text: bytes) -> _Header:
 
 
 @lru_cache(_KNOWN)
-def _readable_header(specs: tuple[TensorSpec, ...]) -> bytes:
+def _beginning(specs: tuple[TensorSpec, ...]) -> tuple[bytes, tuple[tuple[Part, str], ...]]:
+    """What a blob of these tensors begins with, and the order of their data behind it."""
     for spec in specs:
         _check_name(spec.name)
         _check_shape(spec.path, spec.shape)
-    return _canonical_header(specs)
+    header = _canonical_header(specs)
+    order = tuple((spec.part, spec.name) for spec in sorted(specs, key=_position))
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header, order
 
 
 @lru_cache(_KNOWN)

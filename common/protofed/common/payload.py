@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,9 +93,16 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 def describe(payload: Payload) -> tuple[TensorSpec, ...]:
     """The specs of a payload's tensors of any shapes, sorted by path."""
-    specs = [
-        TensorSpec(part, name, dtype_name(array.dtype), array.shape)
-        for part, tensors in payload.items()
-        for name, array in tensors.items()
-    ]
-    return tuple(sorted(specs, key=lambda spec: spec.path))
+    return _specs(
+        tuple(
+            (part, name, dtype_name(array.dtype), array.shape)
+            for part, tensors in payload.items()
+            for name, array in tensors.items()
+        )
+    )
+
+
+@lru_cache(maxsize=16)
+def _specs(entries: tuple[tuple[Part, str, str, tuple[int, ...]], ...]) -> tuple[TensorSpec, ...]:
+    """The same objects for all payloads of one structure, as the updates of a run are."""
+    return tuple(sorted((TensorSpec(*entry) for entry in entries), key=lambda spec: spec.path))
