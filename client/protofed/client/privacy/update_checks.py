@@ -140,7 +140,11 @@ def check_tensor_sizes(rules: PolicyRules, payload: Payload) -> None:
     """Rule `max_tensor_mb`, in units of 10^6 bytes."""
     for part, name, tensor in _tensors(payload):
         if tensor.nbytes > rules.max_tensor_mb * 1e6:
-            path, size, most = f"{part}/{name}", f"{tensor.nbytes / 1e6:.1f} MB", f"max_tensor_mb = {rules.max_tensor_mb:g}"
+            path, size, most = (
+                f"{part}/{name}",
+                f"{tensor.nbytes / 1e6:.1f} MB",
+                f"max_tensor_mb = {rules.max_tensor_mb:g}",
+            )
             raise PolicyRefusedError("max_tensor_mb", f"{path} of {size} is above this site's {most}", path)
 
 
