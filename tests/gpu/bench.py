@@ -89,7 +89,8 @@ def _bare(local: FitContext) -> Callable[[], None]:
         for rows in torch.split(torch.randperm(len(labels)).to(device), plan.batch_size):
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = cross_entropy(model(images[rows]), labels[rows])
+                batch = images[rows].contiguous(memory_format=torch.channels_last)
+                loss = cross_entropy(model(batch), labels[rows])
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ class Job:
     Attributes:
         recipe: name of a shipped one.
         overrides: as nested tables.
-        seconds: after which it ends, finished or not.
+        deadline: monotonic seconds, at which it ends, finished or not. All processes of a machine share this clock.
         progress: the file that it writes.
     """
 
@@ -42,7 +43,7 @@ class Job:
     seed: int
     overrides: Mapping[str, Any]
     device: str
-    seconds: float
+    deadline: float
     progress: str
 
     def prepared(self) -> Recipe:
@@ -90,6 +91,10 @@ class Progress:
         return cls(**{**fields, "scores": {int(number): scores for number, scores in fields["scores"].items()}})
 
 
+class _TimeIsUpError(Exception):
+    """The job's deadline has come."""
+
+
 def run(job: Job) -> Progress:
     """Simulate until the run's end, or the job's.
 
@@ -97,7 +102,7 @@ def run(job: Job) -> Progress:
         ConfigError, DataError: the recipe or its data cannot be used.
         RunFailedError: the run failed.
     """
-    recipe, began = job.prepared(), time.monotonic()
+    recipe = job.prepared()
     with simulation(recipe, device=torch.device(job.device)) as running:
         progress, loaded = Progress(job.recipe, job.seed, recipe.rounds), time.monotonic()
 
@@ -106,6 +111,8 @@ def run(job: Job) -> Progress:
             progress.write(Path(job.progress))
 
         def after_task() -> None:
+            if time.monotonic() > job.deadline:
+                raise _TimeIsUpError  # `until` is asked once a pass, and the last pass scores a hundred models
             done, _ = status(running.coordinator.phase, recipe.rounds)
             if done != progress.rounds:
                 progress.rounds = done
@@ -113,7 +120,8 @@ def run(job: Job) -> Progress:
                     note()
 
         note()
-        running.go(until=lambda: time.monotonic() - began > job.seconds, on_task=after_task)
+        with suppress(_TimeIsUpError):
+            running.go(on_task=after_task)
         if running.runs.failed:
             raise RunFailedError(f"run failed: {running.runs.failed[0]}")
         progress.rounds, _ = status(running.coordinator.phase, recipe.rounds)

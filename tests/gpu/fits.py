@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,6 +81,17 @@ def update_of(local: FitContext, fit: Callable[[], float] | None = None) -> tupl
 def difference(found: Tensor, expected: Tensor) -> float:
     """The norm of the difference of two vectors [P], relative to the second one's."""
     return float((found - expected).norm() / expected.norm()) if expected.norm() else math.inf
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Convolutions in float32 proper: TF32's ten bits would hide what is compared here."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def _flat(local: FitContext) -> Tensor:

@@ -59,7 +59,7 @@ def job_of(proof: Proof, recipe: str, seed: int) -> Job:
         overrides["rounds"] = 3
     elif proof.data is not None:
         overrides["data"] = cifar.data_of(proof.data)
-    return Job(recipe, seed, overrides, str(proof.device), max(0.0, proof.left - SPARE_S), progress)
+    return Job(recipe, seed, overrides, str(proof.device), proof.deadline - SPARE_S, progress)
 
 
 def findings(runs: Sequence[Progress]) -> Iterator[Found]:

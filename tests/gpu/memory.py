@@ -7,11 +7,10 @@ the part fails, because then nothing was shown.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from tests.gpu.fits import difference, examples, fit_context, loss_of, update_of
+from tests.gpu.fits import difference, exact, examples, fit_context, loss_of, update_of
 from tests.gpu.plan import Proof, at_most, judged
 from tests.gpu.report import Finding, Found, Status
 from torch import Tensor
@@ -37,7 +36,7 @@ def work(proof: Proof) -> Iterator[Found]:
     """Yield what was found."""
     batch = 16 if proof.rehearsal else 1024
     train_set = examples(2 * batch)  # two steps: the second begins with the size that the first one found
-    with _exact():
+    with exact():
         (_, expected), needed = _measured(proof, batch, train_set)
         local = fit_context(proof.device, train_set, batch_size=batch, amp=False)
         local.ranks = listening = _Listening()
@@ -108,14 +107,3 @@ def _noting(loss: Loss, sizes: list[int]) -> Loss:
 
 def _update(local: FitContext, loss: Loss) -> Tensor:
     return update_of(local, lambda: train(local, loss))[1]
-
-
-@contextmanager
-def _exact() -> Iterator[None]:
-    """Convolutions in float32 proper: TF32's ten bits would hide what is compared here."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_papers_recipe_is_kept_but_for_its_precision(recipe: str, tmp_path: 
 
 def test_a_run_writes_how_far_it_has_come(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
-    job = Job("digits-fedavg", 1, {"rounds": 2, "plan": {"epochs": 1}}, "cpu", 600.0, str(path))
+    job = Job("digits-fedavg", 1, {"rounds": 2, "plan": {"epochs": 1}}, "cpu", math.inf, str(path))
     made = run(job)
     assert (made.rounds, made.of, made.ended) == (2, 2, True)
     assert 0 < made.scores[2]["global.accuracy"] <= 1
