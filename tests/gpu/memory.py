@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from tests.gpu.fits import difference, exact, examples, fit_context, loss_of, update_of
+from tests.gpu.fits import TOLERANCE, difference, exact, examples, fit_context, loss_of, update_of
 from tests.gpu.plan import Proof, at_most, judged
 from tests.gpu.report import Finding, Found, Status
 from torch import Tensor
@@ -43,7 +43,7 @@ def work(proof: Proof) -> Iterator[Found]:
         sizes: list[int] = []
         found = _short(local, batch, sizes) if proof.rehearsal else _limited(proof, local, needed, sizes)
     yield from shown("made up" if proof.rehearsal else "by PyTorch's allocator", listening.errors, sizes, batch)
-    yield at_most("update, relative difference from the whole batch's", difference(found, expected), 1e-3)
+    yield at_most("update, relative difference from the whole batch's", difference(found, expected), TOLERANCE)
 
 
 def shown(by: str, errors: Sequence[str], sizes: Sequence[int], batch: int) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from tests.gpu.fits import difference, exact, examples, fit_context, update_of
+from tests.gpu.fits import TOLERANCE, difference, exact, examples, fit_context, update_of
 from tests.gpu.plan import Proof, at_most, judged
 from tests.gpu.report import Found
 from torch import Tensor
@@ -34,7 +34,7 @@ class _Watched:
 
 def work(proof: Proof) -> Iterator[Found]:
     """Yield what was found."""
-    yield at_most("float32, update of two steps, relative difference from the CPU's", _apart(proof), 1e-3)
+    yield at_most("float32, update of two steps, relative difference from the CPU's", _apart(proof), TOLERANCE)
     train_set = examples(128 if proof.rehearsal else 2048)
     losses = {}
     for amp in (True, False):
