@@ -135,7 +135,7 @@ def _check_site_call(row: CertificateRow, request: Any) -> None:
         )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1 << 14)  # all sites: to read one takes longer than the rest of a call
 def _peer(pem: bytes) -> Peer:
     """Cached, because a certificate's content never changes; its validity and registration are checked at each call."""
     try:

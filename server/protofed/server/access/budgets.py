@@ -16,7 +16,7 @@ from protofed.server.access.rate_limits import LOG_EVERY_S, RateLimitError
 
 log = structlog.get_logger()
 HOUR_S, DAY_S = 3600.0, 86_400.0
-_MAX_BUCKETS = 16_384  # in memory; above it, the full ones are dropped, then the oldest
+_MAX_BUCKETS = 65_536  # in memory; above it, the full ones are dropped, then the oldest
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Budget:
         return self.flat + self.times * size
 
 
-# A paused daemon enrolls every 5 s (720 an hour), once more when its pause changes, and again after each restart. Each
-# may write a row, and wakes the coordinator.
+# A paused daemon enrolls every 5 s (720 an hour), once more when its pause changes, and again after each restart; one
+# of 0.2.0 also while no run is queued. Each may write a row, and wakes the coordinator.
 ENROLLMENTS = Budget("enrollments", 1200, 0, HOUR_S)
 # One a second at most since daemons refuse more; of an older one's five a second, two are still heard.
 HEARTBEATS = Budget("heartbeats", 7200, 0, HOUR_S)
@@ -58,7 +58,7 @@ class OverBudgetError(RateLimitError):
     """A site asked for more than its budget."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Bucket:
     """What is left of a budget; times in seconds of the monotonic clock."""
 

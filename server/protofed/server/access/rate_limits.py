@@ -21,10 +21,10 @@ IN_FLIGHT_RETRY_S = 0.1
 LOG_EVERY_S = 60.0
 # Lines of refused calls of one certificate; each names how many before it were left out.
 LOG_BURST, LOG_LINES_PER_S = 60.0, 0.1
-_MAX_CERTIFICATES = 4096  # in memory; above it, idle ones are dropped
+_MAX_CERTIFICATES = 16_384  # in memory; above it, idle ones are dropped
 
 
-@dataclass
+@dataclass(slots=True)
 class _Usage:
     """One certificate's token bucket and its calls in flight."""
 
@@ -59,6 +59,7 @@ class RateLimits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._usages: dict[str, _Usage] = {}  # by fingerprint
+        self._room = 0  # more, if they all have calls in flight
 
     @contextmanager
     def admit(self, peer: Peer, call: str) -> Iterator[None]:
@@ -104,12 +105,13 @@ class RateLimits:
     def _usage(self, peer: Peer) -> _Usage:
         """The certificate's usage, its bucket filled up to now."""
         now = self._clock()
-        if peer.fingerprint not in self._usages and len(self._usages) >= _MAX_CERTIFICATES:
+        if peer.fingerprint not in self._usages and len(self._usages) >= max(_MAX_CERTIFICATES, self._room):
             self._usages = {
                 fingerprint: usage
                 for fingerprint, usage in self._usages.items()
                 if usage.calls or now - usage.updated_at < BURST / RATE_PER_S
             }
+            self._room = 2 * len(self._usages)  # else each further one would look through all
         usage = self._usages.setdefault(peer.fingerprint, _Usage(BURST, now))
         passed_s, usage.updated_at = now - usage.updated_at, now
         usage.tokens = min(BURST, usage.tokens + passed_s * RATE_PER_S)

@@ -61,7 +61,7 @@ OPTIONS = [  # each was measured to matter: PROTOCOL §4
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # at most half the clients' keepalive
 ]
 CONNECTIONS = 4096  # silent ones are closed after the handshake's 10 s: thousands of them leave sites enough
-CALLS = 4096  # in flight, of all peers together
+CALLS_EACH = 2  # in flight for each connection, of all peers together: one that waits for work, and one other
 EXPIRY_EVERY_S = 86_400.0
 HANDSHAKES_EVERY_S = 60.0
 _SPARE_DESCRIPTORS = 256  # for files, the ledger and the metrics' port
@@ -184,7 +184,7 @@ def _server(
     server = grpc.aio.server(
         options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
         interceptors=[interceptor],
-        maximum_concurrent_rpcs=CALLS,
+        maximum_concurrent_rpcs=CALLS_EACH * connections,
         compression=grpc.Compression.NoCompression,
     )
     federation_pb2_grpc.add_FederationServicer_to_server(service, server)
