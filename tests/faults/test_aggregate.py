@@ -75,7 +75,7 @@ class Hostile:
     recipe: Recipe
     attack: Attack
 
-    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
         """As the link's."""
         return self.link.enroll(pause_reason)
 

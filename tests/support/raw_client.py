@@ -74,11 +74,13 @@ class RawClient:
 
     def enroll(self) -> RawClient:
         """Say hello."""
-        request = pb.EnrollRequest(
-            caller=self.caller, protocol_version=PROTOCOL_VERSION, software_version="0", roles=[pb.ROLE_TRAINER]
-        )
-        self.say("Enroll", request)
+        self.say("Enroll", self.enrolment())
         return self
+
+    def enrolment(self, **fields: Any) -> pb.EnrollRequest:
+        """What it says for that."""
+        version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "software_version": "0"}
+        return pb.EnrollRequest(caller=self.caller, roles=[pb.ROLE_TRAINER], **version, **fields)
 
     def task(self, wait_s: float = 10.0) -> pb.Task:
         """What it is asked for; fails if nothing."""

@@ -94,7 +94,7 @@ class ScriptedServer:
         if self.failing.get(name):
             raise self.failing[name].pop(0)
 
-    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
         self._called("enroll")
         self.pause_reasons.append(pause_reason)
         return Assignment(

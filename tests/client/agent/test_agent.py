@@ -786,7 +786,7 @@ def test_the_next_run_is_prepared_when_one_has_ended() -> None:
 def test_a_server_without_a_run_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = AgentHarness()
     over = Finished("nothing is queued", last=True)
-    monkeypatch.setattr(harness.link, "enroll", lambda _hold: over)
+    monkeypatch.setattr(harness.link, "enroll", lambda *_: over)
     daemon = harness.agent()
     assert (daemon.step(0.0), daemon.step(0.0)) == (over, over)
     assert harness.link.calls["next_task"] == 0

@@ -175,9 +175,19 @@ def test_a_site_without_a_place_for_approvals_has_none() -> None:
 def test_a_server_that_has_no_run_is_asked_again_as_before(opened: Callable[..., tuple[AgentHarness, Agent]]) -> None:
     harness, daemon = opened(MANUAL)
     over = Finished("nothing is queued", last=True)
-    harness.link.enroll = lambda _hold: over  # type: ignore[method-assign, misc, assignment]
+    harness.link.enroll = lambda *_: over  # type: ignore[method-assign]
     assert [daemon.step(0.0), daemon.step(0.0)] == [over, over]
     assert harness.pauses == []
+
+
+def test_only_a_daemon_that_was_answered_waits_for_a_run(opened: Callable[..., tuple[AgentHarness, Agent]]) -> None:
+    """Whether the server is there at all is known at once."""
+    harness, daemon = opened(MANUAL)
+    over, waits = Finished("nothing is queued", last=True), list[float]()
+    harness.link.enroll = lambda _reason, wait_s: waits.append(wait_s) or over  # type: ignore[method-assign, misc, assignment, func-returns-value]
+    for run_wait_s in (20.0, 20.0, 0.0):
+        daemon.step(20.0, run_wait_s)
+    assert waits == [0.0, 20.0, 0.0]
 
 
 # Schedule

@@ -12,10 +12,11 @@ import pytest
 from tests.support.scripted_server import RULES
 
 from protofed.client.agent import heartbeat
-from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat, TaskAbortedError
+from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat, TaskAbortedError, idle_heartbeat_s
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.training.context import FitProgress
+from protofed.common.config.recipe import Federation
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Activity, Progress, Signal
 from protofed.protos.v1 import federation_pb2 as pb
@@ -67,6 +68,41 @@ def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
         ear.hears(Progress("n1", Activity.TRAINING, 2, 5, True, 99))
         now.fit_progress.epoch = 3  # written in place by the training loop
         ear.hears(Progress("n1", Activity.TRAINING, 3, 5, True, 99))
+
+
+def test_while_the_agent_asks_for_work_few_beats_do() -> None:
+    ear, now, clock = Ear(), DaemonStatus(run="run", heartbeat_s=0.005, idle_heartbeat_s=60.0), [0.0]
+    now.clock = lambda: clock[0]
+    with now.asking(), beating(ear, now):
+        ear.hears(Progress("", Activity.IDLE))
+        clock[0] = 59.9
+        with pytest.raises(queue.Empty):
+            ear.heard.get(timeout=0.2)
+        clock[0] = 60.0
+        ear.hears(Progress("", Activity.IDLE))
+        now.activity = Activity.TRAINING  # cannot be while it asks; what was said last counts
+        clock[0] = 120.0
+        ear.hears(Progress("", Activity.TRAINING))
+        now.activity = Activity.IDLE
+        ear.hears(Progress("", Activity.IDLE))  # soon: else the server would show it at work for a minute
+
+
+def test_a_daemon_that_neither_works_nor_asks_beats_as_always() -> None:
+    """It loads its data, for minutes."""
+    ear, now = Ear(), DaemonStatus(run="run", heartbeat_s=0.005, idle_heartbeat_s=60.0)
+    with beating(ear, now):
+        for _ in range(3):
+            ear.hears(Progress("", Activity.IDLE))
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_s", "stall_timeout_s", "expected"), [(5, 120, 60), (5, 600, 60), (5, 30, 15), (5, 4, 5), (90, 600, 90)]
+)
+def test_two_beats_come_within_the_time_after_which_a_daemon_is_lost(
+    heartbeat_s: float, stall_timeout_s: float, expected: float
+) -> None:
+    federation = Federation(heartbeat_s=heartbeat_s, stall_timeout_s=stall_timeout_s)
+    assert idle_heartbeat_s(federation) == expected
 
 
 def test_training_moves_for_a_minute_after_each_batch() -> None:

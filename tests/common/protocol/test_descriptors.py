@@ -23,6 +23,7 @@ ALLOWED = {
     "EnrollRequest.roles": "whether it trains, scores, or both",
     "EnrollRequest.hold": "whether it waits for its own approval or its own schedule",
     "EnrollRequest.exact_hold": "whether a person there paused it, or took it out of the run",
+    "EnrollRequest.wait_s": "how long the daemon would wait for a run",
     "NextTaskRequest.caller": "who",
     "NextTaskRequest.run": "the run's name, as the server gave it",
     "NextTaskRequest.wait_s": "how long the daemon would wait for an answer",
@@ -82,6 +83,7 @@ ALLOWED = {
 }
 # Where a site may say a number of its own choosing: nothing else is a float, and nothing else is a list.
 FLOATS = {
+    "EnrollRequest.wait_s",
     "NextTaskRequest.wait_s",
     "HeartbeatRequest.TelemetryEntry.value",
     "CommitRequest.MetricsEntry.value",

@@ -339,7 +339,7 @@ FIELDS = {
     "CommitRequest": "caller digest metrics task_id round run upload weight",
     "CommitRequest.MetricsEntry": "key value",
     "EnrollResponse": "assignment finished",
-    "EnrollRequest": "caller exact_hold hold protocol_version roles software_version",
+    "EnrollRequest": "caller exact_hold hold protocol_version roles software_version wait_s",
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
     "HeartbeatResponse": "signal",
@@ -391,6 +391,7 @@ def test_bytes_travel_only_in_chunks_and_free_numbers_only_by_name() -> None:
     floats = {name for name, kind in typed.items() if kind in (kinds.TYPE_DOUBLE, kinds.TYPE_FLOAT)}
     assert floats == {
         "Wait.retry_after_s",
+        "EnrollRequest.wait_s",
         "NextTaskRequest.wait_s",
         "Task.remaining_s",
         "HeartbeatRequest.TelemetryEntry.value",

@@ -291,7 +291,7 @@ class Answering:
     def __init__(self, clock: Clock, *answers: Task | Wait | Finished) -> None:
         self._clock, self._answers, self.asked = clock, iter(answers), list[float]()
 
-    def step(self, wait_s: float) -> Task | Wait | Finished:
+    def step(self, wait_s: float, run_wait_s: float) -> Task | Wait | Finished:
         self.asked.append(self._clock.now)
         return next(self._answers, Finished("completed", last=True))
 

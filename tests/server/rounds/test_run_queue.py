@@ -33,7 +33,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.server.rounds import phases
+from protofed.server.rounds import phases, run_queue
 from protofed.server.rounds.aggregation import PAUSE_S
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import Coordinator
@@ -103,6 +103,39 @@ def test_another_version_is_refused_by_both_versions_and_not_enrolled(two: RunQu
         enroll(two, "ann", protocol)
     with pytest.raises(NotEnrolledError):
         ask(two, "one", "ann")
+
+
+def test_of_many_sites_the_timers_tick_looks_at_all_together(two: RunQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick looks at every site: thousands that enroll at once would each pay for all of them."""
+    monkeypatch.setattr(run_queue, "FEW_SITES", 1)
+    for site in SITES:
+        enroll(two, site)
+    assert isinstance(ask(two, "one", "ann"), Wait)
+    two.tick()
+    assert any(isinstance(ask(two, "one", site), Task) for site in SITES)
+
+
+def test_a_daemon_that_waits_for_a_run_is_given_the_next_one(
+    context: ServerContext, recipe: Callable[..., Recipe]
+) -> None:
+    runs = RunQueue([], context)
+    assert enroll(runs, "ann") == runs.offer("ann", "d-ann") == Finished("no run is queued", last=True)
+    runs.start(recipe("one"))
+    answer = runs.offer("ann", "d-ann")
+    assert isinstance(answer, Assignment)
+    assert answer.run == "one"
+
+
+def test_a_daemon_that_waits_for_a_run_fences_no_newer_one(
+    context: ServerContext, recipe: Callable[..., Recipe]
+) -> None:
+    runs = RunQueue([], context)
+    enroll(runs, "ann")
+    runs.enroll("ann", "newer", PROTOCOL_VERSION, "0.0", "0.1", {Role.TRAINER})
+    runs.start(recipe("one"))
+    with pytest.raises(FencedError):
+        runs.offer("ann", "d-ann")
+    assert isinstance(runs.offer("ann", "newer"), Assignment)
 
 
 def test_the_next_run_begins_when_one_is_finished(two: RunQueue) -> None:

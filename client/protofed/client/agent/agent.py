@@ -13,7 +13,7 @@ from protofed.client.agent.computation import Computation, Elsewhere, Nowhere, f
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.first_model import first_model
-from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
+from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle_heartbeat_s
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
@@ -97,23 +97,25 @@ class Agent:
         """The site that it works for."""
         return self._site.name
 
-    def step(self, wait_s: float) -> Task | Wait | Finished:
+    def step(self, wait_s: float, run_wait_s: float = 0.0) -> Task | Wait | Finished:
         """Enroll if need be, ask for a task and work on it; returns the server's answer.
 
         The daemon calls this in a loop until `Finished`, or until it is stopped.
 
         Args:
             wait_s: how many seconds the server may wait for a task to appear.
+            run_wait_s: the same for a run, if none is queued.
 
         Raises:
             FencedError: a newer daemon of this site has taken over.
             RevokedError: this site's certificate was revoked.
         """
         try:
-            if not self._takes_tasks() and (instead := self._enroll()) is not None:
+            if not self._takes_tasks() and (instead := self._enroll(run_wait_s)) is not None:
                 return instead
             assert self._assignment is not None  # noqa: S101  (enrolled)
-            answer = self._link.next_task(self._assignment.run, wait_s)
+            with self._status.asking():
+                answer = self._link.next_task(self._assignment.run, wait_s)
             if isinstance(answer, Task):
                 if not self._is_new(answer, self._assignment.run):
                     return self._wait(REJECTED_PAUSE_S)
@@ -180,8 +182,9 @@ class Agent:
         self._pause(pause_s)
         return Wait(0.0)
 
-    def _enroll(self) -> Finished | Wait | None:
-        answer = self._enrollment.enroll()
+    def _enroll(self, run_wait_s: float) -> Finished | Wait | None:
+        with self._status.asking():
+            answer = self._enrollment.enroll(run_wait_s)
         if self._refusal:
             self._refusal = ""
             log.info("the server takes this site again", site=self._site.name)
@@ -218,7 +221,8 @@ class Agent:
         self._settled = set(self._site.store.settled(assignment.run))
         self._site.store.retain(assignment.keep_rounds)
         self._own_scores.take_up(assignment.run)
-        self._status.heartbeat_s = self._run.recipe.federation.heartbeat_s
+        federation = self._run.recipe.federation
+        self._status.heartbeat_s, self._status.idle_heartbeat_s = federation.heartbeat_s, idle_heartbeat_s(federation)
         log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
 
     def _work_on(self, task: Task) -> None:

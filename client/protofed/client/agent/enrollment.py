@@ -144,11 +144,17 @@ class Enrollment:
         self._link, self._gate = link, gate
         self._offered: Assignment | None = None
         self._logged = PauseReason.NONE
+        self._answered = False  # a first call is answered at once: until then nobody knows whether the server is there
 
-    def enroll(self) -> Assignment | Finished | Wait:
-        """The run whose tasks this site takes from now on; Wait: it is paused, enroll again after that time."""
+    def enroll(self, wait_s: float = 0.0) -> Assignment | Finished | Wait:
+        """The run whose tasks this site takes from now on; Wait: it is paused, enroll again after that time.
+
+        Args:
+            wait_s: how many seconds the server may wait for a run to be queued, if there is none.
+        """
         reported = self._gate.pause_reason(self._offered)
-        answer = self._link.enroll(reported)
+        answer = self._link.enroll(reported, wait_s if self._answered else 0.0)
+        self._answered = True
         if isinstance(answer, Finished):
             self._offered = None
             return answer

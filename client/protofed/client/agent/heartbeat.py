@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from protofed.client.privacy.policy import ReleasedTelemetry
 from protofed.client.training.context import FitProgress, Throughput
 from protofed.client.transport.link import Link
+from protofed.common.config.recipe import Federation
 from protofed.common.errors import WithdrawnError
 from protofed.common.protocol.messages import Activity, Progress, Signal
 
@@ -19,6 +21,9 @@ PROGRESS_WINDOW_S = 60.0
 # Between two heartbeats, whatever the recipe says: with `heartbeat_s = 0.001` a daemon sent 80 a second, each a line of
 # two audit logs. The server needs one within `stall_timeout_s` (120 s).
 SHORTEST_S = 1.0
+# While the agent's own call waits at the server, and is answered and made again every 20 s: that call says that the
+# site is there, and a heartbeat only brings the numbers of its machine.
+IDLE_S = 60.0
 
 
 class TaskAbortedError(Exception):
@@ -32,6 +37,7 @@ class DaemonStatus:
     Attributes:
         clock: monotonic seconds.
         progressed_at: when training last finished a batch, by that clock.
+        asks: a call of the agent's for a run or a task is under way.
         own_scores: the newest of the site's own scores of the run, by family; never sent.
         left_run: the run that the site has left, as the decision watch saw it; empty: none.
     """
@@ -45,6 +51,8 @@ class DaemonStatus:
     aborted_task_id: str = ""  # the task that the server no longer waits for
     left_run: str = ""
     heartbeat_s: float = 1.0  # replaced by the run's, once there is a run
+    idle_heartbeat_s: float = 1.0  # likewise
+    asks: bool = False
     clock: Callable[[], float] = time.monotonic
     progressed_at: float = -math.inf
     own_scores: Mapping[str, float] = field(default_factory=dict)
@@ -68,6 +76,15 @@ class DaemonStatus:
             telemetry=telemetry or {},
         )
 
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Note that the agent asks the server for work, for as long as the context lasts."""
+        self.asks = True
+        try:
+            yield
+        finally:
+            self.asks = False
+
     def log_fields(self) -> dict[str, str | int]:
         """Run and round of the current task, for the log; empty while the daemon is idle."""
         return {"run": self.run, "round": self.round} if self.task_id else {}
@@ -86,8 +103,15 @@ class DaemonStatus:
             raise TaskAbortedError
 
 
+def idle_heartbeat_s(federation: Federation) -> float:
+    """Seconds between the heartbeats of a daemon that waits for a task: two within the time after which it is lost."""
+    return max(federation.heartbeat_s, min(IDLE_S, federation.stall_timeout_s / 2))
+
+
 class Heartbeat(threading.Thread):
     """Sends a heartbeat every `status.heartbeat_s`, at least `SHORTEST_S`, while the daemon works for a run.
+
+    Fewer (`status.idle_heartbeat_s`) while the agent waits for a task and the server has been told that it is idle.
 
     Args:
         status: what the agent is doing; the server's ABORT is stored in it.
@@ -106,16 +130,22 @@ class Heartbeat(threading.Thread):
         super().__init__(name="heartbeat", daemon=True)
         self._link, self._status, self._bytes_moved, self._telemetry = link, status, bytes_moved, telemetry
         self._end = threading.Event()
+        self._sent_at, self._sent = -math.inf, Activity.FAILED  # nothing was
 
     def run(self) -> None:
         """Send heartbeats until `stop`."""
         while not self._end.wait(max(SHORTEST_S, self._status.heartbeat_s)):
-            if self._status.run:
+            if self._status.run and not self._rests():
                 numbers = self._telemetry().numbers if self._telemetry else {}
                 progress = self._status.progress(self._bytes_moved(), numbers)
+                self._sent_at, self._sent = self._status.clock(), progress.activity
                 if self._link.beat(self._status.run, progress) is Signal.ABORT:
                     # The task of that heartbeat: the agent may have taken another one in the meantime.
                     self._status.aborted_task_id = progress.task_id
+
+    def _rests(self) -> bool:
+        recent = self._status.clock() - self._sent_at < self._status.idle_heartbeat_s
+        return recent and self._status.asks and self._sent is Activity.IDLE
 
     def stop(self) -> None:
         """End the thread after the heartbeat that is being sent."""

@@ -100,17 +100,18 @@ class GrpcLink:
         """End what moves of a run that the site has left; those calls raise WithdrawnError."""
         self._calls.cancel(run)
 
-    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
         """See `Link.enroll`; ProtocolError if the server does not speak this protocol version."""
         request = pb.EnrollRequest(
             caller=self._caller,
             protocol_version=PROTOCOL_VERSION,
             software_version=VERSION,
             roles=[wire.role.pack(role) for role in self._roles],
+            wait_s=wait_s,
             **wire.pack_pause_reason(pause_reason),
         )
         try:
-            response = self._calls.call("Enroll", request, pb.EnrollResponse)
+            response = self._calls.call("Enroll", request, pb.EnrollResponse, wait_s + 30)
         except IncompleteUploadError as error:  # FAILED_PRECONDITION, which at Enroll is about the version
             raise ProtocolError(str(error)) from error
         if response.WhichOneof("answer") == "assignment":

@@ -20,8 +20,11 @@ class Link(Protocol):
         ProtocolError: from any call: the server refuses it, and would refuse it again.
     """
 
-    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
-        """Enroll, with the reason why this daemon takes no tasks yet; returns the run to work on."""
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
+        """Enroll, with the reason why this daemon takes no tasks yet; returns the run to work on.
+
+        If there is none, the server may wait `wait_s` seconds for one before it answers; one of 0.2.0 does not.
+        """
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """Ask for a task; the server answers after `wait_s` seconds at the latest."""

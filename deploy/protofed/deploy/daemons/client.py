@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from protofed.client.transport.proxy import Proxy
 
 log = structlog.get_logger()
+WAIT_S = 20.0  # for a task, or a run: a server holds a call for no longer
 NEW_CERTIFICATE_S = 2.0  # between two looks for one
 LONGEST_PAUSE_S = 60.0  # a server cannot keep a site away for longer with one answer
 # A server that answers "ask again now" every time would have a daemon ask at the network's speed, and fill its audit
@@ -346,7 +347,8 @@ def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: Poli
 
 def _take_part(agent: Agent, *, until_finished: bool) -> None:
     asked_at, idle = time.monotonic(), 0
-    while not (isinstance(answer := agent.step(20.0), Finished) and answer.last and until_finished):
+    run_wait_s = 0.0 if until_finished else WAIT_S  # one that ends without a run is told at once that there is none
+    while not (isinstance(answer := agent.step(WAIT_S, run_wait_s), Finished) and answer.last and until_finished):
         idle = 0 if isinstance(answer, Task) else idle + 1
         pause = SHORTEST_IDLE_S if idle > IDLE_STEPS else 0.0
         match answer:

@@ -34,7 +34,7 @@ class DirectLink:
     roles: frozenset[Role]
     instance: str = "simulated"
 
-    def enroll(self, pause_reason: PauseReason = PauseReason.NONE) -> Assignment | Finished:
+    def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
         """Enroll the site."""
         return self.runs.enroll(self.site, self.instance, PROTOCOL_VERSION, VERSION, VERSION, self.roles, pause_reason)
 

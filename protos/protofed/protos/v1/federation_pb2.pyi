@@ -304,6 +304,7 @@ class EnrollRequest(_message.Message):
     ROLES_FIELD_NUMBER: _builtins.int
     HOLD_FIELD_NUMBER: _builtins.int
     EXACT_HOLD_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """must equal the server's"""
     software_version: _builtins.str
@@ -312,6 +313,10 @@ class EnrollRequest(_message.Message):
     """one that a server of 0.2.0 knows: HOLD_SCHEDULE for HOLD_PAUSED, HOLD_APPROVAL for HOLD_WITHDRAWN"""
     exact_hold: Global___Hold.ValueType
     """set where `hold` is not exact; a number that the server does not know counts as not set"""
+    wait_s: _builtins.float
+    """Seconds (at most 20) that the server may wait for a run to be queued before it answers `finished`; 0, as of 0.2.0,
+    whose servers do not wait: it answers at once.
+    """
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     @_builtins.property
@@ -327,10 +332,11 @@ class EnrollRequest(_message.Message):
         roles: _abc.Iterable[Global___Role.ValueType] | None = ...,
         hold: Global___Hold.ValueType = ...,
         exact_hold: Global___Hold.ValueType = ...,
+        wait_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "exact_hold", b"exact_hold", "hold", b"hold", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "exact_hold", b"exact_hold", "hold", b"hold", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

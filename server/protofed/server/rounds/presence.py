@@ -12,7 +12,7 @@ from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import EXCLUDED
 
 
-@dataclass
+@dataclass(slots=True)
 class _Presence:
     instance: str | None  # None: presumed alive, from before a restart
     roles: frozenset[Role]  # claimed, and granted by the registration of the certificate
@@ -36,6 +36,10 @@ class SitePresence:
         self._present: dict[SiteId, _Presence] = {}
         self._known = ledger.sites()
         self._excluded = ledger.excluded()
+
+    def __len__(self) -> int:
+        """How many sites are present, or presumed so."""
+        return len(self._present)
 
     def presume(self) -> None:
         """After a restart in the middle of a run: count all known sites as alive until their stall timeout.

@@ -42,6 +42,8 @@ from protofed.server.verdicts import EXCLUDED, RoundOutcome
 
 log = structlog.get_logger()
 NO_RUN = "no run is queued"
+# Up to so many, each that enrolls may open the round at once; of more, the timer's next tick looks at all together.
+FEW_SITES = 100
 
 
 class RunQueue:
@@ -148,11 +150,27 @@ class RunQueue:
                 f"{server_software}) protocol {PROTOCOL_VERSION}; install the same protofed on both"
             )
         self._context.presence.enroll(site, roles, instance, pause_reason)
+        return self._offered(site)
+
+    def offer(self, site: SiteId, instance: str) -> Assignment | Finished:
+        """As `enroll`, for a daemon that has enrolled and still waits for a run.
+
+        Raises:
+            FencedError: a newer daemon of the site has enrolled in the meantime.
+            ExcludedError, NotEnrolledError: the operator keeps the site out, or has forgotten it.
+        """
+        self._context.presence.seen(site, instance)
+        return self._offered(site)
+
+    def _offered(self, site: SiteId) -> Assignment | Finished:
+        """The current run for a site that has just called."""
+        presence = self._context.presence
         if (current := self.current) is None:
             return self._finished(site)
-        if pause_reason is not PauseReason.NONE:
+        if (pause_reason := presence.pause_reason(site)) is not PauseReason.NONE:
             current.dismiss(site, pause_reason.value)
-        current.tick()
+        if isinstance(current.phase, phases.Idle) and len(presence) <= FEW_SITES:
+            current.tick()
         recipe = current.recipe
         cohort = min_cohort(recipe.federation)
         return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest(), cohort)
@@ -293,5 +311,12 @@ class RunQueue:
     def _finished(self, site: SiteId, run: str = "") -> Finished:
         if self.finished:
             self._informed.add(site)
-        row = self._ledger.run(run or next(reversed(self._live), ""))
-        return Finished(NO_RUN if row is None else row.reason or "completed", last=self.finished)
+        return Finished(self._reason(run or next(reversed(self._live), "")), last=self.finished)
+
+    def _reason(self, run: str) -> str:
+        """Why a run has ended; only of one that ended long ago does the ledger have to be asked."""
+        coordinator = self._live.get(run)
+        if coordinator is not None and isinstance(coordinator.phase, phases.FinishedPhase):
+            return coordinator.phase.reason or "completed"
+        row = self._ledger.run(run) if run else None
+        return NO_RUN if row is None else row.reason or "completed"

@@ -7,7 +7,6 @@ thread (`control`), chunks are read and written on others (`transfer`), and aggr
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from protofed.common.failpoint import reach
 from protofed.common.ids import read_id
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol import wire
-from protofed.common.protocol.messages import CHUNK_BYTES, Assignment, Manifest, PauseReason, Verdict, Wait
+from protofed.common.protocol.messages import CHUNK_BYTES, Assignment, Finished, Manifest, PauseReason, Verdict, Wait
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
@@ -54,7 +53,7 @@ from protofed.server.verdicts import UpdateProblem
 
 log = structlog.get_logger()
 T = TypeVar("T")
-LONGEST_WAIT_S = 20.0  # of NextTask: no call is held open for a round, which proxies and connection ages would break
+LONGEST_WAIT_S = 20.0  # no call is held open for a round, which proxies and connection ages would break
 # At a time, of all sites: each takes its update's size of memory. Two threads remain for chunks.
 EXAMINATIONS = 2
 MEMORY_RETRY_S = 30.0  # memory is short until an aggregation or an examination ends
@@ -107,6 +106,8 @@ class FederationService(rpc.FederationServicer):
         answer = await self._control(
             self._runs.enroll, site, instance, request.protocol_version, software, VERSION, roles, pause_reason
         )
+        if isinstance(answer, Finished):
+            answer = await self._wait(site, request.wait_s, Finished, lambda: self._runs.offer(site, instance))
         # Not logged for a paused daemon: it enrolls again every few seconds.
         if isinstance(answer, Assignment) and pause_reason is PauseReason.NONE:
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
@@ -114,16 +115,9 @@ class FederationService(rpc.FederationServicer):
         return wire.pack_enrolled(answer)
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
-        site, instance = _caller(request.caller)
-        clock = asyncio.get_running_loop().time
-        until = clock() + min(max(0.0, request.wait_s), LONGEST_WAIT_S)  # NaN is 0, too
-        while True:
-            event = self._notifier.event(site)  # before asking: a task that appears meanwhile sets it
-            answer = await self._control(self._runs.next_task, read_id(request.run), site, instance)
-            if not isinstance(answer, Wait) or clock() >= until:
-                return wire.pack_next(answer)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), until - clock())
+        (site, instance), run = _caller(request.caller), read_id(request.run)
+        answer = await self._wait(site, request.wait_s, Wait, lambda: self._runs.next_task(run, site, instance))
+        return wire.pack_next(answer)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         site, instance = _caller(request.caller)
@@ -262,6 +256,26 @@ class FederationService(rpc.FederationServicer):
             # Also after a restart of the server: the site begins again and is told which chunks are there.
             raise IncompleteUploadError("no such upload of this site; begin it again")
         return announced
+
+    async def _wait(self, site: SiteId, wait_s: float, nothing: type, ask: Callable[[], T]) -> T:
+        """Ask the coordinator, again whenever the site is woken, until there is something or the time is over.
+
+        Args:
+            nothing: class of the answers that say that there is nothing.
+        """
+        clock = asyncio.get_running_loop().time
+        until = clock() + min(max(0.0, wait_s), LONGEST_WAIT_S)  # NaN is 0, too
+        while True:
+            event = self._notifier.event(site)  # before asking: what appears meanwhile sets it
+            answer = await self._control(ask)
+            if not isinstance(answer, nothing) or clock() >= until:
+                return answer
+            try:
+                # Not `wait_for`, which makes a task: thousands of sites wait here.
+                async with asyncio.timeout_at(until):
+                    await event.wait()
+            except TimeoutError:
+                return answer
 
     async def _control(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executors.control, function, *arguments)
