@@ -38,6 +38,8 @@ TENSORS = [
 
 
 BASE: dict[str, Any] = {"run": "run-1", "round": 1, "base_digest": "ba5e" * 16}
+TASK = pb.NextTaskResponse(task=pb.Task(run="x" * 46)).SerializeToString()
+assert len(TASK) == 50
 
 
 def caller(site: str) -> pb.Caller:
@@ -56,7 +58,7 @@ def fit(site: str, round: int, reply: bytes) -> list[tuple[str, Any, bytes]]:
         "digest": digest,
     }
     return [
-        ("NextTask", pb.NextTaskRequest(caller=caller(site), run="run-1", wait_s=20.0), b"t" * 50),
+        ("NextTask", pb.NextTaskRequest(caller=caller(site), run="run-1", wait_s=20.0), TASK),
         ("BeginUpload", pb.UploadManifest(**where, tensors=TENSORS, total_bytes=488), b""),
         ("PutChunk", pb.Chunk(caller=caller(site), upload=upload, data=b"x" * 488), b""),
         ("CommitUpload", pb.CommitRequest(**where, upload=upload, metrics={"loss": 0.5}), reply),

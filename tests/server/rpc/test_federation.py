@@ -20,7 +20,9 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError
 from protofed.common.payload import Part
+from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION
+from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.run_queue import RunQueue
@@ -68,6 +70,32 @@ def test_another_protocol_version_is_refused_naming_both(connect: Callable[..., 
     assert f"protocol {PROTOCOL_VERSION + 1}" in text
     assert f"protocol {PROTOCOL_VERSION};" in text
     assert "protofed 0.0.9" in text
+
+
+def test_a_daemon_without_a_run_waits_until_one_is_queued(
+    server: Any, connect: Callable[..., RawClient], recipe_of: Callable[..., Recipe]
+) -> None:
+    site = connect().enroll()
+    with Operator(server.address, plaintext=True) as operator:
+        operator.abort(RUN, "enough")
+        waiting = site.raw("Enroll", site.enrolment(wait_s=20.0).SerializeToString())
+        assert not waiting.done()
+        operator.start(recipe_of("fedavg").model_copy(update={"name": "another"}))
+    answer = pb.EnrollResponse.FromString(waiting.result())
+    assert answer.assignment.run == "another"
+    assert wire.is_idle("Enroll", site.enrolment(wait_s=20.0), waiting.result()) is False
+
+
+def test_a_daemon_that_does_not_wait_for_a_run_is_told_at_once_that_there_is_none(
+    server: Any, connect: Callable[..., RawClient]
+) -> None:
+    """As one of 0.2.0 and one that ends with the runs."""
+    site = connect().enroll()
+    with Operator(server.address, plaintext=True) as operator:
+        operator.abort(RUN, "enough")
+    assert site.say("Enroll", site.enrolment(), timeout=10.0).WhichOneof("answer") == "finished"
+    short = site.say("Enroll", site.enrolment(wait_s=0.05), timeout=10.0)
+    assert short.WhichOneof("answer") == "finished"
 
 
 def test_a_stranger_is_told_to_enroll(connect: Callable[..., RawClient]) -> None:

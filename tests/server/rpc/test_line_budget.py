@@ -17,7 +17,7 @@ from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.authorization import PLAINTEXT, Peer
 from protofed.server.rpc import line_budget
 from protofed.server.rpc.audit import AuditEntry, ServerAudit
-from protofed.server.rpc.line_budget import DAY_BYTES, DAY_S, EVERY_S, LineBudget
+from protofed.server.rpc.line_budget import DAY_BYTES, DAY_S, EVERY_S, IDLE_EVERY_S, LineBudget
 
 ANN, BOB = Peer("ab" * 32, "site", "ann"), Peer("cd" * 32, "site", "bob")
 JO = Peer("0e" * 32, "operator", "jo")
@@ -95,6 +95,63 @@ def test_the_chunks_of_a_transfer_have_one_line_before_the_next_call(log: Log, m
     assert line["peer"]["fingerprint"] == peer.fingerprint
     assert line["facts"].items() >= {"site": "ann"}.items()
     assert [facts["call"] for facts in beats] == ["Heartbeat"] * 2
+
+
+WAIT = pb.NextTaskResponse(wait=pb.Wait(retry_after_s=1.0)).SerializeToString()
+NO_RUN = pb.EnrollResponse(finished=pb.Finished(reason="no run is queued", last=True)).SerializeToString()
+
+
+def idle(peer: Peer = ANN) -> list[AuditEntry]:
+    """The calls of a daemon that has nothing to do."""
+    caller = pb.Caller(site="ann", instance="0a")
+    return [
+        entry("Enroll", pb.EnrollRequest(caller=caller, wait_s=20.0), peer, reply=NO_RUN),
+        entry("NextTask", pb.NextTaskRequest(caller=caller, run="r", wait_s=20.0), peer, reply=WAIT),
+        entry("Heartbeat", pb.HeartbeatRequest(caller=caller, run="r", activity=pb.ACTIVITY_IDLE), peer),
+    ]
+
+
+def test_the_calls_of_a_site_that_has_nothing_to_do_share_a_line_an_hour(log: Log) -> None:
+    log.note(*idle() * 100, *idle(BOB))
+    log.clock.now += IDLE_EVERY_S - 1
+    log.note(beat())
+    assert (log.told("counted"), len(log.told())) == ([], 1)
+    log.clock.now += 1
+    log.note(beat())
+    counted = log.told("counted")
+    assert [facts["peer"]["name"] for facts in counted] == ["ann", "bob"]
+    assert counted[0]["calls"] == {"Enroll OK": 100, "NextTask OK": 100, "Heartbeat OK": 100}
+
+
+def test_a_flood_beside_idle_calls_is_counted_within_the_minute(log: Log) -> None:
+    log.note(*idle())
+    log.budget.charge(ANN, DAY_BYTES + 10**9)
+    log.note(beat())
+    log.clock.now += EVERY_S
+    log.note(beat(peer=BOB))
+    assert [facts["calls"]["Heartbeat OK"] for facts in log.told("counted")] == [2]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        entry("Enroll", pb.EnrollRequest(), reply=NO_RUN),  # a daemon's first, which may fence another, does not wait
+        entry(
+            "Enroll",
+            pb.EnrollRequest(wait_s=20.0),
+            reply=pb.EnrollResponse(assignment=pb.Assignment()).SerializeToString(),
+        ),
+        entry("NextTask", pb.NextTaskRequest(), reply=pb.NextTaskResponse(task=pb.Task()).SerializeToString()),
+        entry("NextTask", pb.NextTaskRequest(), reply=pb.NextTaskResponse(finished=pb.Finished()).SerializeToString()),
+        entry("NextTask", pb.NextTaskRequest(), code="ABORTED"),
+        entry("Heartbeat", pb.HeartbeatRequest(activity=pb.ACTIVITY_TRAINING)),
+        entry("Heartbeat", pb.HeartbeatRequest(activity=pb.ACTIVITY_IDLE), code="CANCELLED"),
+    ],
+    ids=lambda call: f"{call.call}-{call.code}-{len(call.reply)}",
+)
+def test_a_call_that_says_or_is_told_anything_has_its_own_line(call: AuditEntry, log: Log) -> None:
+    log.note(call)
+    assert [facts["call"] for facts in log.told()] == [call.call]
 
 
 def test_what_a_site_moved_stands_before_the_receipt_in_the_same_write(
@@ -244,4 +301,4 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         assert not budget.admits(put(number, peer=Peer(f"{number}", "site", "x")))
     assert (len(budget.take_transfers((), 0.0)), len(budget._buckets)) == (10, 10)
-    assert sum(sum(counts.calls.values()) for counts in budget.take(0.0)) == 40, "none goes uncounted"
+    assert sum(sum(counts.calls.values()) for counts in budget.take(everything=True)) == 40, "none goes uncounted"

@@ -211,6 +211,23 @@ def verdict_of(call: str, reply: bytes) -> str:
     return verdict.unpack(receipt.verdict).value if receipt.verdict else ""
 
 
+def is_idle(call: str, request: Any, reply: bytes) -> bool:
+    """Whether a call of this name, once it is answered, only said that a daemon is there and that it has nothing to do.
+
+    The first Enroll of a daemon does more: it fences older ones. It does not wait for a run.
+    """
+    match call:
+        case "Enroll":
+            waited = request.wait_s > 0
+            return waited and pb.EnrollResponse.FromString(reply).WhichOneof("answer") == "finished"
+        case "NextTask":
+            return pb.NextTaskResponse.FromString(reply).WhichOneof("answer") == "wait"
+        case "Heartbeat":
+            return bool(request.activity == pb.ACTIVITY_IDLE)
+        case _:
+            return False
+
+
 def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:
     """A manifest's tensors as messages."""
     return [

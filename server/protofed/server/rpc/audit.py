@@ -7,8 +7,9 @@ Calls that arrive while one group of records is written form the next group and 
 run on a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
 
 Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server. What a
-caller does above its budget of lines is counted (`LineBudget`): one record a minute has the numbers. A kill loses the
-counts of the last minute, and the chunks that no record names yet.
+caller does above its budget of lines is counted (`LineBudget`): one record a minute has the numbers; so are the calls
+of a site that has nothing to do, one record an hour. A kill loses the counts since, and the chunks that no record names
+yet.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from protofed.common.storage import files
 from protofed.common.storage.journal import Fact, Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.server.access.authorization import Peer
-from protofed.server.rpc.line_budget import EVERY_S, Caller, Counts, LineBudget, Transfer
+from protofed.server.rpc.line_budget import EVERY_S, OK, Caller, Counts, LineBudget, Transfer
 
 log = structlog.get_logger()
 AUDIT_FILE = "audit.jsonl"  # of the state folder: the first segment
@@ -69,6 +70,11 @@ class AuditEntry:
     def verdict(self) -> str:
         """Of the receipt that answers it; empty if there is none."""
         return wire.verdict_of(self.call, self.reply)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it only said that a daemon is there and has nothing to do."""
+        return self.code == OK and wire.is_idle(self.call, self.message, self.reply)
 
     @property
     def caller(self) -> Caller:
@@ -167,7 +173,7 @@ class ServerAudit:
         self._thread.shutdown()
         left, self._queue = [waiting.entry for waiting in self._queue if waiting.entry is not None], []
         try:
-            self._append(left, self._lines.take(older_than_s=0.0), self._lines.take_transfers((), older_than_s=0.0))
+            self._append(left, self._lines.take(everything=True), self._lines.take_transfers((), older_than_s=0.0))
         except StateError as error:
             log.error("calls were not recorded", calls=[entry.call for entry in left], why=str(error))
         self._journal.close()

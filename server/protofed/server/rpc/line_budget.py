@@ -1,12 +1,13 @@
 """Which calls get a line of their own in the audit log, and which share one: so that no caller can fill the disk.
 
-The chunks of a transfer share a line, which names the digest of the whole. Whatever a caller does above `DAY_BYTES` of
-lines a day is counted only. Always written are accepted updates and an operator's calls that succeeded: these are few,
-or made by who keeps the log.
+The chunks of a transfer share a line, which names the digest of the whole. The calls of a site that has nothing to do
+are counted, one line an hour. Whatever a caller does above `DAY_BYTES` of lines a day is counted, too. Always written
+are accepted updates and an operator's calls that succeeded: these are few, or made by who keeps the log.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 DAY_BYTES = 128 << 20
 DAY_S = 86_400.0
 EVERY_S = 60.0  # between two lines with counts
+IDLE_EVERY_S = 3600.0  # the same, if only idle calls were counted: 10,000 sites make 500 a second
 MAX_TRANSFERS = 4096  # in memory; above it, the chunks of the oldest are counted with its peer's other calls
-MAX_PEERS = 4096  # in memory; above it, the one that called longest ago is forgotten
+MAX_PEERS = 16_384  # in memory; above it, the one that called longest ago is forgotten
 MAX_NAMES = 100  # of calls that are counted each under its name
 OK, ACCEPTED, OPERATOR = "OK", "accepted", "operator"
 CHUNKS = ("PutChunk", "GetChunk")
@@ -33,18 +35,18 @@ CHUNKS = ("PutChunk", "GetChunk")
 Caller: TypeAlias = tuple[str, str]  # fingerprint, site
 
 
-@dataclass
+@dataclass(slots=True)
 class Counts:
     """Calls of one peer without a line of their own.
 
     Attributes:
         calls: by name and code.
         size: bytes of their requests.
-        since: seconds of the monotonic clock.
+        due_at: when their line has to be written, in seconds of the monotonic clock.
     """
 
     peer: Peer
-    since: float
+    due_at: float = math.inf
     calls: Counter[str] = field(default_factory=Counter)
     size: int = 0
 
@@ -99,7 +101,7 @@ class Transfer:
         }
 
 
-@dataclass
+@dataclass(slots=True)
 class _Bucket:
     left: float
     updated_at: float
@@ -119,9 +121,13 @@ class LineBudget:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by fingerprint, the one used last at the end
         self._transfers: OrderedDict[tuple[object, ...], Transfer] = OrderedDict()  # the oldest first
         self._counts: dict[Peer, Counts] = {}
+        self._due_at = math.inf  # no counts are before
 
     def admits(self, call: AuditEntry) -> bool:
         """Whether the call gets a line of its own; otherwise it has been counted."""
+        if call.is_idle:
+            self._count(call.peer, f"{call.call} {call.code}", 1, len(call.request), IDLE_EVERY_S)
+            return False
         if self._left(call.peer) <= 0 and not _is_kept(call):
             self._count(call.peer, f"{call.call} {call.code}", 1, len(call.request))
             return False
@@ -140,11 +146,15 @@ class LineBudget:
         """Whether counts or transfers wait to be written."""
         return bool(self._counts or self._transfers)
 
-    def take(self, older_than_s: float = EVERY_S) -> list[Counts]:
+    def take(self, *, everything: bool = False) -> list[Counts]:
         """The counts that are due; the next ones begin at 0."""
-        due = [counts for counts in self._counts.values() if self._clock() - counts.since >= older_than_s]
+        now = math.inf if everything else self._clock()
+        if now < self._due_at:  # asked with every group of lines, and there may be counts of thousands of peers
+            return []
+        due = [counts for counts in self._counts.values() if counts.due_at <= now]
         for counts in due:
             del self._counts[counts.peer]
+        self._due_at = min((counts.due_at for counts in self._counts.values()), default=math.inf)
         return due
 
     def take_transfers(self, callers: Collection[Caller], older_than_s: float = EVERY_S) -> list[Transfer]:
@@ -163,6 +173,7 @@ class LineBudget:
                 taken.calls += newer.calls
                 taken.size += newer.size
             self._counts[taken.peer] = taken
+            self._due_at = min(self._due_at, taken.due_at)
         for transfer in transfers:
             self._add(transfer)
 
@@ -187,8 +198,10 @@ class LineBudget:
             _, oldest = self._transfers.popitem(last=False)
             self._count(oldest.peer, f"{oldest.call} {OK}", oldest.calls, oldest.size)
 
-    def _count(self, peer: Peer, name: str, calls: int, size: int) -> None:
-        counts = self._counts.setdefault(peer, Counts(peer, self._clock()))
+    def _count(self, peer: Peer, name: str, calls: int, size: int, within_s: float = EVERY_S) -> None:
+        counts = self._counts.get(peer) or self._counts.setdefault(peer, Counts(peer))
+        counts.due_at = min(counts.due_at, self._clock() + within_s)
+        self._due_at = min(self._due_at, counts.due_at)
         counts.calls[name if name in counts.calls or len(counts.calls) < MAX_NAMES else "others"] += calls
         counts.size += size
 
