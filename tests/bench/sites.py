@@ -1,0 +1,305 @@
+"""Thousands of enrolled sites against a real server process over loopback: what each of them costs while it is idle.
+
+`python -m tests.bench.sites --sites 10000 [--plaintext]` measures, with mTLS unless told otherwise: the server's memory
+and processor time for each site that waits while no run is queued, and while a run is paused; then rounds of 1 % of
+them. `--old` has the sites call as daemons of 0.2.0 do: they poll, and send heartbeats while they wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from tests.bench import light_sites
+from tests.bench.light_sites import CLASSES, Counts, Crowd
+from tests.bench.server_process import memory, processor
+from tests.support.pki import Authority
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.certificate import Party, read_certificate
+from protofed.deploy.operator.connection import Operator
+from protofed.server.assembly import open_server
+from protofed.server.storage.rows import CertificateRow
+
+PROCESSES = 4  # of sites
+OLD_BEAT_S = 5.0  # a recipe's default `heartbeat_s`
+MOST_S = 300.0  # for anything that is waited for
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many sites, and how they call.
+
+    Attributes:
+        idle_s: seconds for which each idle state is looked at.
+        rounds: of `share` of the sites each.
+    """
+
+    sites: int
+    plaintext: bool = False
+    old: bool = False
+    idle_s: float = 40.0
+    rounds: int = 5
+    share: float = 0.01
+
+    @property
+    def cohort(self) -> int:
+        """Sites of a round."""
+        return max(2, round(self.sites * self.share))
+
+    @property
+    def recipe(self) -> Recipe:
+        """FedAvg of a share of the sites; never scored but at the end, by nobody."""
+        return Recipe.model_validate(
+            {
+                "name": "crowd",
+                "rounds": self.rounds,
+                "classes": CLASSES,
+                "input": {"shape": [1, 8, 8]},
+                "method": {"name": "fedavg"},
+                "model": {"name": "mlp"},
+                "federation": {
+                    "min_sites": self.cohort,
+                    "participation": self.share,
+                    "quorum": 1.0,
+                    "score_every": 0,
+                },
+            }
+        )
+
+
+def names(sites: int) -> tuple[str, ...]:
+    """Of all sites."""
+    return tuple(f"site-{index}" for index in range(sites))
+
+
+class Identities:
+    """Certificates of a server, an operator and of sites that share one key; those of the sites are registered."""
+
+    def __init__(self, folder: Path, state: Path, sites: int) -> None:
+        authority = Authority.make()
+        self.server = authority.issue(folder / "server", Party.SERVER, "hub")
+        self.operator = authority.issue(folder / "boss", Party.OPERATOR, "boss")
+        (self.server / "operators").mkdir()
+        shutil.copy(self.operator / "cert.pem", self.server / "operators" / "boss.pem")
+        first = authority.issue(folder / "site", Party.SITE, "site-0")
+        pattern = x509.load_pem_x509_certificate((first / "cert.pem").read_bytes())
+        certificates = {name: _alike(pattern, name, authority) for name in names(sites)}
+        self.sites = authority.pem, (first / "key.pem").read_bytes(), certificates
+        _register(state, certificates)
+
+
+def _alike(pattern: x509.Certificate, name: str, authority: Authority) -> bytes:
+    """A site's certificate: its name in place of the pattern's, and the same key."""
+    uri = x509.UniformResourceIdentifier(f"protofed://{Party.SITE}/{name}")
+    builder = x509.CertificateBuilder(
+        issuer_name=pattern.issuer,
+        subject_name=pattern.subject,
+        public_key=pattern.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=pattern.not_valid_before_utc,
+        not_valid_after=pattern.not_valid_after_utc,
+    )
+    for extension in pattern.extensions:
+        own = isinstance(extension.value, x509.SubjectAlternativeName)
+        value = x509.SubjectAlternativeName([uri]) if own else extension.value
+        builder = builder.add_extension(value, critical=extension.critical)
+    return builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _register(state: Path, certificates: dict[str, bytes]) -> None:
+    """Let the sites in, as `protofed certs register` would, without its wait for the disk."""
+    with mock.patch("os.fsync"), ExitStack() as stack:
+        ledger = open_server(state, stack).ledger
+        for pem in certificates.values():
+            one = read_certificate(pem, "a site's")
+            dates = one.not_before.timestamp(), one.not_after.timestamp()
+            ledger.register(
+                CertificateRow(one.fingerprint, one.party, one.name, *dates, time.time(), roles=("trainer",))
+            )
+
+
+@dataclass
+class Serving:
+    """A server process, and how to talk to it."""
+
+    process: int
+    address: str
+    metrics: str
+    identity: Path | None
+
+    def operator(self) -> Operator:
+        """Its operator's connection."""
+        return Operator(self.address, self.identity, plaintext=self.identity is None)
+
+    def scrape(self) -> tuple[float, int]:
+        """Seconds and bytes of an answer to Prometheus."""
+        began = time.perf_counter()
+        with urllib.request.urlopen(  # noqa: S310  (our own server's)
+            f"{self.metrics}/metrics", timeout=60
+        ) as answer:
+            return time.perf_counter() - began, len(answer.read())
+
+    def spends(self, seconds: float) -> float:
+        """The share of a core that it takes."""
+        before, began = processor(self.process), time.perf_counter()
+        time.sleep(seconds)
+        return (processor(self.process) - before) / (time.perf_counter() - began)
+
+
+@contextmanager
+def serving(case: Case, folder: Path, identities: Identities | None) -> Iterator[Serving]:
+    """`protofed server start`, with room for all sites; ended by SIGTERM."""
+    state = folder / "state"
+    security = ["--plaintext"] if identities is None else [f"--identity={identities.server}"]
+    command = [sys.executable, "-c", "from protofed.deploy.cli.main import main; main()", "server", "start"]
+    ports = ["--listen=127.0.0.1:0", "--metrics=127.0.0.1:0"]
+    room = {"PROTOFED_SERVER_MAX_CONNECTIONS": str(case.sites + case.sites // 4 + 100)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *ports, *security, f"--state={state}"], env={**os.environ, **room}, stdout=log, stderr=log
+        )
+        try:
+            address = _until(lambda: process.poll() is None and _read(state / "address"), "the server serves")
+            log_file = folder / "log"
+            found = _until(lambda: re.search(r'"metrics": "(http:[^"]+)"', _read(log_file)), "its port is known")
+            boss = None if identities is None else identities.operator
+            yield Serving(process.pid, address, found[1], boss)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def _read(path: Path) -> str:
+    with suppress(FileNotFoundError):
+        return path.read_text("utf-8")
+    return ""
+
+
+def _until(question: Callable[[], Any], what: str, every_s: float = 0.1) -> Any:
+    """The first answer that counts as true."""
+    ends = time.monotonic() + MOST_S
+    while not (answer := question()):
+        assert time.monotonic() < ends, f"never: {what}"
+        time.sleep(every_s)
+    return answer
+
+
+@contextmanager
+def crowds(case: Case, address: str, identities: Identities | None) -> Iterator[Any]:
+    """The sites, in processes of their own; what they count."""
+    context = multiprocessing.get_context("spawn")
+    counts, processes = [context.Array("q", 5, lock=False) for _ in range(PROCESSES)], []
+    for index, shared in enumerate(counts):
+        own = names(case.sites)[index::PROCESSES]
+        credentials = None
+        if identities is not None:
+            authority, key, all_of_them = identities.sites
+            credentials = authority, key, {name: all_of_them[name] for name in own}
+        from protofed.client.agent import heartbeat  # after the server was started: it imports torch
+
+        beat_s = OLD_BEAT_S if case.old else heartbeat.IDLE_S
+        crowd = Crowd(address, own, credentials, not case.old, beat_s)
+        processes.append(context.Process(target=light_sites.run, args=(crowd, shared), daemon=True))
+        processes[-1].start()
+    try:
+        yield lambda which: sum(shared[which] for shared in counts)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def measure(case: Case, folder: Path) -> dict[str, Any]:
+    """One server from its start: empty, with all sites idle, and through its rounds."""
+    found: dict[str, Any] = {"sites": case.sites, "tls": not case.plaintext, "old": case.old}
+    identities = None if case.plaintext else Identities(folder / "identities", folder / "state", case.sites)
+    with serving(case, folder, identities) as server:
+        server.scrape()
+        time.sleep(2.0)
+        empty, _ = memory(server.process)
+        found["empty_mb"], found["core_empty"] = empty, server.spends(5.0)
+        began, spent = time.perf_counter(), processor(server.process)
+        with crowds(case, server.address, identities) as counted:
+            _until(lambda: counted(Counts.THERE) == case.sites, "all sites have enrolled")
+            found["connect_s"] = time.perf_counter() - began
+            found["connect_core_s"] = processor(server.process) - spent
+            time.sleep(5.0)
+            found["no_run"] = _idle(case, server, counted, empty)
+            with server.operator() as operator:
+                spent, began = processor(server.process), time.perf_counter()
+                operator.start(case.recipe)
+                operator.pause(case.recipe.name)
+                _until(lambda: counted(Counts.IN_RUN) == case.sites, "all sites know of the run")
+                found["begin_s"], found["begin_core_s"] = time.perf_counter() - began, processor(server.process) - spent
+                time.sleep(5.0)
+                found["paused"] = _idle(case, server, counted, empty)
+                found["scrape_s"], found["scrape_bytes"] = server.scrape()
+                found |= _rounds(case, server, operator, counted)
+            found["peak_mb"] = memory(server.process)[1]
+    return found
+
+
+def _idle(case: Case, server: Serving, counted: Any, empty: float) -> dict[str, float]:
+    calls, failed, began = counted(Counts.CALLS), counted(Counts.FAILED), time.perf_counter()
+    core = server.spends(case.idle_s)
+    passed, (now, _) = time.perf_counter() - began, memory(server.process)
+    return {
+        "kb_a_site": 1e3 * (now - empty) / case.sites,
+        "core": core,
+        "calls_a_second": (counted(Counts.CALLS) - calls) / passed,
+        "failed": counted(Counts.FAILED) - failed,
+    }
+
+
+def _rounds(case: Case, server: Serving, operator: Operator, counted: Any) -> dict[str, float]:
+    """The rounds, from the first model to the last update, and then the scores of all sites."""
+    began, spent = time.perf_counter(), processor(server.process)
+    operator.resume(case.recipe.name)
+    _until(lambda: counted(Counts.UPDATES) == case.rounds * case.cohort, "all updates are in", every_s=0.02)
+    rounds, rounds_core = time.perf_counter() - began, processor(server.process) - spent
+    _until(lambda: operator.show(case.recipe.name, 1).info.ended_at, "the run ends", every_s=0.5)
+    return {
+        "round_s": rounds / case.rounds,
+        "round_core_s": rounds_core / case.rounds,
+        "end_s": time.perf_counter() - began - rounds,
+        "end_core_s": processor(server.process) - spent - rounds_core,
+    }
+
+
+def main() -> None:
+    """Print what was measured as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sites", type=int, default=1000)
+    parser.add_argument("--plaintext", action="store_true")
+    parser.add_argument("--old", action="store_true", help="daemons of 0.2.0")
+    parser.add_argument("--idle-s", type=float, default=40.0)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # what is printed is the result
+    case = Case(given.sites, given.plaintext, given.old, given.idle_s, given.rounds)
+    with tempfile.TemporaryDirectory(prefix="protofed-sites-") as folder:
+        print(json.dumps(measure(case, Path(folder)), indent=1))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
