@@ -26,6 +26,7 @@ NEEDS_S = {
     "choice": 20.0,
     "precision": 20.0,
     "memory": 20.0,
+    "methods": 30.0,
     "checkpoints": 40.0,
     "telemetry": 10.0,
     "nccl": 40.0,
