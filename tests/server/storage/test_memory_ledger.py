@@ -94,14 +94,15 @@ def done(ledger: Ledger, name: str, values: tuple[Any, ...]) -> object:
             case "roll_back" if ledger.run(values[0]) is None:
                 return None
             case "pause":
-                return ledger.pause(values[0], paused=values[1])
+                ledger.pause(values[0], paused=values[1])
             case "publish":
                 *where, complete, silent = values
-                return ledger.publish(*where, complete=complete, silent=silent, statistics={"a": 1.0})
+                ledger.publish(*where, complete=complete, silent=silent, statistics={"a": 1.0})
             case _:
                 return getattr(ledger, name)(*values)
     except StateError:
         return StateError
+    return None
 
 
 def known(ledger: Ledger, run: str, number: int, attempt: int) -> bool:
