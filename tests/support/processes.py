@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from tests.support.pki import Authority
+from tests.support.warm_processes import WarmProcess
 
 from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe
@@ -26,7 +27,7 @@ from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 
 PATIENCE_S = 120.0
-Process: TypeAlias = subprocess.Popen[bytes]
+Process: TypeAlias = subprocess.Popen[bytes] | WarmProcess
 
 
 @dataclass
@@ -56,17 +57,15 @@ class Processes:
     def start(self, name: str, *arguments: str, party: Party = Party.SITE, fails: str = "") -> Process:
         """Start a process, which reaches this failpoint."""
         connection = "--plaintext" if self.authority is None else f"--identity={self.identity(party, name)}"
-        command = [
-            sys.executable,
-            "-m",
-            "protofed.deploy.cli",
-            *arguments,
-            connection,
-            f"--state={self.folder / name}",
-        ]
-        with (self.folder / f"{name}.log").open("ab") as log:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails}
-            self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        words = [*arguments, connection, f"--state={self.folder / name}"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails}
+        file = self.folder / f"{name}.log"
+        if party is Party.SITE:
+            self.running[name] = WarmProcess(words, environment, file)
+        else:
+            command = [sys.executable, "-m", "protofed.deploy.cli", *words]
+            with file.open("ab") as log:
+                self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         return self.running[name]
 
     def server(self, *more: str, fails: str = "") -> Process:
