@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.processes import Processes
+from tests.support.processes import Process, Processes
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -50,7 +50,7 @@ def here(processes_of: Callable[[Recipe], Processes], recipe: Recipe) -> Iterato
         launcher.wait(PATIENCE_S)
 
 
-def start_ranks(here: Processes, name: str, *more: str) -> subprocess.Popen[bytes]:
+def start_ranks(here: Processes, name: str, *more: str) -> Process:
     """The site's daemon under torchrun, as a user starts it."""
     policy = shipped.folder("policies") / "open.toml"
     site = (f"--settings={here.folder / 'site.toml'}", f"--site={name}", f"--server={here.address}")
