@@ -13,6 +13,7 @@ from tests.gpu.report import Finding, Found, Status
 from protofed.client.agent.device import pick
 from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.data.site_data import CPU, SiteData
+from protofed.client.models.split import dump, load
 from protofed.common.config.recipe import Augment
 from protofed.common.errors import ConfigError
 
@@ -25,16 +26,16 @@ def work(proof: Proof) -> Iterator[Found]:
     yield judged(f"device = '{proof.device}' picks", str(pick(str(proof.device))), str(proof.device))
     yield _absent(f"cuda:{torch.cuda.device_count()}")
     yield at_most("features of ResNet-18 in float64, relative difference from the CPU's", _features(proof), 1e-9)
+    yield judged("numbers of a model that a payload from and to the device changes", _payload(proof), 0)
     count = 96 if proof.rehearsal else 2000
     here = SiteData(examples(count), examples(2), fit_context(CPU, examples(2)).data.input, 10)
     there = here.placed(proof.device)
     yield judged("a site's images lie on", there.train.images.device.type, proof.device.type)
     yield _batches("batches, all augmentations: pixels that differ from the CPU's", here, there)
     if proof.rehearsal:
-        yield skipped("batches from page-locked memory", "needs a GPU")
+        yield skipped("batches of images that stay in the host's memory", "needs a GPU")
     else:
-        pinned = replace(here, train=here.train.pinned(), test=here.test.pinned(), device=proof.device)
-        yield _batches("the same from page-locked memory of the host", here, pinned)
+        yield _batches("the same of images that stay in the host's memory", here, replace(here, device=proof.device))
 
 
 def _absent(name: str) -> Finding:
@@ -42,6 +43,17 @@ def _absent(name: str) -> Finding:
         return Finding(f"device = '{name}'", f"picked {pick(name)}", "refused", Status.FAILED)
     except ConfigError:
         return Finding(f"device = '{name}', which is not there", "refused", "refused")
+
+
+def _payload(proof: Proof) -> int:
+    there, here, again = (fit_context(device, examples(2)).model for device in (proof.device, CPU, proof.device))
+    load(there, dump(here))
+    with torch.no_grad():
+        for tensor in again.state_dict().values():
+            tensor.zero_()
+    load(again, dump(there))
+    expected, found = here.state_dict(), again.state_dict()
+    return sum(int((found[name].cpu() != tensor).sum()) for name, tensor in expected.items())
 
 
 def _features(proof: Proof) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.client.data import site_data
-from protofed.client.data.augmentation import AUGMENTATIONS
+from protofed.client.data.augmentation import AUGMENTATIONS, normaliser
 from protofed.client.data.site_data import Augment, Examples, SiteData, fits
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
@@ -142,21 +142,32 @@ def test_memory_counts_the_normalised_copy_that_will_be_kept(monkeypatch: pytest
     assert some(10).nbytes == raw
 
 
-def test_data_that_do_not_fit_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[int] = []
-
-    def pin(tensor: Tensor) -> Tensor:
-        pinned.append(tensor.data_ptr())
-        return tensor
-
+def test_data_that_do_not_fit_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4, 1000))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     data = site()
     placed = data.placed(torch.device("cuda"))
     assert placed.device.type == "cuda"
-    assert placed.train.images.device.type == "cpu"
-    held = (data.train.images, data.train.labels, data.test.images, data.test.labels)
-    assert pinned == [tensor.data_ptr() for tensor in held]
+    assert (placed.train, placed.test) == (data.train, data.test)
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_only_a_batch_at_a_time_is_in_page_locked_memory(augment: Augment, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged: list[Tensor] = []
+
+    def recorded(shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        staged.append(torch.empty(*shape, dtype=dtype))
+        return staged[-1]
+
+    monkeypatch.setattr(site_data, "page_locked", recorded)
+    there, here = (SiteData(some(10), some(3), RUN, 4, device=device) for device in (META, torch.device("cpu")))
+    shapes = [images.shape for images, _ in there.batches(4, rng(), augment)]
+    assert [tensor.shape for tensor in staged] == [part for shape in shapes for part in (shape, shape[:1])]
+    assert [tensor.dtype for tensor in staged] == [torch.uint8, torch.int64] * 3
+    if augment == "none":
+        finish = normaliser(RUN, torch.uint8, torch.device("cpu"))
+        for (images, labels), raw, own in zip(here.batches(4, rng()), staged[::2], staged[1::2], strict=True):
+            assert torch.equal(finish(raw), images)
+            assert torch.equal(own, labels)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -188,26 +199,24 @@ def test_a_site_may_have_a_test_set_of_its_own_beside_or_instead_of_the_common_o
     assert SiteData(some(3), test, RUN, 4).local_test is None
 
 
-@pytest.mark.parametrize(("room", "verb"), [(15, "on"), (14, "pinned")])
-def test_a_test_set_of_its_own_is_placed_with_the_others(room: int, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[str, int]] = []
+@pytest.mark.parametrize(("room", "moved"), [(15, [3, 4, 8]), (14, [])])
+def test_a_test_set_of_its_own_is_placed_with_the_others(
+    room: int, moved: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
 
-    def recorder(name: str) -> Callable[..., Examples]:
-        def move(self: Examples, *_: torch.device) -> Examples:
-            done.append((name, len(self)))
-            return self
-
-        return move
+    def move(self: Examples, _: torch.device) -> Examples:
+        done.append(len(self))
+        return self
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (4 * room * some(1).nbytes, 1 << 30))
-    for name in ("on", "pinned"):
-        monkeypatch.setattr(Examples, name, recorder(name))
+    monkeypatch.setattr(Examples, "on", move)
     data = SiteData(some(8), some(4), RUN, 4, local_test=some(3)).placed(torch.device("cuda"))
-    assert sorted(done) == [(verb, 3), (verb, 4), (verb, 8)]
+    assert sorted(done) == moved
     assert data.local_test is not None
     done.clear()
     assert SiteData(some(8), some(4), RUN, 4).placed(torch.device("cuda")).local_test is None
-    assert sorted(done) == [("on", 4), ("on", 8)]
+    assert sorted(done) == [4, 8]
 
 
 @pytest.mark.parametrize(

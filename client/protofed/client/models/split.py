@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
+from protofed.client.transfer import to_arrays, to_tensors
 from protofed.common.errors import CodecError
 from protofed.common.payload import Tensors
 
@@ -32,7 +32,10 @@ class SplitModel(nn.Module):
 
 def dump(module: nn.Module) -> Tensors:
     """Parameters and buffers of any shapes by name, as contiguous NumPy copies on the CPU."""
-    return {name: np.array(t.cpu().numpy(), order="C") for name, t in module.state_dict().items()}
+    state = module.state_dict()
+    if any(tensor.device.type != "cpu" for tensor in state.values()):
+        return to_arrays(state)
+    return {name: np.array(tensor.numpy(), order="C") for name, tensor in state.items()}
 
 
 def load(module: nn.Module, tensors: Tensors) -> None:
@@ -48,8 +51,7 @@ def load(module: nn.Module, tensors: Tensors) -> None:
     for name, array in tensors.items():
         if tuple(state[name].shape) != array.shape:
             raise CodecError(f"{name} is {array.shape}: the model expects {tuple(state[name].shape)}")
-    for name, target in state.items():
-        if target.device.type == "cpu":
-            np.copyto(target.numpy(), tensors[name], casting="unsafe")  # as PyTorch casts
-        else:
-            target.copy_(torch.from_numpy(np.array(tensors[name])))  # a copy: received arrays are read-only
+    elsewhere = {name: target for name, target in state.items() if target.device.type != "cpu"}
+    to_tensors(tensors, elsewhere)
+    for name in state.keys() - elsewhere.keys():
+        np.copyto(state[name].numpy(), tensors[name], casting="unsafe")  # as PyTorch casts
