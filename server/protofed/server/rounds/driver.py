@@ -79,6 +79,10 @@ class Driver:
             self._published = self._publisher.restore(self._ended_with)
         return self._published
 
+    def broadcast(self, address: Digest) -> Payload | None:
+        """What this round's sites were sent, if it is at this address and in memory. May be called from any thread."""
+        return self._publisher.stored(address)
+
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
         job = self._aggregation.job

@@ -207,7 +207,7 @@ class UploadIntake:
         """The model and its norm."""
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
-                model = codec.view(self._blobs.view(base))
+                model = self._driver.broadcast(base) or codec.view(self._blobs.view(base))
                 self._newest_base = base, model, _norm(model, {})
             return self._newest_base[1:]
 

@@ -95,6 +95,10 @@ class Publisher:
         for row in rows:
             self._blobs.uncache(row.digest)
 
+    def stored(self, address: Digest) -> Payload | None:
+        """A payload that was stored since the newest state, if it is at this address. May be called from any thread."""
+        return next((payload for payload, known, _ in tuple(self._stored) if known == address), None)
+
     def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         """The updates without the classes to which too few of them contribute.
 

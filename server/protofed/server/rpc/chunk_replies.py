@@ -16,7 +16,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.server.storage.blobs import FolderBlobs
 
-KEPT_BYTES = 64 << 20  # of answers: sites of a cohort are some seconds apart
+KEPT_BYTES = 32 << 20  # of answers: sites of a cohort are woken together, each with four chunks in flight
 KEPT_SIZES = 256  # blobs whose size and parts are remembered
 
 

@@ -47,6 +47,7 @@ MESSAGE_BYTES = 6 << 20  # gRPC's limit for any message; a chunk has 2 MiB
 # A manifest of thousands of tensors. Not more: one full of empty tensors takes 36 times its size once it is parsed.
 MANIFEST_BYTES = 1 << 20
 SMALL_BYTES = 256 << 10  # any other message, such as 2048 scores or a recipe
+CHUNKS = 8  # that are parsed and written at a time; protobuf copies them twice. Others wait as they came
 _MAX_BYTES = {"PutChunk": MESSAGE_BYTES, "BeginUpload": MANIFEST_BYTES}
 
 
@@ -133,6 +134,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> None:
         self._stop, self._access, self._limits, self._audit, self._handshakes = stop, access, limits, audit, handshakes
         self._guard = guard
+        self._chunks = asyncio.Semaphore(CHUNKS)
         self._cut_short: set[asyncio.Task[None]] = set()
         self.failure: DiskFailureError | None = None
         self.on_denied: Callable[[DeniedBecause], None] = lambda _: None
@@ -202,6 +204,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         max_bytes = _MAX_BYTES.get(call.name, SMALL_BYTES)
         if len(call.request) > max_bytes:
             raise OverQuotaError(f"a message of {len(call.request)} bytes: this call takes at most {max_bytes}")
+        if call.name == "PutChunk":
+            async with self._chunks:
+                await self._handle(call, handler, context)
+        else:
+            await self._handle(call, handler, context)
+
+    async def _handle(self, call: _Call, handler: Any, context: Any) -> None:
         call.message = handler.request_deserializer(call.request)
         self._access.check(call.peer, call.service, call.message)
         if call.service == HEALTH:
