@@ -116,7 +116,8 @@ class UploadIntake:
         if (settled := self._settled(row, manifest)) is not None:
             return settled
         problem = scalars_problem(metrics, weight, self._driver.expected(row))
-        problem = problem or jump_problem(weight, self._ledger.last_weight(self._run, site))
+        if problem is None and weight is not None:
+            problem = jump_problem(weight, self._ledger.last_weight(self._run, site))
         if problem is not None:
             return self._reject(row, manifest, problem)
         digest, total = manifest.digest, manifest.total_bytes

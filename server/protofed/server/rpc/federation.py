@@ -27,7 +27,16 @@ from protofed.common.failpoint import reach
 from protofed.common.ids import read_id
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol import wire
-from protofed.common.protocol.messages import CHUNK_BYTES, Assignment, Finished, Manifest, PauseReason, Verdict, Wait
+from protofed.common.protocol.messages import (
+    CHUNK_BYTES,
+    Assignment,
+    Finished,
+    Manifest,
+    PauseReason,
+    Receipt,
+    Verdict,
+    Wait,
+)
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
@@ -69,6 +78,7 @@ class _Announced:
     round: int
     base: Digest | None
     manifest: Manifest
+    intake: UploadIntake
     shares: Mapping[Part, float]  # of its bytes, by part, for metrics
     resumed: int = 0  # chunks that an earlier attempt left and that metrics have counted
 
@@ -144,20 +154,21 @@ class FederationService(rpc.FederationServicer):
         self._budgets.spend(site, BEGINNINGS)
         manifest, task_id, run = wire.unpack_manifest(request), read_id(request.task_id), read_id(request.run)
         base = wire.read_digest(request.base_digest) if request.base_digest else None
-        intake = (await self._control(self._runs.of, run)).intake
-        receipt = await self._control(intake.begin, site, instance, task_id, request.round, base, manifest)
+
+        def judge() -> tuple[UploadIntake, Receipt | None]:
+            intake = self._runs.of(run).intake
+            return intake, intake.begin(site, instance, task_id, request.round, base, manifest)
+
+        intake, receipt = await self._control(judge)
         if receipt is not None:
             await self._close(site, task_id, receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
-        if await self._transfer(self._memory.short):
-            raise OverQuotaError("the server is short of memory; try again later", retry_after_s=MEMORY_RETRY_S)
-        await self._transfer(self._blobs.uploads.drop_but, site, task_id)  # a site has one open invitation at a time
         # The id follows from the content: after a restart of either side the chunks are found again.
         upload = Upload(site, task_id, manifest.digest)
-        received = await self._transfer(self._blobs.uploads.begin, upload, manifest.total_bytes)
+        received = await self._transfer(self._make_room, upload, manifest.total_bytes)
         resumed = self._count_resumed(upload, received)
         self._uploads[str(upload)] = _Announced(
-            upload, run, request.round, base, manifest, codec.shares(manifest.tensors), resumed
+            upload, run, request.round, base, manifest, intake, codec.shares(manifest.tensors), resumed
         )
         return pb.UploadTicket(upload=pb.Upload(id=str(upload), received_chunks=sorted(received)))
 
@@ -188,24 +199,27 @@ class FederationService(rpc.FederationServicer):
             manifest.digest,
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
-        intake = (await self._control(self._runs.of, announced.run)).intake
         self._spend(EXAMINED, announced, manifest.total_bytes)
-        norm = await self._examined(intake, announced)
-        if isinstance(norm, UpdateProblem):
-            receipt = await self._control(intake.refuse, site, task_id, manifest, norm)
-        else:
-            weight = request.weight if request.HasField("weight") else None
-            metrics = dict(request.metrics)
-            receipt = await self._control(intake.commit, site, instance, task_id, manifest, metrics, weight, norm)
+        norm = await self._examined(announced)
+        weight = request.weight if request.HasField("weight") else None
+
+        def judge() -> Receipt:
+            intake = self._runs.of(announced.run).intake  # a run that was rolled back meanwhile has another
+            if isinstance(norm, UpdateProblem):
+                return intake.refuse(site, task_id, manifest, norm)
+            return intake.commit(site, instance, task_id, manifest, dict(request.metrics), weight, norm)
+
+        receipt = await self._control(judge)
         self._uploads.pop(request.upload, None)  # only now: a commit that failed is repeated with the same upload
+        self._equivocal.discard(request.upload)
         reach("commit-recorded")
         await self._close(site, task_id, receipt.verdict)
         return wire.pack_receipt(receipt)
 
     async def ReportScores(self, request: pb.ScoresRequest, context: Any) -> pb.Ack:
         site, instance = _caller(request.caller)
-        coordinator = await self._control(self._runs.of, read_id(request.run))
-        await self._control(coordinator.report_scores, site, instance, read_id(request.task_id), dict(request.scores))
+        run, task_id = read_id(request.run), read_id(request.task_id)
+        await self._control(lambda: self._runs.of(run).report_scores(site, instance, task_id, dict(request.scores)))
         return pb.Ack()
 
     async def collect(self) -> None:
@@ -214,11 +228,19 @@ class FederationService(rpc.FederationServicer):
             log.info("unfinished uploads collected", uploads=collected)
         self._forget()
 
-    async def _examined(self, intake: UploadIntake, announced: _Announced) -> UpdateProblem | float:
+    def _make_room(self, upload: Upload, total: int) -> Collection[int]:
+        """Begin an upload; the chunks of it that are there."""
+        if self._memory.short():
+            raise OverQuotaError("the server is short of memory; try again later", retry_after_s=MEMORY_RETRY_S)
+        self._blobs.uploads.drop_but(upload.site, upload.task_id)  # a site has one open invitation at a time
+        return self._blobs.uploads.begin(upload, total)
+
+    async def _examined(self, announced: _Announced) -> UpdateProblem | float:
         """Seal and examine an upload, `EXAMINATIONS` at a time, also if the calls that wait for them are cut short."""
 
         def examine() -> UpdateProblem | float:
-            return intake.examine(self._blobs.seal(announced.upload), announced.manifest, announced.base)
+            data = self._blobs.seal(announced.upload)
+            return announced.intake.examine(data, announced.manifest, announced.base)
 
         def ended(work: asyncio.Future[Any]) -> None:
             self._examinations.release()
@@ -236,7 +258,7 @@ class FederationService(rpc.FederationServicer):
 
     async def _close(self, site: SiteId, task_id: str, verdict: Verdict) -> None:
         """Drop a task's uploads: every verdict but INVALID closes the invitation, so none of them can count."""
-        if verdict is not Verdict.INVALID:
+        if verdict is not Verdict.INVALID and self._blobs.uploads.has_of(site, task_id):
             await self._transfer(self._blobs.uploads.drop_of, site, task_id)
             self._forget()
 

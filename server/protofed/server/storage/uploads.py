@@ -50,6 +50,10 @@ class Uploads:
     def __contains__(self, upload: Upload) -> bool:
         return upload in self._open
 
+    def has_of(self, site: SiteId, task_id: str) -> bool:
+        """Whether anything is there that the site sent for an invitation."""
+        return any((upload.site, upload.task_id) == (site, task_id) for upload in tuple(self._open))
+
     def begin(self, upload: Upload, total: int) -> frozenset[int]:
         """Make room for `total` bytes; the chunks that an earlier try left.
 
