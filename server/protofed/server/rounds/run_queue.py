@@ -41,6 +41,7 @@ from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import EXCLUDED, RoundOutcome
 
 log = structlog.get_logger()
+NOTHING_TO_DO = Wait(retry_after_s=1.0)
 NO_RUN = "no run is queued"
 # Up to so many, each that enrolls may open the round at once; of more, the timer's next tick looks at all together.
 FEW_SITES = 100
@@ -182,6 +183,18 @@ class RunQueue:
             self._context.presence.seen(site, instance)
             return self._finished(site, run)
         return current.next_task(site, instance)
+
+    def idle(self, run: str, site: SiteId, instance: str) -> Wait | None:
+        """What `next_task` answers a site that has nothing to do; None: ask that. May be called from any thread.
+
+        Raises:
+            As `next_task`.
+        """
+        current = self.current
+        if current is None or run != current.run or current.invited(site):
+            return None
+        self._context.presence.seen(site, instance)
+        return NOTHING_TO_DO
 
     def heartbeat(self, run: str, site: SiteId, instance: str, progress: Progress) -> Signal:
         """Record a site's progress; ABORT if the site is excluded or nobody waits for its task."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,11 +29,13 @@ from protofed.common.payload import Part, SiteId
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import (
     CHUNK_BYTES,
+    Activity,
     Assignment,
     Finished,
     Manifest,
     PauseReason,
     Receipt,
+    Task,
     Verdict,
     Wait,
 )
@@ -113,11 +115,14 @@ class FederationService(rpc.FederationServicer):
             raise ProtocolError("a daemon offers at least one role")
         self._budgets.spend(site, ENROLLMENTS)
         software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request)
-        answer = await self._control(
-            self._runs.enroll, site, instance, request.protocol_version, software, VERSION, roles, pause_reason
+        versions = request.protocol_version, software, VERSION
+        answer = await self._wait(
+            site,
+            request.wait_s,
+            Finished,
+            lambda: self._control(self._runs.enroll, site, instance, *versions, roles, pause_reason),
+            lambda: self._control(self._runs.offer, site, instance),
         )
-        if isinstance(answer, Finished):
-            answer = await self._wait(site, request.wait_s, Finished, lambda: self._runs.offer(site, instance))
         # Not logged for a paused daemon: it enrolls again every few seconds.
         if isinstance(answer, Assignment) and pause_reason is PauseReason.NONE:
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
@@ -126,14 +131,23 @@ class FederationService(rpc.FederationServicer):
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
         (site, instance), run = _caller(request.caller), read_id(request.run)
-        answer = await self._wait(site, request.wait_s, Wait, lambda: self._runs.next_task(run, site, instance))
-        return wire.pack_next(answer)
+
+        async def ask() -> Task | Wait | Finished:
+            # Thousands of sites have nothing to do: the coordinator has no thread woken for each of them.
+            if (idle := self._runs.idle(run, site, instance)) is not None:
+                return idle
+            return await self._control(self._runs.next_task, run, site, instance)
+
+        return wire.pack_next(await self._wait(site, request.wait_s, Wait, ask, ask))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         site, instance = _caller(request.caller)
         self._budgets.spend(site, HEARTBEATS)
         progress = wire.unpack_progress(request)
-        signal = await self._control(self._runs.heartbeat, read_id(request.run), site, instance, progress)
+        beat = read_id(request.run), site, instance, progress
+        # An idle one only says that the site is there, as `RunQueue.idle`; any other may open or close something.
+        idle = progress.activity is Activity.IDLE
+        signal = self._runs.heartbeat(*beat) if idle else await self._control(self._runs.heartbeat, *beat)
         return pb.HeartbeatResponse(signal=wire.signal.pack(signal))
 
     async def GetChunk(self, request: pb.GetChunkRequest, context: Any) -> Any:
@@ -279,7 +293,14 @@ class FederationService(rpc.FederationServicer):
             raise IncompleteUploadError("no such upload of this site; begin it again")
         return announced
 
-    async def _wait(self, site: SiteId, wait_s: float, nothing: type, ask: Callable[[], T]) -> T:
+    async def _wait(
+        self,
+        site: SiteId,
+        wait_s: float,
+        nothing: type,
+        ask: Callable[[], Awaitable[T]],
+        ask_again: Callable[[], Awaitable[T]],
+    ) -> T:
         """Ask the coordinator, again whenever the site is woken, until there is something or the time is over.
 
         Args:
@@ -289,9 +310,10 @@ class FederationService(rpc.FederationServicer):
         until = clock() + min(max(0.0, wait_s), LONGEST_WAIT_S)  # NaN is 0, too
         while True:
             event = self._notifier.event(site)  # before asking: what appears meanwhile sets it
-            answer = await self._control(ask)
+            answer = await ask()
             if not isinstance(answer, nothing) or clock() >= until:
                 return answer
+            ask = ask_again
             try:
                 # Not `wait_for`, which makes a task: thousands of sites wait here.
                 async with asyncio.timeout_at(until):
