@@ -79,7 +79,7 @@ def site(server: Any) -> Iterator[RawClient]:
 
 
 def beat(site: RawClient) -> Any:
-    return site.say("Heartbeat", pb.HeartbeatRequest(caller=site.caller, run=site.run, activity=pb.ACTIVITY_IDLE))
+    return site.say("Heartbeat", pb.HeartbeatRequest(caller=site.caller, run=site.run, activity=pb.ACTIVITY_TRAINING))
 
 
 def uploaded(site: RawClient, task: pb.Task) -> str:

@@ -115,6 +115,23 @@ def test_of_many_sites_the_timers_tick_looks_at_all_together(two: RunQueue, monk
     assert any(isinstance(ask(two, "one", site), Task) for site in SITES)
 
 
+def test_a_site_without_a_task_is_told_so_as_the_coordinator_would(two: RunQueue, clock: Clock) -> None:
+    for site in SITES[:3]:
+        enroll(two, site)
+    for site in SITES[:3]:
+        answer = ask(two, "one", site)
+        assert two.idle("one", site, f"d-{site}") == (answer if isinstance(answer, Wait) else None)
+    assert two.idle("two", "ann", "d-ann") is None, "another run"
+    with pytest.raises(NotEnrolledError):
+        two.idle("one", "stranger", "d-stranger")
+    idle = next(site for site in SITES[:3] if isinstance(ask(two, "one", site), Wait))
+    with pytest.raises(FencedError):
+        two.idle("one", idle, "older")
+    clock.now += 1000.0
+    two.idle("one", idle, f"d-{idle}")
+    assert idle in two._context.presence.alive(Role.TRAINER, 1.0), "it has called"
+
+
 def test_a_daemon_that_waits_for_a_run_is_given_the_next_one(
     context: ServerContext, recipe: Callable[..., Recipe]
 ) -> None:
