@@ -19,7 +19,7 @@ try:
     import pandas as pd
 
     from protofed.client.agent import device as devices
-    from protofed.deploy.experiments.compare import usable_cores
+    from protofed.deploy.console.processes import usable_cores
     from protofed.deploy.experiments.curves import FAMILIES, NotebookFigure, over_rounds, picture
     from protofed.deploy.experiments.job import run_job
 except ModuleNotFoundError as error:

@@ -115,6 +115,13 @@ def test_failed_and_killed_jobs_do_not_stop_the_others(recipe_of: Recipes, tmp_p
     assert running_in(tmp_path) == []
 
 
+def test_a_job_with_workers_has_the_result_of_one_without(recipe_of: Recipes, tmp_path: Path) -> None:
+    plain, spread = (claimed(recipe_of("fednh", rounds=2), tmp_path / name) for name in ("plain", "spread"))
+    run_job(plain, CPU, deaf)
+    assert run_jobs([spread], 1, Processes("cpu", 2)) == {}
+    assert result_of(spread).model_dump(exclude={"seconds"}) == result_of(plain).model_dump(exclude={"seconds"})
+
+
 def test_a_killed_worker_says_so_and_one_without_parent_ends(recipe_of: Recipes, tmp_path: Path) -> None:
     job = claimed(recipe_of("fedavg", rounds=10000), tmp_path)
     killed, orphan = (Worker.start(job.folder, "cpu") for _ in range(2))  # one of them may find the folder in use

@@ -15,7 +15,7 @@ from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION
 from protofed.deploy.cli import main
-from protofed.deploy.experiments import compare, ray_node
+from protofed.deploy.experiments import ray_node
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
 from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
@@ -127,8 +127,8 @@ def test_a_job_that_is_cancelled_leaves_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     started: list[Worker] = []
 
-    def start(folder: Path, device: str) -> Worker:
-        started.append(Worker.start(folder, device))
+    def start(folder: Path, device: str, workers: int) -> Worker:
+        started.append(Worker.start(folder, device, workers))
         return started[-1]
 
     def interrupt(done: int, doing: str) -> None:
@@ -147,7 +147,7 @@ def test_a_node_has_its_own_data_or_else_looks_where_the_caller_does(
 ) -> None:
     given: list[dict[str, str]] = []
 
-    def start(folder: Path, device: str, **environment: str) -> Worker:
+    def start(folder: Path, device: str, workers: int, **environment: str) -> Worker:
         given.append(environment)
         raise KeyboardInterrupt
 
@@ -169,6 +169,7 @@ def test_ray_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
     ("more", "said"),
     [
         (["--gpus-per-job=1"], "is for --ray"),
+        (["--ray=local", "--workers=2"], "--workers is for jobs of this machine"),
         (["--ray=local", "--gpus-per-job=0.5"], "--gpus-per-job 0.5 does not go with --device cpu"),
         (["--ray=local", "--device=cuda:1"], "Ray gives each job its own GPU"),
     ],
@@ -187,7 +188,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_made(
 def test_without_ray_the_extra_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "find_spec", lambda _: None)
+    monkeypatch.setattr(ray_node, "find_spec", lambda _: None)
     with pytest.raises(SystemExit) as ended:
         main.main(["compare", "digits-fednh", f"--out={tmp_path / 'out'}", "--ray=auto"])
     assert ended.value.code == 78
@@ -237,3 +238,16 @@ def test_a_ray_of_this_machine_gives_the_same_table(tmp_path: Path) -> None:
     assert [
         path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in path.read_text("utf-8", "replace")
     ] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sites_on_a_ray_of_this_machine_give_the_same_scores() -> None:
+    pytest.importorskip("ray")
+
+    def simulated(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "protofed.deploy.cli", "simulate", "digits-fednh", "--set=rounds=2", "--json"]
+        return subprocess.run([*command, *more], capture_output=True, text=True, check=True, timeout=400)
+
+    plain, ray = (json.loads(simulated(*more).stdout) for more in ((), ("--ray=local", "--workers=2")))
+    assert [{**view, "seconds": 0} for view in ray] == [{**view, "seconds": 0} for view in plain]

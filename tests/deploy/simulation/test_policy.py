@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from protofed.common.protocol.messages import Assignment, PauseReason, Receipt, 
 from protofed.deploy import shipped
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulation
+from protofed.testing.crew import CrewHere
 
 RecipeOf = Callable[..., Recipe]
 WITH_PROTOTYPES = ("fednh", "fedproc", "fedprp")
@@ -143,3 +145,14 @@ def test_a_server_takes_a_held_site_for_no_round(
         assert server.runs._context.presence.enrolled(Role.TRAINER) == {"site-2"} | there
         assert server.runs._context.presence.pause_reason("site-1") is hold
         assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
+
+
+def test_a_policy_holds_for_what_workers_compute(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fedavg")
+    found = []
+    for policy, crew in ((careful(recipe), None), (careful(recipe), partial(CrewHere, 2)), (None, None)):
+        with simulation(recipe, policy=policy, crew=crew) as running:
+            running.go()
+            found.append((digest(running), running.ledger.scores(recipe.name)))
+    assert found[0] == found[1]
+    assert found[0][0] != found[2][0]  # it withholds something

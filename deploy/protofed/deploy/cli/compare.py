@@ -26,6 +26,12 @@ def compare(
         Path, typer.Option(help="Folder for tables, curves and all runs; unfinished work in it continues.")
     ] = Path("runs/compare"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; default: one per core.")] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Processes for the sites of each run, as of `simulate`, where there are fewer runs than cores."
+        ),
+    ] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     output: Annotated[
         str | None, typer.Option("--format", help="Format of the printed table: md, csv or json.")
@@ -65,7 +71,9 @@ def compare(
     from protofed.deploy.shipped import recipe
 
     read = [recipe(name, assignments or ()) for name in recipes or []]
-    request = CompareRequest(out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job)
+    request = CompareRequest(
+        out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job, workers
+    )
     chosen = experiment.varied(read, vary) if vary else read
     if dry_run:
         show_dry_run([job.recipe for job in experiment.jobs_of(chosen, request.seeds, rounds, out)], simulated=True)

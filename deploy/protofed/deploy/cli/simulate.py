@@ -32,11 +32,20 @@ def simulate(
         ),
     ] = None,
     workers: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, help="Processes that train sites at the same time, a thread each; any number gives the same result."
+            min=1,
+            help="Processes that train sites at the same time, a thread each; any number gives the same result. "
+            "Default: 1, with --ray as many as the cluster has room for.",
         ),
-    ] = 1,
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Train sites on the Ray cluster at this address; auto: that of RAY_ADDRESS; local: a new one on this "
+            "machine."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     assignments: Set = None,
     dry_run: DryRun = False,
@@ -50,6 +59,7 @@ def simulate(
     with quick_imports():
         from protofed.common.malloc import keep_memory
         from protofed.deploy import shipped
+        from protofed.deploy.experiments.crews import crew
         from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
 
     read = shipped.recipe(recipe, assignments or ())
@@ -58,7 +68,7 @@ def simulate(
         return
     keep_memory()
     rules = None if policy is None else shipped.policy(policy)
-    view, warnings = simulate_with_progress(read, state, device, rules, workers)
+    view, warnings = simulate_with_progress(read, state, device, rules, crew(workers, ray, device))
     if as_json:
         named = {"warnings": [warning.plain() for warning in warnings]}
         print(json.dumps([one | named for one in scores_json([view])], indent=2))  # noqa: T201

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import threading
@@ -45,3 +46,8 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
         process.kill()
         process.wait()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a container or taskset may allow fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -17,12 +14,12 @@ from rich.console import Console
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, unknown
 from protofed.common.storage import files
-from protofed.common.version import install_hint
+from protofed.deploy.console.processes import usable_cores
 from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import draw
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
-from protofed.deploy.experiments.ray_node import LOCAL
+from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.table import FORMATS, Comparison, show
 
 WIDTH = 200  # of tables that go into a file
@@ -34,11 +31,12 @@ class CompareRequest:
 
     Attributes:
         seeds, rounds: as in `jobs_of`.
-        at_once: jobs side by side; None: as many as there are cores to be used.
+        at_once: jobs side by side; None: as many as there are cores to be used, for the workers of each.
         ray: address of the Ray cluster that runs the jobs, `auto`, or `local`; None: processes of this machine do.
         gpus_per_job: of the cluster, for each job.
         format: one of FORMATS for standard output; None: a table for people.
         metrics: the only columns, by name; none: those that the results have.
+        workers: processes that compute for the sites of a job.
     """
 
     out: Path
@@ -50,6 +48,7 @@ class CompareRequest:
     metrics: Sequence[str] = ()
     ray: str | None = None
     gpus_per_job: float | None = None
+    workers: int = 1
 
 
 def compare(recipes: Sequence[Recipe], request: CompareRequest) -> None:
@@ -114,27 +113,21 @@ def _check(request: CompareRequest) -> None:
     if request.format is not None and request.format not in FORMATS:
         raise unknown("format", request.format, FORMATS)
     if request.ray is not None:
-        _set_up_ray(request.ray)
+        set_up(request.ray)
         from protofed.deploy.experiments.ray_cluster import resources
 
         resources(request.device, request.gpus_per_job)
+        if request.workers > 1:
+            raise ConfigError("--workers is for jobs of this machine; with --ray, more jobs take more cores")
     elif request.gpus_per_job is not None:
         raise ConfigError("--gpus-per-job is for --ray; without it, jobs share the --device")
-
-
-def _set_up_ray(address: str) -> None:
-    """Ray reads these variables when it is imported."""
-    if find_spec("ray") is None:
-        raise ConfigError(f"--ray: Ray is not installed: {install_hint('client', 'ray')}")
-    if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
 
 
 def _run(jobs: Sequence[ExperimentJob], request: CompareRequest) -> dict[ExperimentJob, str]:
     cores = request.at_once or usable_cores()
     if request.ray is None or all(is_done(job) for job in jobs):
-        return run_jobs(jobs, cores, Processes(request.device))
+        at_once = request.at_once or max(1, cores // request.workers)
+        return run_jobs(jobs, at_once, Processes(request.device, request.workers))
     from protofed.deploy.experiments.ray_cluster import cluster
 
     with cluster(request.ray, request.device, request.gpus_per_job, cores) as place:
@@ -162,8 +155,3 @@ def _locked(out: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: a container or taskset may allow fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

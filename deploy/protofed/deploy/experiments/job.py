@@ -1,4 +1,4 @@
-"""One job of a comparison as a process of its own: `python -m protofed.deploy.experiments.job FOLDER DEVICE`.
+"""One job of a comparison as a process of its own: `python -m protofed.deploy.experiments.job FOLDER DEVICE WORKERS`.
 
 It says on standard output how it gets on, one JSON object a line, and ends when nobody listens any more.
 """
@@ -25,16 +25,20 @@ from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.logs import setup
 from protofed.deploy.simulation.run_tables import status
-from protofed.deploy.simulation.simulation import Simulation, simulation
+from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation
+from protofed.deploy.simulation.worker_processes import crew_of
 
 _SECONDS = "seconds"
 
 
-def run_job(job: ExperimentJob, device: torch.device, report: Callable[[int, str], None]) -> None:
+def run_job(
+    job: ExperimentJob, device: torch.device, report: Callable[[int, str], None], crew: NewCrew | None = None
+) -> None:
     """Simulate the job from where it is to its end and write its result.
 
     Args:
         report: called with the rounds that are done and what goes on.
+        crew: as in `simulation`.
 
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
@@ -43,7 +47,7 @@ def run_job(job: ExperimentJob, device: torch.device, report: Callable[[int, str
     """
     clock = _Stopwatch(job.folder / _SECONDS)
     report(0, "loading")
-    with simulation(job.recipe, job.state, device) as running:
+    with simulation(job.recipe, job.state, device, crew=crew) as running:
         _go(running, clock, report)
         if running.runs.failed:
             raise RunFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
@@ -121,7 +125,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=listen, daemon=True).start()
 
 
-def main(folder: Path, device: str) -> None:
+def main(folder: Path, device: str, workers: int) -> None:
     """Entry point of the process; always ends in SystemExit, unless it is asked to stop."""
     _end_with_parent()
     setup.configure()
@@ -130,7 +134,10 @@ def main(folder: Path, device: str) -> None:
     with stoppable():
         try:
             run_job(
-                ExperimentJob.claimed(folder), devices.pick(device), lambda done, doing: _say(done=done, doing=doing)
+                ExperimentJob.claimed(folder),
+                devices.pick(device),
+                lambda done, doing: _say(done=done, doing=doing),
+                crew_of(workers),
             )
             sys.exit(0)
         except ProtofedError as error:
@@ -143,4 +150,4 @@ def main(folder: Path, device: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

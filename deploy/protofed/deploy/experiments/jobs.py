@@ -41,7 +41,7 @@ class JobProgress:
 
 
 class Place(Protocol):
-    """Where jobs run, each with one thread."""
+    """Where jobs run, each with one thread a process."""
 
     def start(self, job: ExperimentJob) -> None:
         """Begin a job, or go on with it; when it ends well, its folder has its result."""
@@ -94,14 +94,19 @@ def run_jobs(
 
 @dataclass
 class Processes:
-    """This machine: a process a job, which goes on in the job's folder from where an earlier one was."""
+    """This machine: a process a job, which goes on in the job's folder from where an earlier one was.
+
+    Attributes:
+        workers: processes that compute for the sites of each job.
+    """
 
     device: str
+    workers: int = 1
     _workers: dict[ExperimentJob, Worker] = field(default_factory=dict)
 
     def start(self, job: ExperimentJob) -> None:
         """As a process of its own."""
-        self._workers[job] = Worker.start(job.folder, self.device)
+        self._workers[job] = Worker.start(job.folder, self.device, self.workers)
 
     def look(self) -> list[JobProgress]:
         """What the processes have reported since."""
@@ -132,9 +137,9 @@ class Worker:
     _unread: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def start(cls, folder: Path, device: str, **environment: str) -> Worker:
+    def start(cls, folder: Path, device: str, workers: int = 1, **environment: str) -> Worker:
         """With one thread, its log in the job's folder, and in a session of its own: Ctrl-C reaches only us."""
-        command = [sys.executable, "-m", "protofed.deploy.experiments.job", str(folder), device]
+        command = [sys.executable, "-m", "protofed.deploy.experiments.job", str(folder), device, str(workers)]
         with (folder / LOG).open("ab") as log:
             process = subprocess.Popen(  # noqa: S603
                 command,

@@ -1,4 +1,4 @@
-"""The Ray cluster on which `protofed compare --ray` runs its jobs: joined, or begun for the call."""
+"""The Ray cluster of `compare --ray` and `simulate --ray`: joined, or begun for the call."""
 
 from __future__ import annotations
 
@@ -37,14 +37,38 @@ class Node:
     room: int
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that was joined.
+
+    Attributes:
+        room: jobs that all nodes together can run at a time.
+        device, gpus: what a job is run on, and its share of GPUs.
+    """
+
+    room: int
+    device: str
+    gpus: float
+
+
 @contextmanager
 def cluster(address: str, device: str, gpus_per_job: float | None, cores: int) -> Iterator[Tasks]:
-    """A Ray cluster for as long as this lasts; no task of ours is left in it.
+    """The place of jobs in the cluster of `joined`; no task of ours is left in it."""
+    with joined(address, device, gpus_per_job, cores) as there:
+        yield Tasks(there.room, there.device, there.gpus)
+
+
+@contextmanager
+def joined(
+    address: str, device: str, gpus_per_job: float | None, cores: int, store_bytes: int = 0
+) -> Iterator[Cluster]:
+    """A Ray cluster for as long as this lasts.
 
     Args:
         address: of the cluster; `auto`: the one of RAY_ADDRESS or of this machine; `local`: one that is started here,
             of `cores`, and ends with this.
         gpus_per_job: None: one where the device is a GPU.
+        store_bytes: room for objects that one of `local` needs beside results.
 
     Raises:
         ConfigError: it has no node for such a job, or one of its nodes has another version of protofed.
@@ -56,13 +80,13 @@ def cluster(address: str, device: str, gpus_per_job: float | None, cores: int) -
         held.enter_context(redirect_stdout(nowhere))  # Ray prints there what befalls its nodes
         held.callback(ray.shutdown)
         if address == LOCAL:
-            _begin(cores)
+            _begin(cores, _STORE_BYTES + store_bytes)
         else:
             _join(address)
         listed: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         nodes = usable(listed, gpus)
         _check_versions(nodes)
-        yield Tasks(sum(node.room for node in nodes), where, gpus)
+        yield Cluster(sum(node.room for node in nodes), where, gpus)
 
 
 def resources(device: str, gpus_per_job: float | None) -> tuple[str, float]:
@@ -102,11 +126,11 @@ def _room(has: Mapping[str, float], gpus: float) -> int:
     return int(min(has.get("CPU", 0), has.get("GPU", 0) / gpus)) if gpus else int(has.get("CPU", 0))
 
 
-def _begin(cores: int) -> None:
+def _begin(cores: int, store_bytes: int) -> None:
     """A cluster of this machine."""
     folder = tempfile.mkdtemp(prefix="ray-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)  # runs after what Ray registers below
-    _quietly(LOCAL, num_cpus=cores, include_dashboard=False, object_store_memory=_STORE_BYTES, _temp_dir=folder)
+    _quietly(LOCAL, num_cpus=cores, include_dashboard=False, object_store_memory=store_bytes, _temp_dir=folder)
 
 
 def _join(address: str) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from protofed.common.config.recipe import Recipe, StrictModel, parse_json
-from protofed.common.version import VERSION
+from protofed.common.errors import ConfigError
+from protofed.common.version import VERSION, install_hint
 from protofed.deploy.console.processes import end
 from protofed.deploy.experiments.experiment import LOG, RESULT, ExperimentJob
 from protofed.deploy.experiments.jobs import Worker
@@ -57,6 +60,19 @@ class NodeResult(StrictModel):
     log: str = ""
 
 
+def set_up(address: str) -> None:
+    """Set the variables that Ray reads when it is imported.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError(f"--ray: Ray is not installed: {install_hint('client', 'ray')}")
+    if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
+
+
 def carry_out(order: str, report: Callable[[int, str], None]) -> str:
     """Do what an `NodeOrder` says and give an `NodeResult`.
 
@@ -90,7 +106,7 @@ def _folder(asked: NodeOrder) -> Iterator[Path]:
 
 def _run(folder: Path, asked: NodeOrder, report: Callable[[int, str], None], kept: bool) -> str | None:
     data = {DATA: asked.data} if asked.data and DATA not in os.environ else {}
-    worker, reported = Worker.start(folder, asked.device, **data), (0, "")
+    worker, reported = Worker.start(folder, asked.device, 1, **data), (0, "")
     try:
         while worker.process.poll() is None:
             worker.listen()

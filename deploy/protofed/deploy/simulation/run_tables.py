@@ -21,8 +21,7 @@ from protofed.common.statistics import Spread
 from protofed.deploy.console.best_round import BestSnapshot, best_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
-from protofed.deploy.simulation.simulation import simulation
-from protofed.deploy.simulation.worker_processes import crew_of
+from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of
 from protofed.server.rounds.model_history import warnings_of
@@ -104,7 +103,7 @@ def rates(view: Overview, classes: int) -> str:
 
 
 def simulate_with_progress(
-    recipe: Recipe, state: Path | None, device: str, policy: Path | None = None, workers: int = 1
+    recipe: Recipe, state: Path | None, device: str, policy: Path | None = None, crew: NewCrew | None = None
 ) -> tuple[Overview, list[ModelWarning]]:
     """Simulate a recipe behind a progress bar, then show its scores, and what speaks against its models.
 
@@ -112,12 +111,13 @@ def simulate_with_progress(
         state: folder that keeps the simulation; None: in memory.
         device: auto, cpu, cuda or cuda:N.
         policy: file with the policy of all sites; None: everything that the method sends may leave.
-        workers: processes that compute for the sites; 1: this one does.
+        crew: as in `simulation`.
 
     Raises:
         PolicyViolationError: there is no such policy.
         ConfigError, DataError: the recipe or its data cannot be used.
         RunFailedError: the run failed, or its workers were killed.
+        UnavailableError: there are no workers to hire.
     """
     torch.set_num_threads(1)  # as each worker: the last bits of a sum depend on it, and on nothing else of the machine
     site_policy = None if policy is None else Policy.read(policy)
@@ -126,7 +126,7 @@ def simulate_with_progress(
     )  # 30: warnings only, the bar shows the progress
     with (
         progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
-        simulation(recipe, state, devices.pick(device), policy=site_policy, crew=crew_of(workers)) as running,
+        simulation(recipe, state, devices.pick(device), policy=site_policy, crew=crew) as running,
     ):
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -43,6 +44,7 @@ from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 
 EVALUATOR = "evaluator"
+NewCrew: TypeAlias = Callable[[Block], Crew]
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def simulation(
     device: torch.device | None = None,
     sites: Sequence[SiteData] | None = None,
     policy: Policy | None = None,
-    crew: Callable[[Block], Crew] | None = None,
+    crew: NewCrew | None = None,
 ) -> Iterator[Simulation]:
     """Open a simulation of a recipe; `sites` as in `data_of`, `policy` as in `agents_of`.
 

@@ -12,14 +12,12 @@ import sys
 import threading
 from mmap import ACCESS_COPY, mmap
 
-import structlog
 import torch
 
 from protofed.common.malloc import keep_memory
+from protofed.deploy.logs import setup
 from protofed.deploy.simulation.messages import Beginning, Message, read
 from protofed.deploy.simulation.site_worker import SiteWorker
-
-WARNING = 30
 
 
 class Connection:
@@ -96,10 +94,7 @@ def serve(connection: Connection, block: int) -> None:
 
 def main(connection: int, block: int) -> None:
     """Entry point of the process."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    setup.configure()
     keep_memory()
     torch.set_num_threads(1)  # workers share the cores, and a sum's last bits depend on the number of threads
     serve(Connection(socket.socket(fileno=connection)), block)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from protofed.deploy.console.processes import end
+from protofed.deploy.logs.setup import LEVEL
 from protofed.deploy.simulation.messages import Message
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.worker import Connection
@@ -33,9 +34,35 @@ class WorkerProcesses:
         self.size, self._block = size, block
         self._running: dict[int, _Process] = {}
         self._selector = selectors.DefaultSelector()
+        self._spare = [self._started() for _ in range(size)]  # all at once: each takes seconds to import PyTorch
 
     def begin(self, worker: int, beginning: Message) -> None:
-        """Start a worker; it answers when it has begun."""
+        """See `Crew.begin`."""
+        self._running[worker] = running = self._spare.pop() if self._spare else self._started()
+        self._selector.register(running.connection, selectors.EVENT_READ, worker)
+        self.send(worker, beginning)
+
+    def send(self, worker: int, message: Message) -> None:
+        """See `Crew.send`; that a worker is gone is told by `receive`."""
+        with contextlib.suppress(OSError):
+            self._running[worker].connection.send(message)
+
+    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
+        """See `Crew.receive`: one message of each worker."""
+        ready = sorted(key.data for key, _ in self._selector.select(None if wait else 0))
+        return [(worker, self._from(worker)) for worker in ready]
+
+    def end(self) -> None:
+        """See `Crew.end`."""
+        started = [*self._running.values(), *self._spare]
+        for each in started:
+            each.connection.close()
+        end([each.process for each in started])
+        self._running.clear()
+        self._spare.clear()
+        self._selector.close()
+
+    def _started(self) -> _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = (theirs.fileno(), self._block.descriptor)
@@ -45,30 +72,10 @@ class WorkerProcesses:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # standard output is for results
                 pass_fds=descriptors,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", LEVEL: "warning"},
                 start_new_session=True,  # Ctrl-C reaches only us
             )
-        self._running[worker] = running = _Process(Connection(ours), process)
-        self._selector.register(running.connection, selectors.EVENT_READ, worker)
-        self.send(worker, beginning)
-
-    def send(self, worker: int, message: Message) -> None:
-        """Send a message; that a worker is gone is told by `receive`."""
-        with contextlib.suppress(OSError):
-            self._running[worker].connection.send(message)
-
-    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
-        """What has come, one message of each worker; wait for the first, if there is none."""
-        ready = sorted(key.data for key, _ in self._selector.select(None if wait else 0))
-        return [(worker, self._from(worker)) for worker in ready]
-
-    def end(self) -> None:
-        """End all processes."""
-        for running in self._running.values():
-            running.connection.close()
-        end([running.process for running in self._running.values()])
-        self._running.clear()
-        self._selector.close()
+        return _Process(Connection(ours), process)
 
     def _from(self, worker: int) -> Message | Lost:
         running = self._running[worker]

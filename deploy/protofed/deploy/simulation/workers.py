@@ -62,7 +62,7 @@ class _Job:
 
 @dataclass(eq=False)
 class _Worker:
-    jobs: deque[_Job] = field(default_factory=deque)  # the first is being computed
+    jobs: dict[int, _Job] = field(default_factory=dict)  # by number, the one first that is being computed
     base: Digest | None = None  # the one that it has
 
 
@@ -79,7 +79,7 @@ class Workers:
         self._numbers, self._moment = itertools.count(), cast("Hashable", None)
         self._waiting: deque[_Job] = deque()
         self._wanted: dict[Hashable, _Job] = {}
-        self._results: dict[int, Message] = {}  # by number of the job
+        self._results: dict[int, tuple[Result, Sequence[bytes]]] = {}  # with its frames, by number of the job
         self._workers = [_Worker() for _ in range(crew.size)]
         for number in range(crew.size):
             crew.begin(number, self._beginning)
@@ -96,7 +96,7 @@ class Workers:
         expected = sorted(works(), key=_length, reverse=True)
         jobs = [known.get(work.key) or _Job(next(self._numbers), work) for work in expected]
         self._wanted = {job.work.key: job for job in jobs}
-        begun = {job.number for worker in self._workers for job in worker.jobs} | self._results.keys()
+        begun = {number for worker in self._workers for number in worker.jobs} | self._results.keys()
         self._waiting = deque(job for job in jobs if job.number not in begun)
         self._results = {job.number: self._results[job.number] for job in jobs if job.number in self._results}
         self._hand_out()
@@ -107,11 +107,10 @@ class Workers:
         Raises:
             RunFailedError: workers end at this work.
         """
-        message = self._claim(work)
-        result = Result.model_validate_json(message.header)
+        result, frames = self._claim(work)
         if result.failed is not None:
             return None
-        payload, (memory, own) = codec.view(message.frames[0]), map(codec.decode, message.frames[1:])
+        payload, (memory, own) = codec.view(frames[0]), map(codec.decode, frames[1:])
         personal = {**own, **{part: payload[part] for part in result.shared}}
         return FitOutcome(Update(work.site, payload, result.metrics, result.weight), memory, personal)
 
@@ -121,9 +120,9 @@ class Workers:
         Raises:
             RunFailedError: workers end at this work.
         """
-        return Result.model_validate_json(self._claim(work).header).scores
+        return self._claim(work)[0].scores
 
-    def _claim(self, work: Computation) -> Message:
+    def _claim(self, work: Computation) -> tuple[Result, Sequence[bytes]]:
         if (job := self._wanted.get(work.key)) is None:
             self._waiting.append(job := _Job(next(self._numbers), work))
             self._wanted[work.key] = job
@@ -139,9 +138,10 @@ class Workers:
             if isinstance(answer, Lost):
                 self._replace(number, answer)
             else:
-                job = self._workers[number].jobs.popleft()
+                result = Result.model_validate_json(answer.header)
+                job = self._workers[number].jobs.pop(result.number)
                 if self._wanted.get(job.work.key) is job:
-                    self._results[job.number] = answer
+                    self._results[job.number] = result, answer.frames
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -150,7 +150,8 @@ class Workers:
             worker = self._workers[number]
             if len(worker.jobs) >= AT_ONCE:
                 return
-            worker.jobs.append(job := self._waiting.popleft())
+            job = self._waiting.popleft()
+            worker.jobs[job.number] = job
             self._crew.send(number, self._message(job, worker))
 
     def _message(self, job: _Job, worker: _Worker) -> Message:
@@ -176,7 +177,7 @@ class Workers:
 
     def _replace(self, number: int, lost: Lost) -> None:
         """Start the worker again; what it had is handed out anew."""
-        left, self._workers[number] = self._workers[number].jobs, _Worker()
+        left, self._workers[number] = list(self._workers[number].jobs.values()), _Worker()
         where = "before it began"
         if left:
             left[0].tries += 1
