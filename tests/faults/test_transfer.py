@@ -248,8 +248,8 @@ def test_row_26_a_flipped_bit_is_fetched_again_and_a_third_is_the_end(
     asked, flips = Counted(link, "GetChunk"), itertools.count()
     real = link._get_chunk
 
-    def flipped(task: Task, index: int) -> tuple[bytes, int]:
-        data, checksum = real(task, index)
+    def flipped(fetching: Any, index: int) -> tuple[bytes, int]:
+        data, checksum = real(fetching, index)
         if index == 1 and next(flips) < 2:
             data = bytes([data[0] ^ 1]) + data[1:]
             checksum = crc32c(data)  # inside what TLS and CRC protect

@@ -43,8 +43,8 @@ def test_a_line_says_where_who_what_how_much_and_which_bytes(tmp_path: Path) -> 
 def test_answers_refusals_and_servers_are_told() -> None:
     kept = MemoryAuditLog()
     audit = ClientAudit(kept)
-    audit.answered("CommitUpload", b"message", verdict="accepted")
-    audit.answered("CommitUpload", b"message", code="ABORTED")
+    audit.answered("CommitUpload", digest(b"message"), verdict="accepted")
+    audit.answered("CommitUpload", digest(b"message"), code="ABORTED")
     audit.refused(Task(TaskKind.FIT, "run", 3, "n1", None, 0, 1.0), PolicyViolationError("part 'head' may not leave"))
     audit.server("fl.test:7443", "server-name", "ab", "another name")
     told = digest(b"message")

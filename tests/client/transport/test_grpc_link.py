@@ -546,6 +546,47 @@ def test_all_chunks_are_sent_to_a_server_that_has_none(server: ScriptedServicer,
     assert b"".join(uploads.chunks[index] for index in range(4)) == update.data
 
 
+def test_the_chunks_of_a_transfer_share_a_line_that_stands_before_the_first_is_sent(
+    server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
+) -> None:
+    log, written = MemoryAuditLog(), list[int]()
+    link = connect(start(), give_up_after_s=SOON, audit=ClientAudit(log))
+    update, uploads = released(FOUR_CHUNKS), Uploads(server, 0, 2)
+
+    def put(request: Any, context: Any = None) -> pb.ChunkAck:
+        written.append(len([line for line in log.of("sent") if line["call"] == "PutChunk"]))
+        return uploads.put(request, context)
+
+    server.on["PutChunk"] = one_by_one(refuse(Code.RESOURCE_EXHAUSTED), put, put)  # one chunk is sent twice
+    link.push(task, update)
+    (line,) = [line for line in log.of("sent") if line["call"] == "PutChunk"]
+    assert written == [1, 1]
+    sent = {request.index: request.SerializeToString() for request in server.requests("PutChunk")}
+    assert (line["calls"], line["bytes"]) == (2, sum(map(len, sent.values())))
+    assert line["digest"] == update.manifest.digest
+    assert line["facts"] == {"site": "ann", "instance": "instance", "upload": "u1"}
+
+
+def test_of_a_download_that_goes_on_the_log_has_only_what_is_asked_for(
+    server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], tmp_path: Path
+) -> None:
+    blob = bytes(range(256)) * 20_000
+    log, downloads, address = MemoryAuditLog(), DiskDownloads(tmp_path), codec.digest(blob)
+    downloads.begin(address, len(blob))
+    downloads.write(address, 1, blob[CHUNK_BYTES : 2 * CHUNK_BYTES], crc32c(blob[CHUNK_BYTES : 2 * CHUNK_BYTES]))
+    server.on["GetChunk"] = lambda request, _: chunk_of(blob, request.index)
+    link = connect(start(), give_up_after_s=SOON, audit=ClientAudit(log), downloads=downloads)
+    assert link.fetch(Task(TaskKind.FIT, "run", 3, "n1", address, len(blob), 60.0)) == blob
+    (line,) = log.of("sent")
+    assert (line["call"], line["calls"], line["digest"]) == ("GetChunk", 2, address)
+    assert line["bytes"] == sum(len(request.SerializeToString()) for request in server.requests("GetChunk"))
+
+
+def chunk_of(blob: bytes, index: int) -> pb.Chunk:
+    data = blob[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+    return pb.Chunk(index=index, data=data, crc32c=crc32c(data))
+
+
 class StuckUploads(Uploads):
     """Chunks arrive, and are not answered before the end of the test."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
+from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -426,3 +427,13 @@ def test_a_verdict_is_read_from_the_answers_that_have_one() -> None:
     assert wire.verdict_of("BeginUpload", pb.UploadTicket(upload=pb.Upload(id="u")).SerializeToString()) == ""
     assert wire.verdict_of("NextTask", receipt.SerializeToString()) == ""
     assert wire.verdict_of("CommitUpload", b"") == "", "of a call that failed"
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 16_383, 16_384, 2 << 20])
+@pytest.mark.parametrize("index", [0, 3, 300])
+def test_a_chunk_that_is_put_together_is_the_one_that_protobuf_writes(size: int, index: int) -> None:
+    who: dict[str, Any] = {"caller": pb.Caller(site="ann", instance="n1"), "upload": "u1", "index": index}
+    data = bytes(range(256)) * (size // 256) + bytes(range(size % 256))
+    packed = wire.pack_upload_chunk(pb.Chunk(**who), data)
+    assert packed == pb.Chunk(**who, data=data, crc32c=crc32c(data)).SerializeToString(deterministic=True)
+    assert wire.upload_chunk_size(pb.Chunk(**who), size) == len(packed)

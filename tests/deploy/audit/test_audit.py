@@ -104,9 +104,9 @@ def site_log(tmp_path: Path) -> Path:
         for _ in range(2 if call == "BeginUpload" else 1):  # the first is lost
             audit.sent("fl.example.org:7443", "ab" * 32, call, audit_fields(message, values=True), data)
         if call == "BeginUpload":
-            audit.answered(call, data, code="UNAVAILABLE")
+            audit.answered(call, codec.digest(data), code="UNAVAILABLE")
         if verdict := wire.verdict_of(call, reply):
-            audit.answered(call, data, verdict=verdict)
+            audit.answered(call, codec.digest(data), verdict=verdict)
     audit.task(audit_fields(pb.Task(kind=pb.TASK_KIND_INITIALISE, run="run-1", task_id="n0ann"), values=True))
     for remaining in (9.0, 8.0):  # given again
         audit.task(audit_fields(pb.Task(**BASE, kind=pb.TASK_KIND_FIT, task_id="n1ann", remaining_s=remaining)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Protocol
@@ -118,12 +118,14 @@ def download(
     total: int,
     fetch_chunk: Callable[[int], tuple[bytes, int]],
     pool: Executor,
+    announce: Callable[[Sequence[int]], None] = lambda _missing: None,
 ) -> bytes:
     """Fetch a blob's missing chunks in parallel and return the whole blob.
 
     Args:
         total: the blob's size in bytes.
         fetch_chunk: chunk index -> (data, CRC-32C); called on the pool's threads.
+        announce: called with the indices of the chunks that are about to be fetched, again if all of them are.
 
     Raises:
         CodecError: it arrived damaged `MAX_ATTEMPTS` times.
@@ -133,6 +135,7 @@ def download(
     for _ in range(MAX_ATTEMPTS):
         stored = downloads.begin(address, total)
         missing = [index for index in range(chunk_count(total)) if index not in stored]
+        announce(missing)
         list(pool.map(lambda index: _download_chunk(downloads, address, index, fetch_chunk), missing))
         try:
             return downloads.seal(address)

@@ -1,5 +1,6 @@
 """The client's audit log: one line for every message, durable before it is sent, and one for every task that was given.
 
+The chunks of a transfer share a line: it names the digest of the whole and is durable before the first of them is sent.
 Never the data in a message; but the values of scores and other numbers, which are what was disclosed.
 """
 
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from protofed.common.codec import Digest, digest
@@ -34,6 +35,27 @@ class _QueuedLine:
     entry: Entry
     done: bool = False
     error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Transfer:
+    """Chunk calls that share one line of the audit log.
+
+    Attributes:
+        call: `PutChunk` or `GetChunk`.
+        facts: the messages' fields without those of a single chunk.
+        digest: of the whole blob.
+        calls, size: how many messages, and their bytes together; what a retry sends again is not counted.
+        certificates: by which chunks were sent, so that each has its line; `lock` guards it.
+    """
+
+    call: str
+    facts: Mapping[str, Fact]
+    digest: Digest
+    calls: int
+    size: int
+    certificates: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class ClientAudit:
@@ -63,10 +85,24 @@ class ClientAudit:
         target: dict[str, Fact] = {"server": server, "certificate": certificate, "call": call}
         self._add("sent", {**target, "facts": dict(facts), "bytes": len(message), "digest": digest(message)})
 
-    def answered(self, call: str, message: bytes, *, verdict: str = "", code: str = "") -> None:
-        """The server's answer to `message`: the verdict of a receipt, or a gRPC status code."""
+    def moves(self, server: str, certificate: str, transfer: Transfer) -> None:
+        """Chunks that are about to be sent or fetched; called before the first of them.
+
+        Args:
+            server, certificate: as of `sent`.
+        """
+        target: dict[str, Fact] = {"server": server, "certificate": certificate, "call": transfer.call}
+        size: dict[str, Fact] = {"bytes": transfer.size, "digest": transfer.digest, "calls": transfer.calls}
+        self._add("sent", {**target, "facts": dict(transfer.facts), **size})
+
+    def answered(self, call: str, digest: Digest, *, verdict: str = "", code: str = "") -> None:
+        """The server's answer: the verdict of a receipt, or a gRPC status code.
+
+        Args:
+            digest: as the line of the message, or of its transfer, has it.
+        """
         outcome = {"verdict": verdict} if verdict else {"code": code}
-        self._add("answered", {"call": call, "digest": digest(message), **outcome})
+        self._add("answered", {"call": call, "digest": digest, **outcome})
 
     def task(self, facts: Mapping[str, Fact]) -> None:
         """A task that the server gave, before anything is done for it.

@@ -2,7 +2,7 @@
 
 Calls retry with full jitter while the server is away: without end, unless `give_up_after_s` is set; where the server
 says when to try again, not before that. The retries are ours because gRPC's run a handler twice. Each message is in the
-audit log before it is sent.
+audit log before it is sent; chunks are there as one transfer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,12 +21,13 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from protofed.client.transport.audit import PLAINTEXT, ClientAudit
+from protofed.client.transport.audit import PLAINTEXT, ClientAudit, Transfer
 from protofed.client.transport.channels import Channels
 from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.client.transport.proxy import Proxy
 from protofed.client.transport.server_check import ServerProbe
 from protofed.common.address import check_loopback
+from protofed.common.codec import Digest, digest
 from protofed.common.errors import (
     CodecError,
     ConflictError,
@@ -51,6 +54,7 @@ from protofed.common.storage.journal import Fact
 log = structlog.get_logger()
 A = TypeVar("A", bound=Message)
 WARN_EVERY_S = 30.0
+CHUNK_S = 120.0  # of one attempt at a chunk
 _SERVICE = "/protofed.protos.v1.Federation/"
 _CLOSED = "the connection was closed"
 _LEFT = "WITHDRAWN"  # in place of gRPC's code: of a message that was not sent, or cut short, as the site left the run
@@ -70,13 +74,19 @@ _ERRORS: dict[grpc.StatusCode, type[ProtocolError] | type[CodecError]] = {
 
 @dataclass(frozen=True)
 class _Request:
-    """A serialised request, the same bytes at every attempt: the audit log has their digest."""
+    """A serialised request, the same bytes at every attempt."""
 
     call: str
     data: bytes
     facts: Mapping[str, Fact]  # for the audit log
     timeout: float  # seconds, of one attempt
     run: str = ""  # of a call that moves models, updates or scores: sent only while the site takes part in that run
+    transfer: Transfer | None = None  # that it is a chunk of
+
+    @property
+    def digest(self) -> Digest:
+        """By which its line of the audit log is found."""
+        return digest(self.data) if self.transfer is None else self.transfer.digest
 
 
 class Calls:
@@ -113,7 +123,7 @@ class Calls:
         self._probe = identity and ServerProbe(address, identity, proxy, audit, self._record)
         self._channels = Channels(address, identity, proxy)
         self._closed = threading.Event()
-        self._check_run, self._in_flight = check_run, dict[Any, str]()  # futures of calls, and their runs
+        self._check_run, self._in_flight = check_run, Counter[str]()  # calls under way, by run
         self._flight_lock = threading.Lock()
         self._offered: Mapping[str, Fact] = {}  # the newest run that the log has a line of
         self._audit_failure: DiskFailureError | None = None  # once set, nothing is sent any more, by any thread
@@ -126,10 +136,14 @@ class Calls:
         self._channels.close()
 
     def cancel(self, run: str) -> None:
-        """End the calls of a run that are under way; `check_run` refuses it already, so that none begins after this."""
+        """End the calls of a run that are under way; `check_run` refuses it already, so that none begins after this.
+
+        Calls of other runs on the same connection are repeated.
+        """
         with self._flight_lock:
-            for future in [future for future, its_run in self._in_flight.items() if its_run == run]:
-                future.cancel()
+            under_way = self._in_flight[run]
+        if under_way:
+            self._channels.hang_up()
 
     def call(self, name: str, message: Message, reply_type: type[A], timeout: float = 30.0, run: str = "") -> A:
         """Call a method of the service and wait for its reply, however long the server is away.
@@ -145,25 +159,15 @@ class Calls:
             DiskFailureError: the audit log cannot be written; nothing was sent.
             UnavailableError: the connection was closed, or nothing answered for `give_up_after_s`.
         """
-        request = replace(_serialise(name, message, timeout), run=run)
-        started_at, pause = time.monotonic(), 0.25
-        while True:
-            pushback = 0.0  # seconds that the server asks to wait
-            try:
-                diagnosis = self._probe and self._probe.before_call()
-                if not diagnosis:
-                    return self._send(request, reply_type)
-                reason = diagnosis.text
-            except grpc.RpcError as error:
-                self._raise_if_final(error)
-                reason = self._explain(error)
-                pushback = retry_after_s(error.trailing_metadata())
-            self._raise_if_late(started_at, reason)
-            if self._may_warn():
-                log.warning("the server does not answer; trying again", server=self._address, why=reason)
-            if self._closed.wait(pushback + random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
-                raise UnavailableError(_CLOSED)
-            pause = min(2 * pause, 8.0)
+        return self._until_answered(replace(_serialise(name, message, timeout), run=run), reply_type)
+
+    def call_chunk(self, transfer: Transfer, data: bytes, reply_type: type[A], run: str) -> A:
+        """Call the method that moves one chunk, as `call` does. Threads may move chunks of one transfer at once.
+
+        Args:
+            data: the serialised message.
+        """
+        return self._until_answered(_Request(transfer.call, data, transfer.facts, CHUNK_S, run, transfer), reply_type)
 
     def call_once(self, name: str, message: Message, reply_type: type[A], timeout: float) -> A | None:
         """The reply to a single attempt; None: it failed.
@@ -201,27 +205,49 @@ class Calls:
             self._record(lambda: self._audit.run(fields))
             self._offered = fields
 
+    def _until_answered(self, request: _Request, reply_type: type[A]) -> A:
+        started_at, pause = time.monotonic(), 0.25
+        while True:
+            pushback = 0.0  # seconds that the server asks to wait
+            try:
+                diagnosis = self._probe and self._probe.before_call()
+                if not diagnosis:
+                    return self._send(request, reply_type)
+                reason = diagnosis.text
+            except grpc.RpcError as error:
+                self._raise_if_final(error)
+                reason = self._explain(error)
+                pushback = retry_after_s(error.trailing_metadata())
+            self._raise_if_late(started_at, reason)
+            if self._may_warn():
+                log.warning("the server does not answer; trying again", server=self._address, why=reason)
+            if self._closed.wait(pushback + random.uniform(0, pause)):  # noqa: S311  (full jitter, no secret)
+                raise UnavailableError(_CLOSED)
+            pause = min(2 * pause, 8.0)
+
     def _send(self, request: _Request, reply_type: type[A]) -> A:
         """One attempt."""
         if self._closed.is_set():
             raise UnavailableError(_CLOSED)
-        if request.run:
-            self._check_run(request.run)
-        with self._channels.take() as (channel, identity):
-            own = PLAINTEXT if identity is None else identity.certificate.fingerprint
-            self._record(lambda: self._audit.sent(self._address, own, request.call, request.facts, request.data))
+        with self._channels.take() as (channel, identity), self._counted(request):
+            if request.run:  # `cancel` ends what is on this channel by now; what is not there yet is refused here
+                self._check_run(request.run)
+            self._record_sent(request, PLAINTEXT if identity is None else identity.certificate.fingerprint)
+            self._raise_if_left(request)
             try:
                 method: Any = channel.unary_unary(_SERVICE + request.call)  # bytes to bytes
-                data: bytes = self._sent(method, request)
-            except WithdrawnError:
-                self._record(lambda: self._audit.answered(request.call, request.data, code=_LEFT))
-                raise
+                data: bytes = method(request.data, timeout=request.timeout)
             except ValueError as error:  # what gRPC raises on a channel that was closed
-                raise UnavailableError(_CLOSED) from error
+                self._raise_if_left(request, error)
+                if self._closed.is_set():
+                    raise UnavailableError(_CLOSED) from error
+                return self._send(request, reply_type)  # `cancel` of another run closed it
             except grpc.RpcError as error:
+                if (code := error.code()) is grpc.StatusCode.CANCELLED:
+                    self._raise_if_left(request, error)
                 _log_incident(request, error)
-                if (code := error.code()) not in _UNANSWERED:
-                    self._record(lambda: self._audit.answered(request.call, request.data, code=code.name))
+                if code not in _UNANSWERED:
+                    self._record(lambda: self._audit.answered(request.call, request.digest, code=code.name))
                 raise
         try:
             reply, verdict = reply_type.FromString(data), wire.verdict_of(request.call, data)
@@ -230,25 +256,44 @@ class Calls:
                 f"the server's answer to {request.call} cannot be read; its version may differ"
             ) from error
         if verdict:
-            self._record(lambda: self._audit.answered(request.call, request.data, verdict=verdict))
+            self._record(lambda: self._audit.answered(request.call, request.digest, verdict=verdict))
         self.answered_at = time.monotonic()
         return reply
 
-    def _sent(self, method: Any, request: _Request) -> Any:
-        """The answer to a request; that of a run can be cut short by `cancel`."""
-        if not request.run:
-            return method(request.data, timeout=request.timeout)
-        with self._flight_lock:  # so that `cancel` finds every call that passed this check
-            self._check_run(request.run)
-            future = method.future(request.data, timeout=request.timeout)
-            self._in_flight[future] = request.run
+    @contextmanager
+    def _counted(self, request: _Request) -> Iterator[None]:
+        """While it lasts, `cancel` knows of the call."""
+        with self._flight_lock:
+            self._in_flight[request.run] += 1
         try:
-            return future.result()
-        except grpc.FutureCancelledError as error:
-            raise WithdrawnError(f"a {request.call} was cut short: this site has left run {request.run}") from error
+            yield
         finally:
             with self._flight_lock:
-                del self._in_flight[future]
+                self._in_flight[request.run] -= 1
+                if not self._in_flight[request.run]:
+                    del self._in_flight[request.run]
+
+    def _record_sent(self, request: _Request, certificate: str) -> None:
+        """Write the line of a message; of a transfer, once, and again when a renewed certificate sends the rest."""
+        if (transfer := request.transfer) is None:
+            facts, data = request.facts, request.data
+            self._record(lambda: self._audit.sent(self._address, certificate, request.call, facts, data))
+            return
+        with transfer.lock:  # the other chunks wait until the line is durable
+            if certificate not in transfer.certificates:
+                self._record(lambda: self._audit.moves(self._address, certificate, transfer))
+                transfer.certificates.add(certificate)
+
+    def _raise_if_left(self, request: _Request, error: Exception | None = None) -> None:
+        """Raise WithdrawnError if the site has left the run of a call whose line is written; it gets no answer."""
+        if not request.run:
+            return
+        try:
+            self._check_run(request.run)
+        except WithdrawnError:
+            self._record(lambda: self._audit.answered(request.call, request.digest, code=_LEFT))
+            text = f"a {request.call} was cut short: this site has left run {request.run}"
+            raise WithdrawnError(text) from error
 
     def _record(self, write: Callable[[], None]) -> None:
         """Write a line of the audit log; wait for space while the disk is full."""

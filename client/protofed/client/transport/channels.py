@@ -101,6 +101,13 @@ class Channels:
             self._open.append(self._dial())
             self._close_unused()
 
+    def hang_up(self) -> None:
+        """End the calls that are under way, as CANCELLED; later ones get a new channel."""
+        with self._lock:
+            ended, self._open = self._open, [self._dial()]
+            for channel in ended:
+                channel.grpc_channel.close()
+
     def close(self) -> None:
         """Close all channels, which ends their calls."""
         with self._lock:

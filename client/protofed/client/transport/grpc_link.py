@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import structlog
-from google_crc32c import value as crc32c
 
 from protofed.client.privacy.policy import Released, ReleasedScores
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
-from protofed.client.transport.audit import ClientAudit
+from protofed.client.transport.audit import ClientAudit, Transfer
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.proxy import Proxy
+from protofed.common.codec import Digest
 from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadError, ProtocolError, RevokedError
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
+from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.chunks import chunk_count
 from protofed.common.protocol.messages import (
     CHUNK_BYTES,
@@ -40,6 +41,24 @@ from protofed.protos.v1 import federation_pb2 as pb
 
 log = structlog.get_logger()
 IN_FLIGHT = 4  # chunks at a time: with 2 MiB each, unary calls reach 2 GB/s on loopback
+
+
+class _Fetching:
+    """A download under way: its messages, and their common line in the audit log."""
+
+    def __init__(self, caller: pb.Caller, run: str, address: Digest) -> None:
+        self.run, self._address, self._caller = run, address, caller
+
+    def announce(self, missing: Sequence[int]) -> None:
+        """Begin with these chunks."""
+        size = sum(len(self.request(index)) for index in missing)
+        facts = {**audit_fields(self._caller), "run": self.run, "digest": self._address}
+        self.transfer = Transfer("GetChunk", facts, self._address, len(missing), size)
+
+    def request(self, index: int) -> bytes:
+        """The message that asks for one chunk."""
+        request = pb.GetChunkRequest(caller=self._caller, run=self.run, digest=self._address, index=index)
+        return request.SerializeToString(deterministic=True)
 
 
 class GrpcLink:
@@ -131,10 +150,10 @@ class GrpcLink:
         """See `Link.fetch`; the base comes in chunks, of which stored ones are not fetched again."""
         if task.base_digest is None:
             raise ProtocolError("the task has nothing to fetch")
+        fetching = _Fetching(self._caller, task.run, task.base_digest)
+        fetch_chunk, total = partial(self._get_chunk, fetching), task.base_bytes
         try:
-            return download(
-                self._downloads, task.base_digest, task.base_bytes, partial(self._get_chunk, task), self._pool
-            )
+            return download(self._downloads, task.base_digest, total, fetch_chunk, self._pool, fetching.announce)
         except ExcludedError as error:  # PERMISSION_DENIED, which for a blob means that the task is closed
             raise ProtocolError(str(error)) from error
 
@@ -151,7 +170,7 @@ class GrpcLink:
             if ticket.WhichOneof("answer") == "receipt":
                 return wire.unpack_receipt(ticket.receipt)
             try:
-                self._put_missing(task.run, ticket.upload, released.data)
+                self._put_missing(task.run, ticket.upload, released)
                 commit = self._commit(task, released, ticket)
                 return wire.unpack_receipt(self._calls.call("CommitUpload", commit, pb.Receipt, run=task.run))
             # The upload is gone at the server, or its bytes arrived damaged there.
@@ -202,21 +221,27 @@ class GrpcLink:
             weight=released.weight,
         )
 
-    def _get_chunk(self, task: Task, index: int) -> tuple[bytes, int]:
-        request = pb.GetChunkRequest(caller=self._caller, run=task.run, digest=task.base_digest or "", index=index)
-        chunk = self._calls.call("GetChunk", request, pb.Chunk, 120.0, run=task.run)
-        self._count_bytes(len(chunk.data))
-        return chunk.data, chunk.crc32c
+    def _get_chunk(self, fetching: _Fetching, index: int) -> tuple[bytes, int]:
+        chunk = self._calls.call_chunk(fetching.transfer, fetching.request(index), pb.Chunk, fetching.run)
+        data = chunk.data
+        self._count_bytes(len(data))
+        return data, chunk.crc32c
 
-    def _put_missing(self, run: str, upload: pb.Upload, data: bytes) -> None:
-        missing = sorted(set(range(chunk_count(len(data)))) - set(upload.received_chunks))
-        list(self._pool.map(lambda index: self._put_chunk(run, upload.id, data, index), missing))
+    def _put_missing(self, run: str, upload: pb.Upload, released: Released) -> None:
+        data, missing = released.data, set(range(chunk_count(len(released.data)))) - set(upload.received_chunks)
+        chunks = [pb.Chunk(caller=self._caller, upload=upload.id, index=index) for index in sorted(missing)]
+        size = sum(
+            wire.upload_chunk_size(chunk, min(CHUNK_BYTES, len(data) - chunk.index * CHUNK_BYTES)) for chunk in chunks
+        )
+        facts = {**audit_fields(self._caller), "upload": upload.id}
+        transfer = Transfer("PutChunk", facts, released.manifest.digest, len(chunks), size)
 
-    def _put_chunk(self, run: str, upload: str, data: bytes, index: int) -> None:
-        part = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-        chunk = pb.Chunk(caller=self._caller, upload=upload, index=index, data=part, crc32c=crc32c(part))
-        self._calls.call("PutChunk", chunk, pb.ChunkAck, 120.0, run=run)
-        self._count_bytes(len(part))
+        def put(chunk: pb.Chunk) -> None:
+            part = data[chunk.index * CHUNK_BYTES : (chunk.index + 1) * CHUNK_BYTES]
+            self._calls.call_chunk(transfer, wire.pack_upload_chunk(chunk, part), pb.ChunkAck, run)
+            self._count_bytes(len(part))
+
+        list(self._pool.map(put, chunks))
 
     def _count_bytes(self, size: int) -> None:
         with self._bytes_lock:

@@ -39,7 +39,7 @@ class Message:
         fields: of the message, by name.
         verdict: of a receipt.
         error: gRPC's code; empty if the call succeeded.
-        calls: how many the record stands for: a server's log has one for the chunks of a transfer.
+        calls: how many the record stands for: the chunks of a transfer share one.
     """
 
     at: str
