@@ -95,13 +95,18 @@ def test_what_goes_in_is_left_as_it_was() -> None:
     assert same_tensors(counters[0], body(1, dtype="int64"))
 
 
-def test_the_result_can_be_asked_for_twice_and_shares_nothing_with_what_went_in() -> None:
+def test_the_result_is_taken_once_and_shares_nothing_with_what_went_in() -> None:
     fold, first = Mean((Part.BODY,)), body(4.0)
     fold.add(first)
-    assert not np.shares_memory(fold.result()[Part.BODY]["x"], first[Part.BODY]["x"])
     fold.add(body(2.0))
-    assert same_tensors(fold.result(), fold.result())
-    assert same_tensors(fold.result(), body(3.0))
+    result = fold.result()
+    assert not np.shares_memory(result[Part.BODY]["x"], first[Part.BODY]["x"])
+    assert same_tensors(result, body(3.0))
+    with pytest.raises(ValueError, match="no updates"):
+        fold.result()
+    fold.add(first)  # anew
+    assert same_tensors(fold.result(), body(4.0))
+    assert same_tensors(result, body(3.0))
 
 
 def test_a_mean_of_nothing_is_no_mean() -> None:
@@ -135,7 +140,11 @@ def test_many_updates_take_the_memory_of_one_model(weight: float) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2.5 * 4 * size  # the sum, and one buffer for a weighted term
+    tracemalloc.start()
     assert fold.result()[Part.BODY]["x"][0] == 1.0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * 4 * size  # in the sum's place
 
 
 # unit

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
-from protofed.common.codec import Digest, digest
+from protofed.common.codec import Buffer, Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
@@ -57,9 +57,9 @@ class ReadOnlyBlobs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, data: bytes) -> Digest:
+    def put(self, *data: Buffer) -> Digest:
         """Its address."""
-        return digest(data)
+        return digest(*data)
 
     def get(self, address: Digest) -> bytes:
         """The data, checked against its address."""

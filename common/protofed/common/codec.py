@@ -41,9 +41,12 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def digest(data: Buffer) -> Digest:
-    """BLAKE3-256 in hex: the address of a blob."""
-    return Digest(blake3(data).hexdigest())
+def digest(*data: Buffer) -> Digest:
+    """BLAKE3-256 in hex: the address of a blob, of its bytes or of pieces in order."""
+    hashed = blake3()
+    for piece in data:
+        hashed.update(piece)
+    return Digest(hashed.hexdigest())
 
 
 def encode(payload: Payload) -> bytes:
@@ -52,12 +55,21 @@ def encode(payload: Payload) -> bytes:
     Raises:
         CodecError: a tensor's name, dtype or shape is one that `decode` would refuse.
     """
+    return b"".join(encoded(payload))
+
+
+def encoded(payload: Payload) -> list[Buffer]:
+    """What `encode` joins, without a copy of the tensors.
+
+    Raises:
+        CodecError: as `encode`.
+    """
     for part, tensors in payload.items():
         for name, array in tensors.items():
             if array.dtype not in _NATIVE:
                 raise CodecError(f"{part}/{name} is {array.dtype}: expected one of {', '.join(DTYPES.values())}")
     beginning, order = _beginning(describe(payload))
-    return b"".join([beginning, *(np.ascontiguousarray(payload[part][name]).data for part, name in order)])
+    return [beginning, *(_bytes_of(payload[part][name]) for part, name in order)]
 
 
 def manifest(data: Buffer) -> tuple[TensorSpec, ...]:
@@ -150,6 +162,11 @@ def _checked(data: Buffer) -> _Header:
     if not header.canonical:
         raise CodecError("the header is not the one that its tensors have: it is padded, or in another order")
     return header
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """[...] as bytes; a memoryview of no dimension or of no element cannot be cast."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _header(data: Buffer) -> bytes:

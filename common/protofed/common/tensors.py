@@ -44,17 +44,18 @@ class Mean:
                     sums[name] += self._weighted(array, weight)
 
     def result(self) -> dict[Part, Tensors]:
-        """The mean of the payloads added, each tensor of its own shape.
+        """The mean of the payloads added, each tensor of its own shape; asked for once, as it takes the sums' memory.
 
         Raises:
             ValueError: nothing was added, or all weights were zero.
         """
         if self._weight <= 0:
             raise ValueError("a mean of no updates")
-        return {part: {name: self._divided(array) for name, array in s.items()} for part, s in self._sums.items()}
-
-    def _divided(self, total: Array) -> Array:
-        return np.asarray(total / total.dtype.type(self._weight)) if total.dtype.kind == "f" else total
+        sums, self._sums = self._sums, {}
+        for total in (array for tensors in sums.values() for array in tensors.values() if array.dtype.kind == "f"):
+            total /= total.dtype.type(self._weight)
+        self._weight = 0.0
+        return dict(sums)
 
     def _weighted(self, array: Array, weight: float) -> Array:
         if weight == 1.0:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from protofed.common import codec
-from protofed.common.codec import Digest
+from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import TaskKind, Verdict
@@ -82,10 +82,10 @@ class Counting(MemoryBlobs):
 
     puts = 0
 
-    def put(self, data: bytes) -> Digest:
+    def put(self, *data: Buffer) -> Digest:
         """Count it."""
         self.puts += 1
-        return super().put(data)
+        return super().put(*data)
 
 
 def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab) -> None:

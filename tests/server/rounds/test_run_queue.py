@@ -9,7 +9,7 @@ from tests.server.conftest import Later
 from tests.server.conftest import recipe as recipe_of
 from tests.support.operator_lab import OperatorLab, operator_lab
 
-from protofed.common.codec import Digest
+from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import (
     ConfigError,
@@ -388,11 +388,11 @@ class Tight(MemoryBlobs):
 
     room = 1_000
 
-    def put(self, data: bytes) -> Digest:
+    def put(self, *data: Buffer) -> Digest:
         if self.room == 0:
             raise OutOfSpaceError("no space left on device; free some")
         self.room -= 1
-        return super().put(data)
+        return super().put(*data)
 
 
 @pytest.fixture

@@ -23,7 +23,12 @@ _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep
 
 
 def write(path: Path, data: bytes, mode: int = PRIVATE) -> None:
-    """Replace `path` by `data`, durably: temporary name, write, fsync, rename, fsync of the folder.
+    """`write_pieces` of one piece."""
+    write_pieces(path, [data], mode)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview], mode: int = PRIVATE) -> None:
+    """Replace `path` by what the pieces join to, durably: temporary name, write, fsync, rename, fsync of the folder.
 
     Args:
         mode: `PRIVATE`, or `PUBLIC` for what is made to be shown.
@@ -35,7 +40,7 @@ def write(path: Path, data: bytes, mode: int = PRIVATE) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

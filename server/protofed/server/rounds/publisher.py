@@ -118,7 +118,7 @@ class Publisher:
         for known, address, nbytes in self._stored:
             if known is payload:
                 return address, nbytes
-        data = codec.encode(payload)
-        address = self._blobs.put(data)
-        self._stored.append((payload, address, len(data)))
-        return address, len(data)
+        pieces = codec.encoded(payload)  # not joined: a model's size of memory
+        address, size = self._blobs.put(*pieces), sum(map(len, pieces))
+        self._stored.append((payload, address, size))
+        return address, size

@@ -23,8 +23,8 @@ B = TypeVar("B", bytes, memoryview)
 class Blobs(Protocol):
     """Byte strings by digest."""
 
-    def put(self, data: bytes) -> Digest:
-        """Keep data durably; its address."""
+    def put(self, *data: Buffer) -> Digest:
+        """Keep data durably, given whole or as pieces in order; its address."""
 
     def get(self, address: Digest) -> bytes:
         """The data, checked against its address.
@@ -52,10 +52,11 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._data: dict[Digest, bytes] = {}
 
-    def put(self, data: bytes) -> Digest:
+    def put(self, *data: Buffer) -> Digest:
         """Keep data."""
-        address = digest(data)
-        self._data[address] = data
+        whole = b"".join(data)
+        address = digest(whole)
+        self._data[address] = whole
         return address
 
     def get(self, address: Digest) -> bytes:
@@ -89,11 +90,11 @@ class FolderBlobs:
         files.sweep([folder])
         self.uploads = Uploads(folder / "uploads", quota)
 
-    def put(self, data: bytes) -> Digest:
+    def put(self, *data: Buffer) -> Digest:
         """Keep data durably."""
-        address = digest(data)
+        address = digest(*data)
         if self.damaged(address):
-            files.write(self._path(address), data)
+            files.write_pieces(self._path(address), data)
         return address
 
     def get(self, address: Digest) -> bytes:
