@@ -70,8 +70,9 @@ def findings(runs: Sequence[Progress]) -> Iterator[Found]:
         done = f"{run.rounds} of {run.of} rounds in {run.seconds:.0f} s"
         whole = run.ended and run.rounds == run.of
         yield Finding(what, done, f"{run.of} rounds", Status.PASSED if whole else Status.BEGUN, numbers)
+    published = PUBLISHED if all(run.recipe in RECIPES for run in runs) else ()
     yield Table(
-        "Scores in %, ours after as many rounds as the row says", ("", *COLUMNS), [*PUBLISHED, *map(_row, runs)]
+        "Scores in %, ours after as many rounds as the row says", ("", *COLUMNS), [*published, *map(_row, runs)]
     )
     rounds = sorted({number for run in runs for number in run.scores if number in ROUNDS})
     if rounds:

@@ -19,8 +19,8 @@ OWN = {"personal.pm_v": 0.5, "personal.pm_l": 0.75}
 
 
 def test_a_run_that_was_stopped_is_not_passed_off_as_a_whole_one() -> None:
-    whole = Progress("fedavg", 0, 200, 200, 99.0, True, {100: SCORED, 200: SCORED | OWN})
-    stopped = Progress("fednh", 0, 200, 110, 98.0, False, {100: SCORED, 110: SCORED})
+    whole = Progress(RECIPES[0], 0, 200, 200, 99.0, True, {100: SCORED, 200: SCORED | OWN})
+    stopped = Progress(RECIPES[1], 0, 200, 110, 98.0, False, {100: SCORED, 110: SCORED})
     first, second, scores, curve = findings([whole, stopped])
     assert isinstance(first, Finding)
     assert isinstance(second, Finding)
@@ -29,11 +29,17 @@ def test_a_run_that_was_stopped_is_not_passed_off_as_a_whole_one() -> None:
     assert isinstance(scores, Table)
     assert isinstance(curve, Table)
     assert list(scores.rows[-2:]) == [
-        ("fedavg, seed 0 (200 rounds)", "25.0", "50.0", "75.0"),
-        ("fednh, seed 0 (110 rounds)", "25.0", "–", "–"),
+        (f"{RECIPES[0]}, seed 0 (200 rounds)", "25.0", "50.0", "75.0"),
+        (f"{RECIPES[1]}, seed 0 (110 rounds)", "25.0", "–", "–"),
     ]
-    assert all("published" in row[0] for row in scores.rows[:-2])
-    assert (curve.columns, curve.rows[1]) == (("", "100", "200"), ("fednh, seed 0", "25.0", "–"))
+    assert ["published" in row[0] for row in scores.rows[:-2]] == [True, True]
+    assert (curve.columns, curve.rows[1]) == (("", "100", "200"), (f"{RECIPES[1]}, seed 0", "25.0", "–"))
+
+
+def test_the_published_table_stands_beside_its_own_recipes_only() -> None:
+    *_, scores = findings([Progress("digits-fedavg", 0, 3)])
+    assert isinstance(scores, Table)
+    assert list(scores.rows) == [("digits-fedavg, seed 0 (0 rounds)", "–", "–", "–")]
 
 
 def test_without_cifar_the_comparison_is_skipped_visibly(tmp_path: Path) -> None:
