@@ -71,20 +71,35 @@ def test_a_beat_says_what_the_daemon_does_at_that_time() -> None:
 
 
 def test_while_the_agent_asks_for_work_few_beats_do() -> None:
-    ear, now, clock = Ear(), DaemonStatus(run="run", heartbeat_s=0.005, idle_heartbeat_s=60.0), [0.0]
+    ear, now, clock = Ear(), DaemonStatus(run="run", heartbeat_s=0.005, idle_heartbeat_s=10.0), [0.0]
     now.clock = lambda: clock[0]
     with now.asking(), beating(ear, now):
         ear.hears(Progress("", Activity.IDLE))
-        clock[0] = 59.9
+        clock[0] = 9.9
         with pytest.raises(queue.Empty):
             ear.heard.get(timeout=0.2)
-        clock[0] = 60.0
+        clock[0] = 10.0
         ear.hears(Progress("", Activity.IDLE))
         now.activity = Activity.TRAINING  # cannot be while it asks; what was said last counts
-        clock[0] = 120.0
+        clock[0] = 20.0
         ear.hears(Progress("", Activity.TRAINING))
         now.activity = Activity.IDLE
         ear.hears(Progress("", Activity.IDLE))  # soon: else the server would show it at work for a minute
+
+
+@pytest.mark.parametrize("numbers", [{}, {"disk_free_bytes": 7.0}], ids=["nothing to tell", "numbers"])
+def test_a_beat_beside_a_call_that_waits_brings_something(numbers: dict[str, float]) -> None:
+    ear, now, clock = Ear(), DaemonStatus(run="run", heartbeat_s=0.005, idle_heartbeat_s=60.0), [0.0]
+    now.clock = lambda: clock[0]
+    policy = Policy(PolicyRules.model_validate({**RULES, "telemetry": [*numbers]}))
+    with now.asking(), beating(ear, now, telemetry=lambda: policy.release_telemetry({"disk_free_bytes": 7.0})):
+        ear.hears(Progress("", Activity.IDLE, telemetry=numbers))
+        clock[0] = 60.0
+        if numbers:
+            ear.hears(Progress("", Activity.IDLE, telemetry=numbers))
+        else:
+            with pytest.raises(queue.Empty):
+                ear.heard.get(timeout=0.2)
 
 
 def test_a_daemon_that_neither_works_nor_asks_beats_as_always() -> None:

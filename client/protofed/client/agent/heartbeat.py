@@ -22,8 +22,9 @@ PROGRESS_WINDOW_S = 60.0
 # two audit logs. The server needs one within `stall_timeout_s` (120 s).
 SHORTEST_S = 1.0
 # While the agent's own call waits at the server, and is answered and made again every 20 s: that call says that the
-# site is there, and a heartbeat only brings the numbers of its machine.
-IDLE_S = 60.0
+# site is there, and a heartbeat only brings the numbers of its machine. None is sent if the policy releases none, unless
+# the server counts a site as lost so soon that it might miss a call.
+IDLE_S, CALLS_S = 60.0, 30.0
 
 
 class TaskAbortedError(Exception):
@@ -111,7 +112,7 @@ def idle_heartbeat_s(federation: Federation) -> float:
 class Heartbeat(threading.Thread):
     """Sends a heartbeat every `status.heartbeat_s`, at least `SHORTEST_S`, while the daemon works for a run.
 
-    Fewer (`status.idle_heartbeat_s`) while the agent waits for a task and the server has been told that it is idle.
+    Fewer (`status.idle_heartbeat_s`), or none, while the agent waits for a task and the server knows that it is idle.
 
     Args:
         status: what the agent is doing; the server's ABORT is stored in it.
@@ -135,17 +136,21 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         """Send heartbeats until `stop`."""
         while not self._end.wait(max(SHORTEST_S, self._status.heartbeat_s)):
-            if self._status.run and not self._rests():
-                numbers = self._telemetry().numbers if self._telemetry else {}
+            if self._status.run and not self._rests(numbers := self._numbers()):
                 progress = self._status.progress(self._bytes_moved(), numbers)
                 self._sent_at, self._sent = self._status.clock(), progress.activity
                 if self._link.beat(self._status.run, progress) is Signal.ABORT:
                     # The task of that heartbeat: the agent may have taken another one in the meantime.
                     self._status.aborted_task_id = progress.task_id
 
-    def _rests(self) -> bool:
-        recent = self._status.clock() - self._sent_at < self._status.idle_heartbeat_s
-        return recent and self._status.asks and self._sent is Activity.IDLE
+    def _numbers(self) -> Mapping[str, float]:
+        return self._telemetry().numbers if self._telemetry else {}
+
+    def _rests(self, numbers: Mapping[str, float]) -> bool:
+        every_s = self._status.idle_heartbeat_s
+        needless = not numbers and every_s >= CALLS_S
+        recent = self._status.clock() - self._sent_at < every_s
+        return (needless or recent) and self._status.asks and self._sent is Activity.IDLE
 
     def stop(self) -> None:
         """End the thread after the heartbeat that is being sent."""
