@@ -26,6 +26,7 @@ GROUPS = {
     "simulation": "simulation",
     "rounds": "rounds",
     "start": "start",
+    "sites": "sites",
 }
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import random
 import resource
+import sys
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +60,7 @@ class Crowd:
     Attributes:
         credentials: CA, key and each site's certificate in PEM, by name; empty: plain text.
         held: ask the server to hold Enroll; else poll every 5 s.
-        beat_s: between two heartbeats of a site that has no task.
+        beat_s: between two heartbeats of a site that has no task; infinite: it sends none.
         connecting: sites that connect at a time.
     """
 
@@ -77,6 +79,10 @@ class Counts:
 
     def __init__(self, shared: Any) -> None:
         self._shared = shared
+
+    def first(self, times: int) -> bool:
+        """Whether fewer calls than so many have failed."""
+        return bool(self._shared[self.FAILED] <= times)
 
     def add(self, which: int, amount: int = 1) -> None:
         """Count up."""
@@ -119,7 +125,7 @@ class _Site:
                 await self._work()
             elif not self._crowd.held:
                 await asyncio.sleep(5.0)
-            assert not beats.done(), beats.exception()
+            assert not beats.done() or beats.exception() is None
 
     async def _work(self) -> None:
         self._counts.add(Counts.IN_RUN)
@@ -133,6 +139,8 @@ class _Site:
                     return self._counts.add(Counts.IN_RUN, -1)
 
     async def _beat(self) -> None:
+        if self._crowd.beat_s == math.inf:
+            return
         await asyncio.sleep(random.uniform(0, self._crowd.beat_s))  # noqa: S311
         while True:
             if self._run:
@@ -188,6 +196,11 @@ class _Site:
             await self._call("PutChunk", chunk)
         await self._call("CommitUpload", pb.CommitRequest(**what, upload=upload, digest=manifest.digest))
 
+    def _complain(self, name: str, error: grpc.aio.AioRpcError) -> None:
+        """Say why a call failed, the first times."""
+        if self._counts.first(10):
+            print(name, error.code(), error.details(), file=sys.stderr, flush=True)  # noqa: T201
+
     def _enrolment(self, wait_s: float) -> pb.EnrollRequest:
         return pb.EnrollRequest(
             caller=self._caller,
@@ -204,8 +217,9 @@ class _Site:
             try:
                 answer: Awaitable[bytes] = method(message.SerializeToString(), timeout=60.0)
                 reply = _REPLIES[name].FromString(await answer)
-            except grpc.aio.AioRpcError:
+            except grpc.aio.AioRpcError as error:
                 self._counts.add(Counts.FAILED)
+                self._complain(name, error)
                 await asyncio.sleep(random.uniform(0.5, 2.0))  # noqa: S311
             else:
                 self._counts.add(Counts.CALLS)

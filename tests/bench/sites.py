@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -31,6 +32,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from tests.bench import light_sites
 from tests.bench.light_sites import CLASSES, Counts, Crowd
+from tests.bench.report import Row
 from tests.bench.server_process import memory, processor
 from tests.support.pki import Authority
 
@@ -41,6 +43,7 @@ from protofed.server.assembly import open_server
 from protofed.server.storage.rows import CertificateRow
 
 PROCESSES = 4  # of sites
+ROWS_SITES = 1000  # of `make bench`
 OLD_BEAT_S = 5.0  # a recipe's default `heartbeat_s`
 MOST_S = 300.0  # for anything that is waited for
 
@@ -52,6 +55,7 @@ class Case:
     Attributes:
         idle_s: seconds for which each idle state is looked at.
         rounds: of `share` of the sites each.
+        telemetry: policies release numbers of the machine, which heartbeats bring once a minute.
     """
 
     sites: int
@@ -60,6 +64,7 @@ class Case:
     idle_s: float = 40.0
     rounds: int = 5
     share: float = 0.01
+    telemetry: bool = False
 
     @property
     def cohort(self) -> int:
@@ -217,7 +222,8 @@ def crowds(case: Case, address: str, identities: Identities | None) -> Iterator[
             credentials = authority, key, {name: all_of_them[name] for name in own}
         from protofed.client.agent import heartbeat  # after the server was started: it imports torch
 
-        beat_s = OLD_BEAT_S if case.old else heartbeat.IDLE_S
+        idle_s = heartbeat.IDLE_S if case.telemetry else math.inf
+        beat_s = OLD_BEAT_S if case.old else idle_s
         crowd = Crowd(address, own, credentials, not case.old, beat_s)
         processes.append(context.Process(target=light_sites.run, args=(crowd, shared), daemon=True))
         processes[-1].start()
@@ -231,7 +237,12 @@ def crowds(case: Case, address: str, identities: Identities | None) -> Iterator[
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
     """One server from its start: empty, with all sites idle, and through its rounds."""
-    found: dict[str, Any] = {"sites": case.sites, "tls": not case.plaintext, "old": case.old}
+    found: dict[str, Any] = {
+        "sites": case.sites,
+        "tls": not case.plaintext,
+        "old": case.old,
+        "telemetry": case.telemetry,
+    }
     identities = None if case.plaintext else Identities(folder / "identities", folder / "state", case.sites)
     with serving(case, folder, identities) as server:
         server.scrape()
@@ -286,6 +297,20 @@ def _rounds(case: Case, server: Serving, operator: Operator, counted: Any) -> di
     }
 
 
+def rows() -> Iterator[Row]:
+    """Of `make bench`: 1,000 sites, beside the goals of 10,000."""
+    with tempfile.TemporaryDirectory(prefix="protofed-sites-") as folder:
+        found = measure(Case(ROWS_SITES, rounds=3), Path(folder))
+    command = f"python -m tests.bench.sites --sites {ROWS_SITES}"
+    for state, words in (("no_run", "without a run"), ("paused", "with a run")):
+        idle, what = found[state], f"{ROWS_SITES} idle sites {words}, mTLS"
+        yield Row(f"{what}: server memory a site", idle["kb_a_site"], "kB", at_most=50.0, command=command)
+        most, note = 0.2 * ROWS_SITES / 10_000, f"{idle['calls_a_second']:.0f} calls a second"
+        yield Row(f"{what}: processor", idle["core"], "cores", at_most=most, command=command, note=note)
+    cohort = Case(ROWS_SITES).cohort
+    yield Row(f"a round of {cohort} of {ROWS_SITES} sites", found["round_s"], "s", command=command, details=found)
+
+
 def main() -> None:
     """Print what was measured as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -294,9 +319,10 @@ def main() -> None:
     parser.add_argument("--old", action="store_true", help="daemons of 0.2.0")
     parser.add_argument("--idle-s", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--telemetry", action="store_true", help="heartbeats bring numbers of the machine")
     given = parser.parse_args()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # what is printed is the result
-    case = Case(given.sites, given.plaintext, given.old, given.idle_s, given.rounds)
+    case = Case(given.sites, given.plaintext, given.old, given.idle_s, given.rounds, telemetry=given.telemetry)
     with tempfile.TemporaryDirectory(prefix="protofed-sites-") as folder:
         print(json.dumps(measure(case, Path(folder)), indent=1))  # noqa: T201
 

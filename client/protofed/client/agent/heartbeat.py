@@ -22,8 +22,8 @@ PROGRESS_WINDOW_S = 60.0
 # two audit logs. The server needs one within `stall_timeout_s` (120 s).
 SHORTEST_S = 1.0
 # While the agent's own call waits at the server, and is answered and made again every 20 s: that call says that the
-# site is there, and a heartbeat only brings the numbers of its machine. None is sent if the policy releases none, unless
-# the server counts a site as lost so soon that it might miss a call.
+# site is there, and a heartbeat only brings the numbers of its machine. None is sent if the policy releases none, but
+# where the server counts a site as lost so soon that it might miss a call.
 IDLE_S, CALLS_S = 60.0, 30.0
 
 
