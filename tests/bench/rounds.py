@@ -24,6 +24,7 @@ from tests.bench.server_process import make_identities
 PEERS_PYTHON = Path(".venv-peers/bin/python")
 PEERS = {"NVFlare 2.9": "nvflare_rounds", "Flower's gRPC server": "flower"}
 LIMIT_S = 900.0  # of one measurement
+TURNS = int(os.environ.get("BENCH_TURNS", "3"))  # fresh processes of each; fewer for a quick look
 Measurement: TypeAlias = dict[str, Any]  # what `echo`, `floor` and the peers print
 
 
@@ -33,14 +34,12 @@ class Case:
 
     Attributes:
         rounds: of each process; the first is not counted.
-        turns: fresh processes of each.
         faster: the least ratio of a peer's seconds to ours.
     """
 
     megabytes: int
     sites: int
     rounds: int
-    turns: int
     faster: dict[str, float]
 
     @property
@@ -54,9 +53,9 @@ class Case:
         return f"--megabytes={self.megabytes}", f"--sites={self.sites}", f"--rounds={self.rounds}"
 
 
-LARGE = Case(45, 8, 5, 3, {"NVFlare 2.9": 4.0, "Flower's gRPC server": 4.0})
-SMALL = Case(1, 32, 20, 3, {"NVFlare 2.9": 4.0, "Flower's gRPC server": 1.0})
-HUGE = Case(180, 8, 3, 2, {"NVFlare 2.9": 4.0, "Flower's gRPC server": 4.0})
+LARGE = Case(45, 8, 5, {"NVFlare 2.9": 4.0, "Flower's gRPC server": 4.0})
+SMALL = Case(1, 32, 20, {"NVFlare 2.9": 4.0, "Flower's gRPC server": 1.0})
+HUGE = Case(180, 8, 3, {"NVFlare 2.9": 4.0, "Flower's gRPC server": 4.0})
 
 
 def rows() -> Iterator[Row]:
@@ -122,7 +121,7 @@ def _memory() -> Iterator[Row]:
 
 def _client() -> Iterator[Row]:
     told = "--megabytes=45", "--sites=1", "--rounds=5"
-    found = [(_run("echo", *told, "--on-disk"), _run("floor", *told)) for _ in range(LARGE.turns)]
+    found = [(_run("echo", *told, "--on-disk"), _run("floor", *told)) for _ in range(TURNS)]
     ours, floor = ([pair[which] for pair in found] for which in (0, 1))
     what = "a site's transfers, 45 MB, its audit log and downloads on disk"
     syncs = f"{_median(ours, 'client_syncs'):.0f} syncs"
@@ -139,7 +138,7 @@ def _in_turns(case: Case, further: dict[str, Callable[[], Measurement]] | None =
     if PEERS_PYTHON.exists():
         runs |= {peer: partial(_peer, script, *case.told) for peer, script in PEERS.items()}
     found: dict[str, list[Measurement]] = {who: [] for who in runs}
-    for _ in range(case.turns):
+    for _ in range(TURNS):
         for who, run in runs.items():
             found[who].append(run())
     return found
