@@ -113,8 +113,14 @@ class Simulation:
 
 
 def _moment(phase: Phase) -> Hashable:
-    """Equal for as long as the open tasks are."""
-    return type(phase), phase.round if isinstance(phase, Collecting | Evaluating) else None
+    """Equal for as long as the same tasks are open."""
+    match phase:
+        case Collecting():
+            return Collecting, phase.round, phase.attempt
+        case Evaluating():
+            return Evaluating, phase.round
+        case _:
+            return None
 
 
 def everything(recipe: Recipe) -> Policy:
