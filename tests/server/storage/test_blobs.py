@@ -237,3 +237,14 @@ def test_a_blob_that_cannot_be_opened_now_is_not_taken_for_a_damaged_one(
         with pytest.raises(OutOfSpaceError, match="cannot be read now: Too many open files"):
             folder.get(ADDRESS)
     assert folder.get(ADDRESS) == DATA
+
+
+def test_on_a_disk_of_another_machine_nothing_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mapped(path: Path) -> memoryview:
+        raise AssertionError(f"{path.name} is mapped")
+
+    monkeypatch.setattr("protofed.common.storage.files.mapped", mapped)
+    monkeypatch.setattr("protofed.server.storage.blobs.network_type_of", lambda _: "nfs4")
+    folder = FolderBlobs(tmp_path)
+    send(folder, ANN)
+    assert folder.seal(ANN) == folder.view(ADDRESS) == DATA

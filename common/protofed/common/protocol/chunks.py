@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from google_crc32c import value as crc32c
@@ -29,9 +29,11 @@ class PartialBlob:
 
     Args:
         path: of the data. The chunks that an earlier process left there are reused.
+        read: how `seal` reads the data: `files.mapped` or, on the disk of another machine, `files.whole`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read: Callable[[Path], memoryview] = files.mapped) -> None:
+        self._read = read
         self._path, self._marks = path, path.with_name(f"{path.name}{MARKS}")
         self._lock = threading.Lock()
         self._total = path.stat().st_size if path.exists() else None
@@ -83,7 +85,7 @@ class PartialBlob:
                 marks.write(b"\1")
 
     def seal(self, address: Digest, target: Path, *, durable: bool = True) -> memoryview:
-        """Move the complete blob to `target` on the same disk; returns its data, mapped into memory.
+        """Move the complete blob to `target` on the same disk; returns its data.
 
         Args:
             address: the digest that was announced.
@@ -96,7 +98,7 @@ class PartialBlob:
         with self._lock, self._on_disk():
             if missing := sorted(set(range(chunk_count(self._announced()))) - self._marked()):
                 raise IncompleteUploadError(f"{len(missing)} chunks are missing, the first is {missing[0]}")
-            data = files.mapped(self._path)
+            data = self._read(self._path)
             if digest(data) != address:
                 self._remove()
                 raise CodecError("the digest of all chunks is not the one that was announced; begin it again")

@@ -63,6 +63,15 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
+def whole(path: Path) -> memoryview:
+    """The bytes of a file, read: where a page that cannot be read later (`mapped`) would kill the process.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return memoryview(path.read_bytes())
+
+
 def forget_pages(path: Path) -> None:
     """Have the kernel use the memory of a file's cached pages for something else, such as the next file."""
     with contextlib.suppress(OSError), path.open("rb") as file:

@@ -14,6 +14,7 @@ from protofed.common.codec import Buffer, Digest, digest, is_digest
 from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
+from protofed.server.storage.filesystem import network_type_of
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.uploads import Quota, Upload, Uploads
 
@@ -88,7 +89,9 @@ class FolderBlobs:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         files.sweep([folder])
-        self.uploads = Uploads(folder / "uploads", quota)
+        # A page of a file on another machine that cannot be read later would kill the process, not raise an error.
+        self._read = files.whole if network_type_of(folder) else files.mapped
+        self.uploads = Uploads(folder / "uploads", quota, self._read)
 
     def put(self, *data: Buffer) -> Digest:
         """Keep data durably."""
@@ -102,8 +105,8 @@ class FolderBlobs:
         return self._checked(address, Path.read_bytes)
 
     def view(self, address: Digest) -> memoryview:
-        """The data, mapped into memory and checked; its pages are the kernel's, and no model's size of ours."""
-        return self._checked(address, files.mapped)
+        """The data, checked; on a local disk mapped into memory: its pages are the kernel's, not a copy of ours."""
+        return self._checked(address, self._read)
 
     def _checked(self, address: Digest, read: Callable[[Path], B]) -> B:
         try:
@@ -158,7 +161,7 @@ class FolderBlobs:
             raise StateError(f"blob {address} cannot be read: {error.strerror}") from error
 
     def seal(self, upload: Upload) -> memoryview:
-        """Turn a complete upload into a blob, durably; its data, mapped into memory, again if it was sealed before.
+        """Turn a complete upload into a blob, durably; its data, again if it was sealed before.
 
         Raises:
             Incomplete: chunks are missing, or the upload was never begun.

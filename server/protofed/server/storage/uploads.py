@@ -12,6 +12,7 @@ from protofed.common.codec import Digest, is_digest
 from protofed.common.errors import IncompleteUploadError, OverQuotaError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.chunks import MARKS, PartialBlob
+from protofed.common.storage import files
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,14 @@ class Upload:
 class Uploads:
     """The unfinished uploads, as files of a folder; those of an earlier process are taken up.
 
+    Args:
+        read: as of `PartialBlob`.
+
     `write`, `seal` and `drop` raise what `PartialBlob` raises.
     """
 
-    def __init__(self, folder: Path, quota: Quota) -> None:
-        self._folder, self._quota = folder, quota
+    def __init__(self, folder: Path, quota: Quota, read: Callable[[Path], memoryview] = files.mapped) -> None:
+        self._folder, self._quota, self._read = folder, quota, read
         self._lock = threading.Lock()  # of `_open`; a chunk needs only its own upload's
         folder.mkdir(parents=True, exist_ok=True)
         self._open = self._found()
@@ -63,7 +67,7 @@ class Uploads:
         """
         with self._lock:
             self._check(upload, total)
-            partial = self._open.setdefault(upload, PartialBlob(self._folder / str(upload)))
+            partial = self._open.setdefault(upload, PartialBlob(self._folder / str(upload), self._read))
             try:
                 return partial.begin(total)
             finally:
@@ -75,7 +79,7 @@ class Uploads:
         failpoint.reach("chunk-written")
 
     def seal(self, upload: Upload, target: Path) -> memoryview:
-        """Move a complete upload to `target`, durably; its data, mapped into memory."""
+        """Move a complete upload to `target`, durably; its data."""
         try:
             return self._get(upload).seal(upload.address, target)
         finally:
@@ -131,7 +135,7 @@ class Uploads:
 
     def _found(self) -> dict[Upload, PartialBlob]:
         paths = list(self._folder.iterdir())
-        found = {upload: PartialBlob(path) for path in paths if (upload := _named(path.name)) is not None}
+        found = {upload: PartialBlob(path, self._read) for path in paths if (upload := _named(path.name)) is not None}
         for path in paths:  # marks without data; whatever else lies here is not ours to remove
             upload = _named(path.name.removesuffix(MARKS))
             if path.name.endswith(MARKS) and upload is not None and upload not in found:
