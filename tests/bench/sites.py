@@ -264,7 +264,8 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
                 found["begin_s"], found["begin_core_s"] = time.perf_counter() - began, processor(server.process) - spent
                 time.sleep(5.0)
                 found["paused"] = _idle(case, server, counted, empty)
-                found["scrape_s"], found["scrape_bytes"] = server.scrape()
+                with suppress(OSError):  # its connections end after some seconds
+                    found["scrape_s"], found["scrape_bytes"] = server.scrape()
                 found |= _rounds(case, server, operator, counted)
             found["peak_mb"] = memory(server.process)[1]
     return found
@@ -274,12 +275,14 @@ def _idle(case: Case, server: Serving, counted: Any, empty: float) -> dict[str, 
     calls, failed, began = counted(Counts.CALLS), counted(Counts.FAILED), time.perf_counter()
     core = server.spends(case.idle_s)
     passed, (now, _) = time.perf_counter() - began, memory(server.process)
-    return {
+    idle = {
         "kb_a_site": 1e3 * (now - empty) / case.sites,
         "core": core,
         "calls_a_second": (counted(Counts.CALLS) - calls) / passed,
         "failed": counted(Counts.FAILED) - failed,
     }
+    print(idle, file=sys.stderr, flush=True)  # noqa: T201  (the rest takes minutes)
+    return idle
 
 
 def _rounds(case: Case, server: Serving, operator: Operator, counted: Any) -> dict[str, float]:
