@@ -21,6 +21,7 @@ from tests.support.operator_lab import OperatorLab
 from protofed.common.errors import ProtocolError, StateError
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
 from protofed.server.access.certificates import Certificates
+from protofed.server.monitoring import collector
 from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
 from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record
@@ -296,6 +297,19 @@ def test_sites_and_what_they_do(read: Scraped) -> None:
     lab.clock.now += 60.0
     assert age(read, "ann") == pytest.approx(60, abs=2.0)
     assert states_of(read, "sites") == {"silent": 4}
+
+
+def test_of_many_sites_only_those_at_work_have_series_of_what_they_do(
+    read: Scraped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "MANY_SITES", 3)
+    lab = read.lab
+    for site, activity in (("ann", Activity.TRAINING), ("bob", Activity.IDLE)):
+        lab.runs.heartbeat("one", site, daemon(site), Progress(lab.task("ann").task_id, activity))
+    assert {labels["site"] for labels, _ in read.series("site_phase")} == {"ann"}
+    assert {labels["site"] for labels, _ in read.series("site_epoch")} == {"ann"}
+    assert len(read.series("site_last_progress_timestamp_seconds")) == 4, "each may fall silent"
+    assert states_of(read, "sites") == {"working": 1, "idle": 3}
 
 
 def test_every_known_site_is_in_one_state_that_of_sites_list(read: Scraped) -> None:
