@@ -226,6 +226,26 @@ def test_the_inter_class_loss_by_hand() -> None:
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
+@pytest.mark.parametrize("more", [1, 5, 40])
+def test_classes_that_are_not_in_the_batch_have_no_say(distance: Distance, more: int) -> None:
+    """Of more classes than the batch has examples not even all are looked at."""
+    draw = torch.Generator().manual_seed(0)
+    labels = torch.tensor([2, 0, 2, 5])
+    features, few, eps = (torch.randn(size, generator=draw).double() for size in ((4, 3), (6, 3), (6,)))
+    z, margins = features.requires_grad_(), eps.requires_grad_()
+    loss = inter_class(z, labels, few, margins, 0.5, distance)
+    grads = torch.autograd.grad(loss, [z, margins])
+    many = torch.cat((few, torch.full((more, 3), 1e3, dtype=torch.float64)))
+    wide = torch.cat((eps.detach(), torch.full((more,), 1e3, dtype=torch.float64))).requires_grad_()
+    again = inter_class(z, labels, many, wide, 0.5, distance)
+    close(again, loss.detach(), 1e-12)
+    grad, wide_grad = torch.autograd.grad(again, [z, wide])
+    close(grad, grads[0], 1e-12)
+    close(wide_grad[:6], grads[1], 1e-12)
+    assert torch.equal(wide_grad[6:], torch.zeros(more).double())
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("at", ["the centroid", "zero"])
 def test_a_feature_without_a_direction_gives_finite_gradients(distance: Distance, at: str) -> None:
     """A class's only example is its own centroid."""

@@ -83,8 +83,11 @@ def inter_class(
         The mean over the batch's classes of the mean over each class's examples.
     """
     members = labels.unsqueeze(0) == torch.arange(len(centroids), device=labels.device).unsqueeze(1)  # [C, B]
+    if len(centroids) > len(labels):  # a batch has as many classes as examples at most: theirs first, of a known number
+        rows = (~members.any(dim=1)).int().argsort(stable=True)[: len(labels)]
+        members, margins, centroids = (some.index_select(0, rows) for some in (members, margins, centroids))
     sizes = members.sum(dim=1)  # [C]
-    distances = _distances(centroids, features, distance)  # [C, B]
+    distances = _distances(centroids, features, distance)  # [C, B]; C is now the batch size at most
     scores = torch.log_softmax(-(distances + margins.unsqueeze(1) * members) / temperature, dim=1)
     by_class = (scores * members).sum(dim=1) / sizes.clamp_min(1)  # [C]; 0 of a class that is not in the batch
     return -by_class.sum() / (sizes > 0).sum()
