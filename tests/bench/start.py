@@ -1,16 +1,28 @@
-"""How long a server takes from nothing to its first answer."""
+"""How long a server takes from nothing to its first answer, a site's daemon until it is ready, and help."""
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.bench.report import Row
 from tests.bench.timing import seconds
 
+from protofed.deploy import shipped
+from protofed.deploy.daemons import readyz
+from protofed.deploy.daemons.server import ADDRESS_FILE
+
 REPETITIONS = 5
+COMMAND = (sys.executable, "-m", "protofed.deploy.cli")
+HELPS = (["--help"], ["client", "start", "--help"], ["runs", "--help"])
+PATIENCE_S = 120.0
 
 
 def rows() -> Iterator[Row]:
@@ -18,6 +30,13 @@ def rows() -> Iterator[Row]:
     start = statistics.median(seconds(server_start) for _ in range(REPETITIONS))
     python = statistics.median(seconds(python_start) for _ in range(REPETITIONS))
     yield Row("server start to first answer", start, "s", python, "bare Python", at_most=2.0)
+    torch = statistics.median(seconds(torch_start) for _ in range(REPETITIONS))
+    with TemporaryDirectory() as folder:
+        ready = statistics.median(daemon_starts(Path(folder)))
+    yield Row("client start to ready, digits", ready, "s", torch, "import torch", at_most=2.0)
+    for words in HELPS:
+        cpu = statistics.median(cpu_seconds(words) for _ in range(REPETITIONS))
+        yield Row(f"protofed {' '.join(words)}", cpu, "CPU s", at_most=0.3)
 
 
 def server_start() -> None:
@@ -44,6 +63,56 @@ def server_start() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
     assert ended.returncode == -9, ended.stderr
+
+
+def daemon_starts(folder: Path) -> Iterator[float]:
+    """Seconds of a site's daemons, one after the other, until each is ready beside a running server."""
+    with _running("server", "start", "--listen=127.0.0.1:0", f"--state={folder / 'server'}"):
+        _wait_for(folder / "server" / ADDRESS_FILE)
+        address = (folder / "server" / ADDRESS_FILE).read_text(encoding="utf-8")
+        settings = shipped.folder("sites") / "digits.toml"
+        known = (f"--settings={settings}", "--site=site-1", "--partition-index=0", "--policy=open")
+        for number in range(REPETITIONS):
+            state = folder / f"site-{number}"
+            began = time.perf_counter()
+            with _running(
+                "client", "start", *known, f"--server={address}", f"--state={state}", "--metrics=127.0.0.1:0"
+            ):
+                while readyz.missing(state):
+                    assert time.perf_counter() - began < PATIENCE_S, readyz.missing(state)
+                    time.sleep(0.01)
+                yield time.perf_counter() - began
+
+
+@contextmanager
+def _running(*words: str) -> Iterator[None]:
+    process = subprocess.Popen([*COMMAND, *words, "--plaintext"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(file: Path) -> None:
+    began = time.perf_counter()
+    while not file.exists():
+        assert time.perf_counter() - began < PATIENCE_S, f"{file} does not come"
+        time.sleep(0.01)
+
+
+def cpu_seconds(words: list[str]) -> float:
+    """User and system time of one command."""
+    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def torch_start() -> None:
+    """An interpreter that imports PyTorch and nothing else."""
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
 
 
 def python_start() -> None:
