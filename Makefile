@@ -1,6 +1,8 @@
 # Every target sets itself up: .venv is made when it is missing or older than what it is made from.
 PYTHON ?= python3
 export OMP_NUM_THREADS ?= 1
+# Containers set it, and each of some hundred processes of a test run would then compile the code anew.
+unexport PYTHONDONTWRITEBYTECODE
 PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
