@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.processes import Processes
+from tests.support.warm_processes import WarmProcess
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -84,8 +85,9 @@ def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def simulated(processes: Processes, recipe: Path, state: Path) -> str:
     """The digest of the last state of `protofed simulate`."""
-    done = python("-m", "protofed.deploy.cli", "simulate", str(recipe), f"--state={state}")
-    assert done.returncode == 0, done.stderr
+    log = state.with_suffix(".log")
+    words = ["simulate", str(recipe), f"--state={state}"]
+    assert WarmProcess(words, os.environ, log).wait() == 0, log.read_text(encoding="utf-8")
     with closing(LedgerReader(f"sqlite:///{state / LEDGER_FILE}")) as ledger:
         return [str(row.state) for row in ledger.rounds(processes.recipe.name) if row.state][-1]
 

@@ -103,10 +103,12 @@ class Processes:
                     operator.register((folder / "cert.pem").read_text(encoding="ascii"), roles)
         return folder
 
-    def sites(self) -> None:
+    def sites(self, fails: Mapping[str, str] | None = None) -> None:
+        """Start the evaluator and three trainers; some, by name, reach a failpoint."""
         self.site("evaluator", "--role=evaluator")
         for share in range(3):
-            self.site(f"site-{share + 1}", f"--partition-index={share}")
+            name = f"site-{share + 1}"
+            self.site(name, f"--partition-index={share}", fails=(fails or {}).get(name, ""))
 
     def wait_for(self, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
         until = time.monotonic() + patience_s

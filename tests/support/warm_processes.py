@@ -74,7 +74,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, log: st
     assert "grpc" not in sys.modules, "gRPC does not work in a fork of a process that has imported it"
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # as PyTorch would have read it at its import
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # as PyTorch would have read it at its import
     sys.path[:0] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     os.chdir(folder)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
