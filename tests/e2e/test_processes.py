@@ -21,6 +21,7 @@ from protofed.deploy.simulation.simulation import simulation
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 SITES = ("evaluator", "site-1", "site-2", "site-3")
+SEEN_TO_TRAIN = "batch-done=sleep5"  # in the middle of it, on any machine that polls within seconds
 # Long enough to be caught in the middle of.
 SLOW_PLAN = {"epochs": 4, "batch_size": 4, "lr": 0.01, "momentum": 0.9}
 
@@ -56,7 +57,7 @@ def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothi
     """The daemon first, then the server: the round that both die in counts each site once."""
     here = processes_of(recipe)
     here.server()
-    here.sites()
+    here.sites({"site-2": "batch-done=sleep3600"})
     number = here.wait_until_trains("site-2")
     here.kill("site-2")
     assert here.task_statuses(number)["site-2"] == "started"
@@ -93,7 +94,7 @@ def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arriv
     recipe = recipe_of("fednh", plan=SLOW_PLAN, rounds=2, federation=federation)
     here = processes_of(recipe)
     here.server()
-    here.sites()
+    here.sites({"site-2": SEEN_TO_TRAIN})
     number = here.wait_until_trains("site-2")
     assert decide(here, "withdraw", "site-2") == 0, here.logs()
     left = len(calls_of(here, "site-2"))
@@ -122,7 +123,7 @@ def test_revoked_daemons_end_or_wait_as_they_are_set_and_come_back_with_new_cert
     here.site("site-1", "--partition-index=0")
     here.site("site-3", "--partition-index=2")
     monkeypatch.setenv("PROTOFED_CLIENT_WHEN_REVOKED", "wait")  # as the images do
-    here.site("site-2", "--partition-index=1")
+    here.site("site-2", "--partition-index=1", fails=SEEN_TO_TRAIN)
     here.wait_until_trains("site-2")
     with Operator(here.address, here.identity(Party.OPERATOR, "operator")) as operator:
         for name in ("site-1", "site-2"):
