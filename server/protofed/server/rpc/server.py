@@ -182,7 +182,7 @@ def _server(
     health: HealthServicer,
 ) -> grpc.aio.Server:
     server = grpc.aio.server(
-        options=[*OPTIONS, ("grpc.max_allowed_incoming_connections", connections)],
+        options=[*OPTIONS, *_room_for(connections)],
         interceptors=[interceptor],
         maximum_concurrent_rpcs=CALLS_EACH * connections,
         compression=grpc.Compression.NoCompression,
@@ -191,6 +191,16 @@ def _server(
     operator_pb2_grpc.add_OperatorServicer_to_server(operator, server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     return server
+
+
+def _room_for(connections: int) -> list[tuple[str, int]]:
+    """Options: gRPC would cancel calls while 1000 wait for us, as they do when a new run wakes all sites."""
+    waiting = CALLS_EACH * connections
+    return [
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.server.max_pending_requests", waiting),
+        ("grpc.server.max_pending_requests_hard_limit", waiting),
+    ]
 
 
 def _listen(server: grpc.aio.Server, listen: str, credentials: grpc.ServerCredentials | None) -> int:
