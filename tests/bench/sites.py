@@ -45,7 +45,7 @@ from protofed.server.storage.rows import CertificateRow
 PROCESSES = 4  # of sites
 ROWS_SITES = 1000  # of `make bench`
 OLD_BEAT_S = 5.0  # a recipe's default `heartbeat_s`
-MOST_S = 300.0  # for anything that is waited for
+MOST_S = 600.0  # for anything that is waited for
 
 
 @dataclass(frozen=True)
