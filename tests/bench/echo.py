@@ -224,7 +224,7 @@ class _Echo:
                 self._push(link, task, self.case.model())
             case TaskKind.FIT:
                 self.note(task.round)
-                self._push(link, task, self._marked(codec.decode(link.fetch(task))))
+                self._push(link, task, self._marked(codec.view(link.fetch(task))))
             case TaskKind.SCORE:
                 self.note(self.case.rounds + 1)
                 link.report(task, POLICY.release_scores({}))
