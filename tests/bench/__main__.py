@@ -1,6 +1,6 @@
 """Measurements: `make bench`. Ratios of one run, medians over repetitions that take turns; machines are noisy.
 
-`python -m tests.bench --only rounds --json FILE --against tests/bench/kept.json`: some groups of rows, written to a
+`python -m tests.bench --only rounds --json FILE --against EARLIER`: some groups of rows, written to a
 file and compared with those of an earlier run.
 """
 
