@@ -644,6 +644,42 @@ def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_aga
     ]
 
 
+def test_leaving_a_run_repeats_what_else_was_under_way_on_the_connection(
+    server: ScriptedServicer,
+    start: Callable[[], str],
+    connect: Callable[..., GrpcLink],
+    background: Callable[..., Future[Any]],
+    task: Task,
+) -> None:
+    left, asked, uploads = threading.Event(), threading.Event(), StuckUploads(server)
+
+    def check(run: str) -> None:
+        if left.is_set() and run == task.run:
+            raise WithdrawnError(run)
+
+    def wait(_request: Any, context: Any) -> pb.NextTaskResponse:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        asked.set()
+        ended.wait(SOON)
+        return pb.NextTaskResponse()
+
+    answer = pb.NextTaskResponse(wait=pb.Wait(retry_after_s=7.0))
+    server.on["NextTask"] = one_by_one(wait, lambda *_: answer)
+    link = connect(start(), give_up_after_s=SOON, check_run=check)
+    with ThreadPoolExecutor(1) as pool:
+        pushed, waiting = background(link.push, task, released(FOUR_CHUNKS)), pool.submit(link.next_task, "other", 5.0)
+        uploads.arrived.get(timeout=SOON)
+        assert asked.wait(SOON)
+        left.set()
+        link.cancel(task.run)
+        with pytest.raises(WithdrawnError):
+            pushed.result(SOON)
+        assert waiting.result(SOON) == Wait(7.0)
+    uploads.answer.set()
+    assert len(server.requests("NextTask")) == 2
+
+
 def test_a_run_that_is_left_while_a_call_is_written_to_the_audit_log_sends_it_no_more(
     server: ScriptedServicer, start: Callable[[], str], connect: Callable[..., GrpcLink], task: Task
 ) -> None:
