@@ -31,9 +31,9 @@ class WarmProcess:
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
-        self._process = context.Process(
-            target=_run, args=(list(arguments), dict(environment), os.getcwd(), str(log)), daemon=True
-        )
+        os.umask(umask := os.umask(0o077))
+        own = (list(arguments), dict(environment), os.getcwd(), umask, str(log))
+        self._process = context.Process(target=_run, args=own, daemon=True)
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -69,7 +69,7 @@ class WarmProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: list[str], environment: dict[str, str], folder: str, log: str) -> None:
+def _run(arguments: list[str], environment: dict[str, str], folder: str, umask: int, log: str) -> None:
     """The child's whole life."""
     assert "grpc" not in sys.modules, "gRPC does not work in a fork of a process that has imported it"
     os.environ.clear()
@@ -77,6 +77,7 @@ def _run(arguments: list[str], environment: dict[str, str], folder: str, log: st
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # as PyTorch would have read it at its import
     sys.path[:0] = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
     os.chdir(folder)
+    os.umask(umask)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
