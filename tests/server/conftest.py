@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,23 +98,46 @@ class Died(BaseException):
 
 
 class Fragile(Ledger):
-    """A ledger whose process dies at its n-th write, before it is durable or just after."""
+    """A ledger whose process dies at its n-th write, before it is durable or just after.
+
+    Attributes:
+        watched: called at every write, where its process would die.
+    """
 
     Died: ClassVar = Died
 
     def __init__(self, url: str = "sqlite://") -> None:
         self.writes, self.dies_at, self.durably = 0, 0, False
+        self.watched: Callable[[], None] = lambda: None
         super().__init__(url)
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         self.writes += 1
-        if self.writes == self.dies_at and not self.durably:
-            raise Died
+        if not self.durably:
+            self._die()
         with super()._write() as connection:
             yield connection
+        if self.durably:
+            self._die()
+
+    def copy(self) -> Fragile:
+        """All that is durable now, of a ledger in memory."""
+        other = Fragile()
+        with self._engine.connect() as source, other._engine.connect() as target:
+            _driver(source).backup(_driver(target))
+        return other
+
+    def _die(self) -> None:
+        self.watched()
         if self.writes == self.dies_at:
             raise Died
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
 
 
 @dataclass
