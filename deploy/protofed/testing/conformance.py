@@ -5,8 +5,9 @@ only the parts that it declares. A method's tests subclass `MethodConformance`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -48,6 +49,13 @@ class MethodResult(NamedTuple):
     scores: Mapping[int, Mapping[str, Scores]]
 
 
+class FinishedRun(NamedTuple):
+    """A simulation that is over, to be looked at, and what its sites sent."""
+
+    running: Simulation
+    released: Sequence[Released]
+
+
 class MethodConformance:
     """The suite for one method.
 
@@ -72,18 +80,20 @@ class MethodConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def results(cls) -> dict[str, MethodResult]:
-        """Results by method, shared by the tests of a class: each simulation takes seconds."""
-        return {}
+    def simulate(cls) -> Iterator[Callable[[str], FinishedRun]]:
+        """A run of a method's small recipe that nothing disturbed, shared by the tests of a class."""
+        with ExitStack() as opened:
+            yield cache(lambda method: opened.enter_context(_finished(small_recipe(method))))
 
     @pytest.fixture
-    def simulated(self, method: str, results: dict[str, MethodResult]) -> MethodResult:
-        """The result of the small recipe."""
-        if method not in results:
-            with simulation(small_recipe(method)) as running:
-                running.go()
-                results[method] = _result(running)
-        return results[method]
+    def finished(self, method: str, simulate: Callable[[str], FinishedRun]) -> FinishedRun:
+        """That of the method."""
+        return simulate(method)
+
+    @pytest.fixture
+    def simulated(self, finished: FinishedRun) -> MethodResult:
+        """Its result."""
+        return _result(finished.running)
 
     def test_each_half_knows_the_options_of_the_other(self, method: str) -> None:
         assert client_methods.foreign(method) == server_methods.options(method) - client_methods.options(method)
@@ -150,40 +160,28 @@ class MethodConformance:
             running.go()
             assert _result(running) == simulated
 
-    def test_every_published_state_comes_out_again(self, method: str) -> None:
-        recipe = small_recipe(method)
-        with simulation(recipe) as running:
-            running.go()
-            published = [row for row in running.ledger.rounds(recipe.name) if row.state is not None]
-            assert len(published) == recipe.rounds + 1
-            for row in published[1:]:  # the first model, from which round 0 came, is not kept
-                verification = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
-                assert verification.finding is VerificationResult.SAME
+    def test_every_published_state_comes_out_again(self, finished: FinishedRun) -> None:
+        running = finished.running
+        recipe = running.recipe
+        published = [row for row in running.ledger.rounds(recipe.name) if row.state is not None]
+        assert len(published) == recipe.rounds + 1
+        for row in published[1:]:  # the first model, from which round 0 came, is not kept
+            verification = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
+            assert verification.finding is VerificationResult.SAME
 
-    @pytest.mark.parametrize("rounds_before", [0, 1, 2])
-    def test_a_restart_between_rounds_changes_nothing(
-        self, method: str, rounds_before: int, simulated: MethodResult, tmp_path: Path
-    ) -> None:
+    def test_restarts_between_rounds_change_nothing(self, method: str, simulated: MethodResult, tmp_path: Path) -> None:
         recipe = small_recipe(method)
-        with simulation(recipe, tmp_path) as interrupted:
-            interrupted.go(until=lambda: _published_rounds(interrupted) > rounds_before)
-            assert not interrupted.runs.finished
+        for rounds_before in range(recipe.rounds):
+            with simulation(recipe, tmp_path) as interrupted:
+                assert _published_rounds(interrupted) == rounds_before
+                interrupted.go(until=partial(_has_published, interrupted, rounds_before + 1))
+                assert not interrupted.runs.finished
         with simulation(recipe, tmp_path) as resumed:
             resumed.go()
             assert _result(resumed).digest == simulated.digest
 
-    def test_only_declared_parts_leave(self, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        released: list[Released] = []
-        release = Policy.release
-
-        def recorded(policy: Policy, update: Update, context: GateContext | None = None) -> Released:
-            released.append(release(policy, update, context))
-            return released[-1]
-
-        monkeypatch.setattr(Policy, "release", recorded)
-        with simulation(small_recipe(method)) as running:
-            running.go()
-        first_model, same, *updates = released
+    def test_only_declared_parts_leave(self, method: str, finished: FinishedRun) -> None:
+        first_model, same, *updates = finished.released
         assert first_model.manifest == same.manifest  # of two sites
         assert {spec.part for spec in first_model.manifest.tensors} == {Part.BODY, Part.HEAD}
         assert len(updates) == 3 * 3
@@ -226,6 +224,27 @@ def _take_turns(agents: Sequence[Agent]) -> None:
         if len(over) == len(agents):
             return
     raise AssertionError("the run does not end")
+
+
+@contextmanager
+def _finished(recipe: Recipe) -> Iterator[FinishedRun]:
+    """A run of that recipe, over and open to be looked at."""
+    released: list[Released] = []
+    release = Policy.release
+
+    def recorded(policy: Policy, update: Update, context: GateContext | None = None) -> Released:
+        released.append(release(policy, update, context))
+        return released[-1]
+
+    with simulation(recipe) as running:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Policy, "release", recorded)
+            running.go()
+        yield FinishedRun(running, released)
+
+
+def _has_published(running: Simulation, rounds: int) -> bool:
+    return _published_rounds(running) >= rounds
 
 
 def _published_rounds(running: Simulation) -> int:
