@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 PRELOADED = (
-    *("torch", "torch._dynamo", "sklearn.datasets"),
+    *("torch", "sklearn.datasets"),
     *("protofed.deploy.cli.main", "protofed.deploy.daemons.client", "protofed.client.agent.agent"),
     *("protofed.client.data.site", "protofed.client.models.catalogue", "protofed.client.training.evaluation"),
 )

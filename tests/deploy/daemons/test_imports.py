@@ -43,6 +43,12 @@ def test_a_client_daemon_starts_without_the_server_and_the_compiler(tmp_path: Pa
     assert ended_and_loaded((*SERVERS, *COMPILER, *OTHERS), arguments) == ("exit 69", [])
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_site_trains_without_the_compiler(optimizer: str) -> None:
+    words = ["simulate", "digits-fednh", "--set=rounds=1", f'--set=plan.optimizer="{optimizer}"']
+    assert ended_and_loaded(COMPILER, words) == ("exit 0", [])
+
+
 def test_a_wrong_setting_is_reported_before_pytorch_and_grpc_are_imported(tmp_path: Path) -> None:
     """They take seconds."""
     settings = shipped.folder("sites") / "digits.toml"

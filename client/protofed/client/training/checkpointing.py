@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from protofed.client.training.context import Checkpoints, FitContext
+from protofed.client.training.optimizer import Optimizer
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Task
 from protofed.common.storage import files
@@ -44,7 +45,7 @@ class TrainingState:
     """
 
     trained: list[Tensor]
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     total: Tensor
     examples: int = 0
     micro_batch: int = 0
@@ -74,7 +75,7 @@ def restore_epoch(local: FitContext, state: TrainingState) -> int:
             tensor.copy_(checkpoint[name])  # in place: the optimizer and the method's closures hold these very tensors
     for name, generator in generators.items():
         generator.set_state(checkpoint[name])
-    _load_moments(state.optimizer, checkpoint)
+    _load_moments(state.optimizer, state.trained, checkpoint)
     epoch, state.examples, state.micro_batch = checkpoint["counts"].tolist()
     log.info("training continues from a checkpoint", round=local.round, training=local.train_calls, after_epoch=epoch)
     return int(epoch)
@@ -110,24 +111,21 @@ def _fits(checkpoint: Mapping[str, Tensor], tensors: Mapping[str, Tensor], other
     )
 
 
-def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _moments(optimizer: Optimizer) -> dict[str, Tensor]:
     """Momentum, or Adam's averages, as `optimizer.<number of the parameter>.<name>`."""
-    by_parameter = optimizer.state_dict()["state"].items()
     return {
         f"{_MOMENTS}{number}.{name}": value
-        for number, values in by_parameter
-        for name, value in values.items()
-        if isinstance(value, Tensor)
+        for number, moments in optimizer.moments.items()
+        for name, value in moments.items()
     }
 
 
-def _load_moments(optimizer: torch.optim.Optimizer, checkpoint: Mapping[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
+def _load_moments(optimizer: Optimizer, trained: Sequence[Tensor], checkpoint: Mapping[str, Tensor]) -> None:
     for path, tensor in checkpoint.items():
         if path.startswith(_MOMENTS):
             number, name = path.removeprefix(_MOMENTS).split(".", 1)
-            state.setdefault(int(number), {})[name] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+            device = "cpu" if name == "step" else trained[int(number)].device
+            optimizer.moments.setdefault(int(number), {})[name] = tensor.to(device)
 
 
 @contextmanager

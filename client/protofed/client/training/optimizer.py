@@ -1,0 +1,85 @@
+"""The plan's optimizers by PyTorch's functional API, which does the arithmetic of `torch.optim`'s classes.
+
+The first instance of such a class imports PyTorch's compiler: a second of processor in every process that trains, and
+nothing of it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
+
+from protofed.common.config.recipe import Plan
+
+Moments = dict[str, Tensor]  # of one parameter, by the names in `torch.optim`: averages of its shape, and `step` []
+
+
+class Optimizer:
+    """The optimizer of one call of `train`, with `torch.optim`'s defaults where the plan says nothing.
+
+    Attributes:
+        moments: by the parameter's number; of those that have had a gradient.
+    """
+
+    def __init__(self, plan: Plan, trained: Sequence[Tensor], lr: float) -> None:
+        self._plan, self._trained, self._lr = plan, trained, lr
+        self.moments: dict[int, Moments] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move the parameters in place; those without a gradient stay, and so do their moments."""
+        numbers, tensors, gradients = [], [], []
+        for number, tensor in enumerate(self._trained):
+            if (gradient := tensor.grad) is not None:
+                numbers.append(number)
+                tensors.append(tensor)
+                gradients.append(gradient)
+        if self._plan.optimizer == "sgd":
+            self._step_sgd(numbers, tensors, gradients)
+        else:
+            self._step_adam(numbers, tensors, gradients)
+
+    def _step_sgd(self, numbers: list[int], tensors: list[Tensor], gradients: list[Tensor]) -> None:
+        buffers = [self.moments.get(number, {}).get("momentum_buffer") for number in numbers]
+        sgd(
+            tensors,
+            gradients,
+            buffers,
+            lr=self._lr,
+            momentum=self._plan.momentum,
+            weight_decay=self._plan.weight_decay,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        for number, buffer in zip(numbers, buffers, strict=True):
+            if buffer is not None:  # `sgd` makes them in the first step, if there is momentum
+                self.moments[number] = {"momentum_buffer": buffer}
+
+    def _step_adam(self, numbers: list[int], tensors: list[Tensor], gradients: list[Tensor]) -> None:
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if number not in self.moments:
+                averages = {name: torch.zeros_like(tensor) for name in ("exp_avg", "exp_avg_sq")}
+                self.moments[number] = {"step": torch.tensor(0.0), **averages}  # on the CPU: no step waits for a GPU
+        moments = [self.moments[number] for number in numbers]
+        rule = adam if self._plan.optimizer == "adam" else adamw
+        rule(
+            tensors,
+            gradients,
+            exp_avgs=[moment["exp_avg"] for moment in moments],
+            exp_avg_sqs=[moment["exp_avg_sq"] for moment in moments],
+            max_exp_avg_sqs=[],
+            state_steps=[moment["step"] for moment in moments],
+            lr=self._lr,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-8,
+            weight_decay=self._plan.weight_decay,
+            amsgrad=False,
+            maximize=False,
+        )
