@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,17 @@ def test_sleep_blocks() -> None:
     assert time.monotonic() - began >= 1
     failpoint.reach("loop")
     assert time.monotonic() - began < 2
+
+
+def test_until_blocks_until_the_file_is_there(tmp_path: Path) -> None:
+    failpoint.arm(f"loop=until{tmp_path / 'go'}")
+    reached = threading.Thread(target=failpoint.reach, args=("loop",))
+    reached.start()
+    reached.join(0.1)
+    assert reached.is_alive()
+    (tmp_path / "go").touch()
+    reached.join(60)
+    assert not reached.is_alive()
 
 
 def test_kill_lets_nothing_follow() -> None:

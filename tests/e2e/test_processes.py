@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,6 @@ from protofed.deploy.simulation.simulation import simulation
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
 SITES = ("evaluator", "site-1", "site-2", "site-3")
-SEEN_TO_TRAIN = "batch-done=sleep5"  # in the middle of it, on any machine that polls within seconds
 # Long enough to be caught in the middle of.
 SLOW_PLAN = {"epochs": 4, "batch_size": 4, "lr": 0.01, "momentum": 0.9}
 
@@ -88,16 +88,17 @@ def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
 
 
 def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arrives_until_it_comes_back(
-    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe]
+    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    federation = {"min_sites": 3, "quorum": 2, "grace": 0.0, "heartbeat_s": 0.1}
+    federation = {"min_sites": 3, "quorum": 2, "grace": 1.0, "heartbeat_s": 0.1}  # a round waits for all who train
     recipe = recipe_of("fednh", plan=SLOW_PLAN, rounds=2, federation=federation)
     here = processes_of(recipe)
     here.server()
-    here.sites({"site-2": SEEN_TO_TRAIN})
+    here.sites({"site-2": f"batch-done=until{tmp_path / 'go'}"})
     number = here.wait_until_trains("site-2")
-    assert decide(here, "withdraw", "site-2") == 0, here.logs()
     left = len(calls_of(here, "site-2"))
+    assert decide(here, "withdraw", "site-2") == 0, here.logs()
+    (tmp_path / "go").touch()
     here.wait_for(lambda: any(call == "Enroll" for call, _ in calls_of(here, "site-2")[left:]))
     calls = calls_of(here, "site-2")
     assert {call for call, _ in calls[left:]} <= {"Heartbeat", "Enroll"}
@@ -114,7 +115,7 @@ def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arriv
 
 
 def test_revoked_daemons_end_or_wait_as_they_are_set_and_come_back_with_new_certificates(
-    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     recipe = recipe_of("fednh", plan=SLOW_PLAN, rounds=2)
     here = processes_of(recipe)
@@ -123,11 +124,12 @@ def test_revoked_daemons_end_or_wait_as_they_are_set_and_come_back_with_new_cert
     here.site("site-1", "--partition-index=0")
     here.site("site-3", "--partition-index=2")
     monkeypatch.setenv("PROTOFED_CLIENT_WHEN_REVOKED", "wait")  # as the images do
-    here.site("site-2", "--partition-index=1", fails=SEEN_TO_TRAIN)
+    here.site("site-2", "--partition-index=1", fails=f"batch-done=until{tmp_path / 'go'}")
     here.wait_until_trains("site-2")
     with Operator(here.address, here.identity(Party.OPERATOR, "operator")) as operator:
         for name in ("site-1", "site-2"):
             operator.revoke(name, "a mistake")
+        (tmp_path / "go").touch()
         assert here.running["site-1"].wait(60) == ProtocolError.exit_code, here.logs()
         here.wait_for(lambda: log_lines(here, "site-2", "revoked"))
         asked = len(calls_of(here, "site-2"))

@@ -1,6 +1,7 @@
 """Named points where a test makes a process die, hang or fail: PROTOFED_FAILPOINT="name:2=kill" acts the second time.
 
-Actions: `kill` (SIGKILL to itself), `sleep10` (block for 10 s), `raise` (an error whose text no peer may get).
+Actions: `kill` (SIGKILL to itself), `sleep10` (block for 10 s), `until/a/file` (block until that file is there),
+`raise` (an error whose text no peer may get).
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def arm(setting: str | None) -> None:
     if not setting:
         _armed = None
         return
-    match = re.fullmatch(r"([a-z-]+)(?::([1-9]\d*))?=(kill|raise|sleep\d+)", setting)
+    match = re.fullmatch(r"([a-z-]+)(?::([1-9]\d*))?=(kill|raise|sleep\d+|until/.+)", setting)
     if match is None:
-        raise ConfigError(f"{VARIABLE}={setting}: expected name[:times]=kill, raise or sleep and seconds")
+        raise ConfigError(f"{VARIABLE}={setting}: expected name[:times]=kill, raise, sleep10 or until/a/file")
     if match[1] not in NAMES:
         raise unknown("failpoint", match[1], NAMES)
     _armed = match[1], int(match[2] or 1), match[3], itertools.count(1)
@@ -57,4 +58,8 @@ def reach(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "raise":
         raise RuntimeError(PATIENT_TEXT)
+    if action.startswith("until"):
+        while not os.path.exists(action.removeprefix("until")):
+            time.sleep(0.02)
+        return
     time.sleep(int(action.removeprefix("sleep")))
