@@ -22,6 +22,7 @@ from protofed.server.rounds.best_round import (
     judged_rounds,
     means_of,
 )
+from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.verdicts import RoundOutcome
 
@@ -234,7 +235,10 @@ def test_no_scores_are_read_but_those_that_judge_the_rounds(make: MakeLab, monke
         return scores(run, round, names)
 
     monkeypatch.setattr(lab.ledger, "scores", spy)
-    assert best_and_former(lab.ledger, lab.blobs, "test") == (BestRound(2, "global.accuracy", 0.75), {1})
+    assert best_and_former(lab.ledger, lab.blobs, "test", ScoreMemory(lab.ledger, "test").ranking) == (
+        BestRound(2, "global.accuracy", 0.75),
+        {1},
+    )
     assert asked == [("global.balanced_accuracy",), ("global.accuracy",)]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from structlog.testing import capture_logs
 
 from protofed.server.rounds.model_history import WarningLog, warnings_of
+from protofed.server.rounds.score_memory import ScoreMemory
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -67,4 +68,4 @@ def test_what_is_no_longer_so_is_no_longer_told(make: MakeLab) -> None:
 
 def test_a_run_that_is_not_known_has_no_warning(lab: Lab) -> None:
     assert warnings_of(lab.ledger, "other") == []
-    WarningLog(lab.ledger, "other").look()
+    WarningLog(lab.ledger, "other", ScoreMemory(lab.ledger, "other")).look()

@@ -129,6 +129,9 @@ def answers(ledger: Ledger) -> dict[str, object]:
             said[f"{name} of {run}"] = getattr(ledger, name)(run)
         said[f"scores of {run} by name"] = ledger.scores(run, 1, ["loss"])
         said[f"rounds of {run}"] = [timeless(row) for row in ledger.rounds(run, rolled_back=True)]
+        said[f"later rounds of {run}"] = [timeless(row) for row in ledger.rounds(run, since=1)]
+        said[f"state of {run}"] = [ledger.state(run, number) for number in ROUNDS]
+        said[f"states of {run}"] = ledger.states(run, [digest(b"\0"), digest(b"\1")])
         said[f"newest of {run}"] = [
             (row := ledger.newest(run, published=published, scored=scored)) and timeless(row)
             for published in (False, True)

@@ -18,6 +18,7 @@ from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.rounds import phases, state_machine
+from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.retention import prune
@@ -48,6 +49,7 @@ class Aggregation:
     """Aggregates the rounds of one run, one at a time.
 
     Args:
+        rankings: of the run's rounds, by a score's name: the best one is kept longer.
         then: called on the coordinator's thread with the new state, or with the event that says why there is none.
     """
 
@@ -57,9 +59,10 @@ class Aggregation:
         rules: Federation,
         publisher: Publisher,
         context: ServerContext,
+        rankings: Rankings,
         then: Callable[[AggregationJob, Published | phases.Insufficient | phases.Broken], None],
     ) -> None:
-        self._run, self._rules, self._publisher = run, rules, publisher
+        self._run, self._rules, self._publisher, self._rankings = run, rules, publisher, rankings
         self._context, self._ledger, self._then = context, context.ledger, then
         self._job: AggregationJob | None = None
         self._noted = False
@@ -228,7 +231,8 @@ class Aggregation:
         reach("round-published")
         log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
         if self._context.keep_rounds:
-            prune(self._ledger, self._context.blobs, self._run, phase.round - self._context.keep_rounds)
+            before = phase.round - self._context.keep_rounds
+            prune(self._ledger, self._context.blobs, self._run, before, self._rankings)
         # Counted last: whatever failed above is done again, and would be counted twice.
         self._context.metrics.round_ended("committed" if complete else "degraded")
 

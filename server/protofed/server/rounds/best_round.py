@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from bisect import insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeAlias
@@ -37,6 +38,42 @@ class BestRound:
     round: int
     score: str
     value: float
+
+
+class Ranking:
+    """One score's means over sites by round, in order: a round more costs the same, however many there are.
+
+    Args:
+        means: by round; rounds without this score are left out.
+    """
+
+    def __init__(self, score: str, means: Mapping[int, float]) -> None:
+        self.score, self.means = score, dict(means)
+        self._numbers = sorted(self.means)
+        self._best_first = sorted((-mean, number) for number, mean in self.means.items())
+
+    def add(self, number: int, mean: float) -> None:
+        """Take up a round that is not there yet."""
+        self.means[number] = mean
+        insort(self._numbers, number)
+        insort(self._best_first, (-mean, number))
+
+    def begins_by(self, until: int | None) -> bool:
+        """Whether a round up to this one (None: any) has the score."""
+        return bool(self._numbers) and (until is None or self._numbers[0] <= until)
+
+    def newest(self, count: int) -> list[int]:
+        """The last rounds."""
+        return self._numbers[-count:]
+
+    def ranked(self, until: int | None = None) -> Iterator[BestRound]:
+        """The best first; of equals, the earlier one. Rounds after `until` are left out."""
+        for negative, number in self._best_first:
+            if until is None or number <= until:
+                yield BestRound(number, self.score, -negative)
+
+
+Rankings: TypeAlias = Callable[[str], Ranking]  # of a score's name
 
 
 @dataclass(frozen=True)
@@ -101,13 +138,13 @@ def means_of(scores: Mapping[int, Scores], name: str) -> dict[int, float]:
     return {number: spreads(sites)[name].mean for number, sites in having.items() if sites}
 
 
-def judged(means: Means, best_by: str | None, until: int | None = None) -> JudgedRounds | None:
+def judged(means: Means, chosen_score: str | None, until: int | None = None) -> JudgedRounds | None:
     """Rounds by the score of that name, or by the first of `JUDGED_BY` that there is; None: no round has one.
 
     Args:
         until: rounds after it are left out.
     """
-    for name in _names(best_by):
+    for name in names_of(chosen_score):
         if chosen := {number: mean for number, mean in means(name).items() if until is None or number <= until}:
             return JudgedRounds(name, chosen)
     return None
@@ -120,7 +157,7 @@ def judged_rounds(records: LedgerReader, run: str, until: int | None = None) -> 
         until: rounds after it are left out.
     """
     row = records.run(run)
-    return None if row is None else judged(_reader(records, run), _best_by(row), until)
+    return None if row is None else judged(_reader(records, run), best_by(row), until)
 
 
 def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
@@ -134,30 +171,35 @@ def best_kept(records: LedgerReader, blobs: Kept, run: str) -> BestRound | None:
 
 def first_kept(records: LedgerReader, blobs: Kept, run: str, rounds: JudgedRounds | None) -> BestRound | None:
     """The best of these rounds whose state is still kept."""
-    return None if rounds is None else _kept(_states(records, run), blobs, rounds)
+    return None if rounds is None else _kept(records, blobs, run, rounds.ranked)
 
 
-def best_and_former(records: LedgerReader, blobs: Kept, run: str) -> tuple[BestRound | None, set[int]]:
+def best_and_former(
+    records: LedgerReader, blobs: Kept, run: str, rankings: Rankings
+) -> tuple[BestRound | None, set[int]]:
     """What `best_kept` gives, and the rounds that it gave lately, before the newest scores came."""
     row = records.run(run)
-    means, best_by = _reader(records, run), None if row is None else _best_by(row)
-    if row is None or (rounds := judged(means, best_by)) is None:
+    if row is None:
         return None, set()
-    states = _states(records, run)
-    best, former = _kept(states, blobs, rounds), set()
-    for newest in sorted(rounds.means)[-MISSED:]:
-        earlier = judged(means, best_by, newest - 1)
-        if earlier is not None and (was := _kept(states, blobs, earlier)) is not None:
-            former.add(was.round)
-    return best, former - ({best.round} if best else set())
+    names = names_of(best_by(row))
+
+    def best(until: int | None = None) -> BestRound | None:
+        ranking = _judging(rankings, names, until)
+        return None if ranking is None else _kept(records, blobs, run, ranking.ranked(until))
+
+    if (judging := _judging(rankings, names)) is None:
+        return None, set()
+    now, former = best(), {was.round for newest in judging.newest(MISSED) if (was := best(newest - 1)) is not None}
+    return now, former - ({now.round} if now else set())
 
 
-def _states(records: LedgerReader, run: str) -> dict[int, Digest]:
-    return {row.round: row.state for row in records.rounds(run) if row.state is not None}
+def _judging(rankings: Rankings, names: Iterable[str], until: int | None = None) -> Ranking | None:
+    return next((ranking for ranking in map(rankings, names) if ranking.begins_by(until)), None)
 
 
-def _kept(states: Mapping[int, Digest], blobs: Kept, rounds: JudgedRounds) -> BestRound | None:
-    return next((best for best in rounds.ranked if best.round in states and blobs.has(states[best.round])), None)
+def _kept(records: LedgerReader, blobs: Kept, run: str, ranked: Iterable[BestRound]) -> BestRound | None:
+    states = ((best, records.state(run, best.round)) for best in ranked)
+    return next((best for best, state in states if state is not None and blobs.has(state)), None)
 
 
 def _reader(records: LedgerReader, run: str) -> Means:
@@ -165,11 +207,12 @@ def _reader(records: LedgerReader, run: str) -> Means:
     return cache(lambda name: means_of(records.scores(run, names=(name,)), name))
 
 
-def _names(best_by: str | None) -> tuple[str, ...]:
-    return JUDGED_BY if best_by is None else (best_by,)
+def names_of(chosen: str | None) -> tuple[str, ...]:
+    """The scores that may judge a run, the first before the others."""
+    return JUDGED_BY if chosen is None else (chosen,)
 
 
-def _best_by(row: RunRow) -> str | None:
+def best_by(row: RunRow) -> str | None:
     """The recipe's choice; read as plain JSON, since a run of another version also has a best round."""
     table: dict[str, Any] = json.loads(row.recipe)
     chosen = table.get("federation", {}).get("best_by")

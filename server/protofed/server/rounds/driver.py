@@ -23,7 +23,7 @@ from protofed.common.statistics import spreads
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod, server_methods
 from protofed.server.rounds import phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
-from protofed.server.rounds.best_round import Standstill, check_best_by, judged_rounds
+from protofed.server.rounds.best_round import Scores, Standstill, check_best_by, judged
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
@@ -32,6 +32,7 @@ from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import check_same, resumed
 from protofed.server.rounds.sampling import Uniform
+from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -57,7 +58,10 @@ class Driver:
         self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
         self._publisher = Publisher(self._method, context.blobs, recipe.classes, recipe.federation.min_contributors)
         guarded = replace(context, work=self._work)
-        self._aggregation = Aggregation(self._run, recipe.federation, self._publisher, guarded, self._aggregation_ended)
+        self._scores = ScoreMemory(context.ledger, self._run)
+        self._aggregation = Aggregation(
+            self._run, recipe.federation, self._publisher, guarded, self._scores.ranking, self._aggregation_ended
+        )
         self.invitations = Invitations(self._run, self._publisher, context)
         self._events: deque[phases.Event] = deque()
         self._draining = False
@@ -70,7 +74,7 @@ class Driver:
         self.phase = self._restore()
         self._look_back()
         self._republished = isinstance(self.phase, phases.Aggregating)
-        self._warnings = WarningLog(context.ledger, self._run)
+        self._warnings = WarningLog(context.ledger, self._run, self._scores)
 
     @property
     def published(self) -> Published | None:
@@ -154,6 +158,8 @@ class Driver:
         self.invitations.clear()
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
+        self._scores.forget()
+        self._warnings.roll_back()
         self._look_back()
         log.warning("run rolled back", run=self._run, round=to)
         self._context.notify(None)
@@ -192,8 +198,9 @@ class Driver:
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
                 self.invitations.clear()  # later scores are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)
+                by_site = self._scores.closed(before.round)
                 self._look_back()
-                self._log_scores(before.round)
+                self._log_scores(before.round, by_site)
             try:
                 for effect in effects:
                     self._perform(effect)
@@ -220,8 +227,9 @@ class Driver:
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
                 self._context.metrics.round_ended("abandoned")
             case phases.AskScores(phase):
-                attempt = self._ledger.rounds(self._run)[-1].attempt  # the one that gave the model
-                self._invite(TaskKind.SCORE, phase.round, attempt, phase.awaited, self._ledger.invite)
+                gave = self._ledger.newest(self._run)  # the attempt that gave the model
+                assert gave is not None  # noqa: S101  (just published)
+                self._invite(TaskKind.SCORE, phase.round, gave.attempt, phase.awaited, self._ledger.invite)
             case phases.Finish(phase):
                 log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
                 self.invitations.clear()
@@ -263,8 +271,7 @@ class Driver:
         else:
             self.handle(outcome)
 
-    def _log_scores(self, number: int) -> None:
-        by_site = self._ledger.scores(self._run, number).get(number, {})
+    def _log_scores(self, number: int, by_site: Scores) -> None:
         families = spreads(by_site).items()
         # One number a family: a recall for each of a hundred classes would drown the log.
         means = {name: round(spread.mean, 4) for name, spread in families if score_family(name) == name}
@@ -321,7 +328,7 @@ class Driver:
         rules = self._recipe.federation
         if rules.patience is None:
             return None
-        rounds = judged_rounds(self._ledger, self._run, until)
+        rounds = judged(lambda name: self._scores.ranking(name).means, rules.best_by, until)
         return None if rounds is None else rounds.standstill(rules.min_improvement)
 
     def _next_attempt(self) -> int:

@@ -7,64 +7,98 @@ import json
 import structlog
 
 from protofed.common.errors import ConfigError, FailureReason
-from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.method import server_methods
-from protofed.server.rounds.model_warnings import (
-    ACCURACY,
-    BALANCED,
-    SAME_ROUNDS,
-    ModelWarning,
-    RunHistory,
-    ScoredRound,
-    TrainedRound,
-    model_warnings,
-)
+from protofed.server.rounds.model_warnings import ModelWarning, RunHistory, TrainedRound, model_warnings
+from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 from protofed.server.verdicts import RejectionCode
 
 log = structlog.get_logger()
-# Of all rounds, these alone are read, and of one model: a run of a thousand rounds and sites has millions of scores.
-HEADLINES = BALANCED, ACCURACY
 FIRST, LAST = 3, 3  # attempts whose updates are read
 UNUSABLE = (RejectionCode.NOT_FINITE, RejectionCode.NORM)
 
 
 class WarningLog:
-    """Logs what speaks against a run's models, each thing once; what an earlier process has logged is known."""
+    """Logs what speaks against a run's models, each thing once; what an earlier process has logged is known.
 
-    def __init__(self, records: LedgerReader, run: str) -> None:
+    Args:
+        scores: told of each round whose scores are closed.
+    """
+
+    def __init__(self, records: LedgerReader, run: str, scores: ScoreMemory) -> None:
         self._records, self._run = records, run
-        self._known = {(warning.code, warning.site) for warning in warnings_of(records, run)}
+        self._history = _History(records, run, scores)
+        self._known = {(warning.code, warning.site) for warning in self._found()}
 
     def look(self) -> None:
         """Log what is new since the last look."""
-        for warning in warnings_of(self._records, self._run):
+        for warning in self._found():
             if (key := (warning.code, warning.site)) not in self._known:
                 self._known.add(key)
                 at = {"round": warning.round, **({} if warning.site is None else {"site": warning.site})}
                 log.warning("model warning", run=self._run, **at, code=warning.code.value, why=warning.text)
 
+    def roll_back(self) -> None:
+        """Read the rounds again: some were rolled back."""
+        self._history.forget()
+
+    def _found(self) -> list[ModelWarning]:
+        row = self._records.run(self._run)
+        return [] if row is None else model_warnings(self._history.of(row))
+
 
 def warnings_of(records: LedgerReader, run: str) -> list[ModelWarning]:
     """All that speaks against a run's models now; nothing for a run that the ledger does not have."""
     row = records.run(run)
-    return [] if row is None else model_warnings(history_of(records, row))
+    return [] if row is None else model_warnings(_History(records, run, ScoreMemory(records, run)).of(row))
 
 
-def history_of(records: LedgerReader, row: RunRow) -> RunHistory:
-    """What is known of a run's models: scores and updates of its first and last rounds, headlines of all."""
-    recipe = json.loads(row.recipe)
-    return RunHistory(
-        classes=recipe["classes"],
-        rounds=recipe["rounds"],
-        ended=row.ended_at is not None,
-        global_model=_has_global_model(recipe["method"]["name"]),
-        class_names=recipe.get("class_names", ()),
-        scored=_scored(records, row.run),
-        trained=_trained(records, row.run),
-    )
+class _History:
+    """What is known of a run's models: scores and updates of its first and last rounds, and headlines of some others.
+
+    A later look reads only what is new.
+    """
+
+    def __init__(self, records: LedgerReader, run: str, scores: ScoreMemory) -> None:
+        self._records, self._run, self._scores = records, run, scores
+        self.forget()
+
+    def forget(self) -> None:
+        """Read the rounds again."""
+        self._closed: list[RoundRow] = []  # the first and the last attempts that are over
+        self._trained: dict[tuple[int, int], TrainedRound] = {}
+
+    def of(self, row: RunRow) -> RunHistory:
+        """As it is now."""
+        recipe = json.loads(row.recipe)
+        return RunHistory(
+            classes=recipe["classes"],
+            rounds=recipe["rounds"],
+            ended=row.ended_at is not None,
+            global_model=_has_global_model(recipe["method"]["name"]),
+            class_names=recipe.get("class_names", ()),
+            scored=self._scores.told(),
+            trained=self._attempts(),
+        )
+
+    def _attempts(self) -> list[TrainedRound]:
+        since = self._closed[-1].round if self._closed else 0
+        later = [row for row in self._records.rounds(self._run, since=since) if row.round and _is_over(row)]
+        closed = [row for row in self._closed if row.round < since] + later
+        self._closed = closed if len(closed) <= FIRST + LAST else [*closed[:FIRST], *closed[-LAST:]]
+        # The newest is read anew: an update of it may be refused yet, late.
+        known = dict(list(self._trained.items())[:-1])
+        self._trained = {
+            (row.round, row.attempt): known.get((row.round, row.attempt)) or _attempt(row, self._records)
+            for row in self._closed
+        }
+        return list(self._trained.values())
+
+
+def _is_over(row: RoundRow) -> bool:
+    return row.state is not None or row.abandoned is not None
 
 
 def _has_global_model(method: str) -> bool:
@@ -72,23 +106,6 @@ def _has_global_model(method: str) -> bool:
         return server_methods.get(method).global_model
     except ConfigError:  # a plug-in's that is not installed here: its states are not compared
         return False
-
-
-def _scored(records: LedgerReader, run: str) -> list[ScoredRound]:
-    headlines = _headlines(records, run, "global") or _headlines(records, run, "global.local")
-    numbers = records.scored_rounds(run)
-    whole = {number: records.scores(run, number).get(number, {}) for number in {*numbers[:1], *numbers[-SAME_ROUNDS:]}}
-    return [ScoredRound(number, whole.get(number) or headlines.get(number, {})) for number in numbers]
-
-
-def _headlines(records: LedgerReader, run: str, model: str) -> dict[int, dict[SiteId, dict[str, float]]]:
-    return records.scores(run, names=[f"{model}.{score}" for score in HEADLINES])
-
-
-def _trained(records: LedgerReader, run: str) -> list[TrainedRound]:
-    closed = [row for row in records.rounds(run) if row.round and (row.state is not None or row.abandoned is not None)]
-    chosen = closed if len(closed) <= FIRST + LAST else [*closed[:FIRST], *closed[-LAST:]]
-    return [_attempt(row, records) for row in chosen]
 
 
 def _attempt(row: RoundRow, records: LedgerReader) -> TrainedRound:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -76,6 +77,11 @@ class ScoredRound:
 
     round: int
     scores: Mapping[SiteId, Mapping[str, float]]
+
+    @cached_property
+    def means(self) -> Mapping[str, float]:
+        """Over sites, by score; computed once, since each later round looks at some earlier ones."""
+        return {name: spread.mean for name, spread in spreads(self.scores).items()}
 
 
 @dataclass(frozen=True)
@@ -157,10 +163,7 @@ def _models(history: RunHistory) -> Iterator[_Model]:
 
     On the test set that all share, a site's own model meets classes that its site has not: it may be at chance there.
     """
-    means = [
-        (scored.round, {name: spread.mean for name, spread in spreads(scored.scores).items()})
-        for scored in history.scored
-    ]
+    means = [(scored.round, scored.means) for scored in history.scored]
     if points := _under("global.", means) or _under("global.local.", means):
         yield _Model(None, points)
     own = [one for one in history.scored if any(_under(OWN, [(0, scores)]) for scores in one.scores.values())]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from protofed.common.codec import Digest
-from protofed.server.rounds.best_round import best_and_former, best_kept
+from protofed.server.rounds.best_round import Rankings, best_and_former, best_kept
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 
 
-def prune(records: LedgerReader, blobs: Blobs, run: str, before: int) -> None:
+def prune(records: LedgerReader, blobs: Blobs, run: str, before: int, rankings: Rankings) -> None:
     """Discard blobs that no round from `before` on names.
 
     The best round keeps its state, for exports and roll-backs, and what it was made of, so that it can be verified.
     """
-    best, former = best_and_former(records, blobs, run)
+    best, former = best_and_former(records, blobs, run, rankings)
     old, needed = records.referenced(run, before, former)
     if best is not None:
         needed |= records.made_of(run, best.round)
     gone = old - needed - _best_of_others(records, blobs, run, old - needed)
-    states = {row.state for row in records.rounds(run, rolled_back=True)}
+    states = records.states(run, gone)
     for address in sorted(gone, key=states.__contains__):  # states last: by its state a former best round is found
         blobs.discard(address)
 

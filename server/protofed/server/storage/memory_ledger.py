@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -30,11 +31,15 @@ class MemoryLedger(Ledger):
         self._interventions: list[InterventionRow] = []
         self._runs: dict[str, RunRow] = {}
         self._rounds: defaultdict[str, dict[tuple[int, int], RoundRow]] = defaultdict(dict)  # by run; round, attempt
+        self._attempts: defaultdict[str, dict[int, list[int]]] = defaultdict(dict)  # by run and round, in order
+        self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # of a run's rounds, in order
+        self._states: defaultdict[str, set[Digest]] = defaultdict(set)  # by run
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
-        self._scores: defaultdict[str, dict[tuple[int, int], dict[SiteId, dict[str, float]]]] = defaultdict(dict)
+        # By run, round, attempt, site and name.
+        self._scores: defaultdict[str, dict[int, dict[int, dict[SiteId, dict[str, float]]]]] = defaultdict(dict)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -152,20 +157,37 @@ class MemoryLedger(Ledger):
 
     # Rounds
 
-    def rounds(self, run: str, *, rolled_back: bool = False) -> list[RoundRow]:
+    def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
         """See `LedgerReader`."""
-        return [row for _, row in sorted(self._rounds[run].items()) if rolled_back or not row.rolled_back]
+        rows = (row for number in self._since(run, since) for row in self._at(run, number))
+        return [row for row in rows if rolled_back or not row.rolled_back]
 
     def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
         """See `LedgerReader`."""
-        rows = self.rounds(run)
-        if published or scored:
-            rows = [row for row in rows if row.state is not None and (row.scored or not scored)]
-        return rows[-1] if rows else None
+        rows = (row for number in reversed(self._numbers[run]) for row in reversed(self._at(run, number)))
+        kept = (row for row in rows if not row.rolled_back and (row.scored or not scored))
+        return next((row for row in kept if row.state is not None or not (published or scored)), None)
+
+    def state(self, run: str, round: int) -> Digest | None:
+        """See `LedgerReader`."""
+        states = [row.state for row in self._at(run, round) if row.state is not None and not row.rolled_back]
+        return states[-1] if states else None
+
+    def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
+        """See `LedgerReader`."""
+        return self._states[run] & set(among)
 
     def attempts(self, run: str, round: int) -> int:
         """See `LedgerReader`."""
-        return sum(number == round for number, _ in self._rounds[run])
+        return len(self._attempts[run].get(round, ()))
+
+    def _at(self, run: str, round: int) -> list[RoundRow]:
+        """The attempts at a round, in order."""
+        return [self._rounds[run][round, attempt] for attempt in self._attempts[run].get(round, ())]
+
+    def _since(self, run: str, round: int) -> list[int]:
+        numbers = self._numbers[run]
+        return numbers[bisect_left(numbers, round) :]
 
     def open_round(self, row: RoundRow, tasks: Sequence[TaskRow]) -> None:
         """See `Ledger`."""
@@ -174,6 +196,8 @@ class MemoryLedger(Ledger):
             raise _contradiction(f"round {row.round} of {row.run}")
         self.invite(tasks)
         self._rounds[row.run][at] = RoundRow(row.run, *at, row.size, row.quorum, opened_at=time.time())
+        insort(self._attempts[row.run].setdefault(row.round, []), row.attempt)
+        self._number(row.run, row.round)
 
     def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
         """See `Ledger`."""
@@ -185,14 +209,15 @@ class MemoryLedger(Ledger):
         self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
     ) -> None:
         self._renew_round(run, (round, attempt), closed_at=time.time(), **values)
+        self._states[run] |= {row.state for row in self._at(run, round) if row.state is not None}
         for row in self._open(run, round, attempt):
             self._settle([row], task, silent.get(row.site))
 
     def mark_scored(self, run: str, round: int) -> None:
         """See `Ledger`."""
-        for at, row in self._rounds[run].items():
-            if at[0] == round and row.state is not None:
-                self._renew_round(run, at, scored=True)
+        for row in self._at(run, round):
+            if row.state is not None:
+                self._renew_round(run, (round, row.attempt), scored=True)
         self._settle([row for row in self._open(run, round) if row.kind is TaskKind.SCORE], "late")
 
     def _renew_round(self, run: str, at: tuple[int, int], **values: Any) -> None:
@@ -217,11 +242,17 @@ class MemoryLedger(Ledger):
         for task in tasks:
             self._tasks[task.task_id] = task
             self._invited[task.run].setdefault(task.round, []).append(task.task_id)
+            self._number(task.run, task.round)
 
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         """See `Ledger`."""
         if (row := self._tasks.get(task_id)) is not None and row.is_open:
             self._settle([row], task, reason)
+
+    def _number(self, run: str, round: int) -> None:
+        numbers = self._numbers[run]
+        if (at := bisect_left(numbers, round)) == len(numbers) or numbers[at] != round:
+            numbers.insert(at, round)
 
     def _of(self, run: str, round: int | range | None) -> Iterator[TaskRow]:
         """The invitations of a run (of a round or some), in no order."""
@@ -295,7 +326,7 @@ class MemoryLedger(Ledger):
 
     def add_scores(self, task: TaskRow, scores: Scores) -> None:
         """See `Ledger`."""
-        of_round = self._scores[task.run].setdefault((task.round, task.attempt), {})
+        of_round = self._scores[task.run].setdefault(task.round, {}).setdefault(task.attempt, {})
         if of_round.get(task.site, {}).keys() & scores.keys():
             raise _contradiction(f"a score of {task.site} in round {task.round}")
         if scores:
@@ -317,7 +348,7 @@ class MemoryLedger(Ledger):
         """See `LedgerReader`."""
         table: dict[int, dict[SiteId, dict[str, float]]] = {}
         for at in sorted(self._kept_scores(run, round)):
-            for site, values in sorted(self._scores[run][at].items()):
+            for site, values in sorted(self._scores[run][at[0]][at[1]].items()):
                 chosen = sorted(values.keys() if names is None else values.keys() & names)
                 if chosen:
                     table.setdefault(at[0], {}).setdefault(site, {}).update({name: values[name] for name in chosen})
@@ -325,12 +356,11 @@ class MemoryLedger(Ledger):
 
     def _kept_scores(self, run: str, round: int | None = None) -> list[tuple[int, int]]:
         """The attempts with scores (of a round) that were not rolled back."""
-        rows = self._rounds[run]
-        return [
-            at
-            for at, of_sites in self._scores[run].items()
-            if of_sites and round in (None, at[0]) and not (at in rows and rows[at].rolled_back)
-        ]
+        rows, scores = self._rounds[run], self._scores[run]
+        numbers = scores if round is None else [round]
+        found = ((number, *one) for number in numbers for one in scores.get(number, {}).items())
+        scored = ((number, attempt) for number, attempt, of_sites in found if of_sites)
+        return [at for at in scored if not (at in rows and rows[at].rolled_back)]
 
     # What must be kept
 
@@ -347,22 +377,22 @@ class MemoryLedger(Ledger):
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
         """See `LedgerReader`."""
-        longer = {*former, *(number - 1 for number in former)}
+        numbers = {*self._since(run, since - 2), *former, *(number - 1 for number in former)}
         before: set[Digest] = set()
         needed: set[Digest] = set()
-        for digest, number, is_state in self._digests(run, lambda number: number >= since - 2 or number in longer):
+        for digest, number, is_state in self._digests(run, numbers):
             (needed if number >= since or (is_state and number == since - 1) else before).add(digest)
         return before, needed | self._newest_states(run)
 
     def made_of(self, run: str, round: int) -> set[Digest]:
         """See `LedgerReader`."""
-        states = {row.state for (number, _), row in self._rounds[run].items() if number in (round - 1, round)}
+        states = {row.state for number in (round - 1, round) for row in self._at(run, number)}
         updates = {row.digest for row in self.updates(run, round) if _counted(row)}
         return updates | {state for state in states if state is not None}
 
     def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
         """See `LedgerReader`."""
-        return sorted({row.run for row in self._all_rounds() if row.run != run and row.state in states})
+        return sorted(other for other, theirs in self._states.items() if other != run and theirs & set(states))
 
     def _newest_states(self, besides: str) -> set[Digest]:
         found: set[Digest] = set()
@@ -371,12 +401,12 @@ class MemoryLedger(Ledger):
             found |= {row.state for row in published if row.state and row.round == published[-1].round}
         return found
 
-    def _digests(self, run: str, chosen: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[Digest, int, bool]]:
-        """Digests that the chosen rounds name, with the round, and whether it is a state."""
-        for (number, _), row in self._rounds[run].items():
-            if row.state is not None and chosen(number):
-                yield row.state, number, True
-        for number in filter(chosen, self._invited[run]):
+    def _digests(self, run: str, numbers: Iterable[int] | None = None) -> Iterator[tuple[Digest, int, bool]]:
+        """Digests that some rounds (None: all) name, with the round, and whether it is a state."""
+        for number in self._numbers[run] if numbers is None else numbers:
+            for row in self._at(run, number):
+                if row.state is not None:
+                    yield row.state, number, True
             for task in self._of(run, number):
                 if task.base_digest is not None:
                     yield task.base_digest, number, False

@@ -74,9 +74,10 @@ class LedgerReader:
         """All runs in the order of the queue."""
         return [_run(row) for row in self._read(select(db.runs).order_by(db.runs.c.position))]
 
-    def rounds(self, run: str, *, rolled_back: bool = False) -> list[RoundRow]:
-        """The attempts of a run, in order; on demand also those that were rolled back."""
-        query = select(db.rounds).where(db.rounds.c.run == run).order_by(db.rounds.c.round, db.rounds.c.attempt)
+    def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
+        """The attempts of a run, in order, from a round on; on demand also those that were rolled back."""
+        query = select(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round >= since)
+        query = query.order_by(db.rounds.c.round, db.rounds.c.attempt)
         if not rolled_back:
             query = query.where(~db.rounds.c.rolled_back)
         return [_round(row) for row in self._read(query)]
@@ -90,6 +91,18 @@ class LedgerReader:
             query = query.where(db.rounds.c.scored)
         rows = self._read(query.order_by(db.rounds.c.round.desc(), db.rounds.c.attempt.desc()).limit(1))
         return _round(rows[0]) if rows else None
+
+    def state(self, run: str, round: int) -> Digest | None:
+        """The state that a round published, unless it was rolled back."""
+        query = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.round == round)
+        query = query.where(~db.rounds.c.rolled_back, db.rounds.c.state.is_not(None))
+        rows = self._read(query.order_by(db.rounds.c.attempt.desc()).limit(1))
+        return Digest(rows[0].state) if rows else None
+
+    def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
+        """Those of these digests that are states of a run's rounds, the rolled back ones too."""
+        query = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.state.in_(sorted(among)))
+        return {Digest(row.state) for row in self._read(query.distinct())}
 
     def attempts(self, run: str, round: int) -> int:
         """How many attempts at a round there were, those that were rolled back among them."""

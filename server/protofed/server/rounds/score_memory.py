@@ -1,0 +1,129 @@
+"""What the closed rounds of a run scored, in memory: a round costs the same, however many there were before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from protofed.common.payload import SiteId
+from protofed.server.rounds.best_round import Ranking, means_of
+from protofed.server.rounds.model_warnings import ACCURACY, BALANCED, DROP_ROUNDS, SAME_ROUNDS, ScoredRound
+from protofed.server.storage.reader import LedgerReader
+
+# Of all rounds, these alone are read, and of one model: a run of a thousand rounds and sites has millions of scores.
+HEADLINES = BALANCED, ACCURACY
+GLOBAL, LOCAL = "global", "global.local"  # by the evaluators, or else by the sites' own test sets
+BEST = 2  # of rounds: if the newest is the best, the best before it is asked for
+_Scores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
+
+
+class ScoreMemory:
+    """Read from the ledger when first asked; whoever closes a round's scores or rolls the run back, says so here."""
+
+    def __init__(self, records: LedgerReader, run: str) -> None:
+        self._records, self._run = records, run
+        self.forget()
+
+    def forget(self) -> None:
+        """Read the ledger again: rounds were rolled back."""
+        self._rankings: dict[str, Ranking] = {}
+        self._told: _ToldRounds | None = None
+
+    def closed(self, number: int) -> _Scores:
+        """Take up a round's scores, which are all there now, and give them."""
+        scores = self._records.scores(self._run, number).get(number, {})
+        if any(number in ranking.means for ranking in self._rankings.values()) or self._rounds.knows(number):
+            self.forget()  # a restarted server has read the first of them
+            return scores
+        for name, ranking in self._rankings.items():
+            for mean in means_of({number: scores}, name).values():
+                ranking.add(number, mean)
+        if scores:
+            self._rounds.add(number, scores)
+        return scores
+
+    def ranking(self, name: str) -> Ranking:
+        """The rounds by a score. Names that nobody asks for are not read."""
+        if name not in self._rankings:
+            means = means_of(self._records.scores(self._run, names=(name,)), name)
+            self._rankings[name] = Ranking(name, means)
+        return self._rankings[name]
+
+    def told(self) -> list[ScoredRound]:
+        """The rounds that the warnings about a model are made from, as `model_warnings` wants them."""
+        return self._rounds.chosen()
+
+    @property
+    def _rounds(self) -> _ToldRounds:
+        if self._told is None:
+            self._told = _read(self._records, self._run)
+        return self._told
+
+
+class _ToldRounds:
+    """Of the scored rounds, in order, those that say as much as all of them: whole, or with the headlines alone.
+
+    Whole are the first and the newest ones. Of the others it takes the first and the last with each headline, and the
+    best.
+    """
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._whole: dict[int, ScoredRound] = {}
+        self._headlines: dict[int, ScoredRound] = {}
+        self._model = LOCAL
+
+    def knows(self, number: int) -> bool:
+        """Whether the round is among those that were added."""
+        return number <= self._newest
+
+    def add(self, number: int, scores: _Scores) -> None:
+        """Take up a round behind all others."""
+        self._newest = number
+        self._whole[number] = ScoredRound(number, scores)
+        keep = _ends(list(self._whole), SAME_ROUNDS)
+        self._whole = {one: scored for one, scored in self._whole.items() if one in keep}
+        self._add_headlines(number, scores)
+
+    def chosen(self) -> list[ScoredRound]:
+        """In order."""
+        return [scored for _, scored in sorted((self._headlines | self._whole).items())]
+
+    def _add_headlines(self, number: int, scores: _Scores) -> None:
+        if self._model == LOCAL and _headlines(scores, GLOBAL):
+            self._model, self._headlines = GLOBAL, {}
+        if headlines := _headlines(scores, self._model):
+            self._headlines[number] = ScoredRound(number, headlines)
+            keep = {number for name in HEADLINES for number in self._asked(f"{self._model}.{name}")}
+            keep |= _ends(list(self._headlines), SAME_ROUNDS)
+            self._headlines = {one: scored for one, scored in self._headlines.items() if one in keep}
+
+    def _asked(self, name: str) -> set[int]:
+        having = {number: scored.means[name] for number, scored in self._headlines.items() if name in scored.means}
+        best = sorted(having, key=lambda number: (having[number], number))[-BEST:]
+        return {*best, *_ends(list(having), DROP_ROUNDS)}
+
+
+def _ends(numbers: Sequence[int], last: int) -> set[int]:
+    return {*numbers[:1], *numbers[-last:]}
+
+
+def _headlines(scores: _Scores, model: str) -> dict[SiteId, dict[str, float]]:
+    names = {f"{model}.{name}" for name in HEADLINES}
+    chosen = {site: {name: values[name] for name in sorted(names & values.keys())} for site, values in scores.items()}
+    return {site: values for site, values in chosen.items() if values}
+
+
+def _read(records: LedgerReader, run: str) -> _ToldRounds:
+    """Reads of most rounds the headlines alone, and of one model."""
+    found, numbers = _ToldRounds(), records.scored_rounds(run)
+    headlines = _read_headlines(records, run, GLOBAL) or _read_headlines(records, run, LOCAL)
+    whole = _ends(numbers, SAME_ROUNDS)
+    for number in numbers:
+        scores = records.scores(run, number) if number in whole else headlines
+        found.add(number, scores.get(number, {}))
+    return found
+
+
+def _read_headlines(records: LedgerReader, run: str, model: str) -> dict[int, dict[SiteId, dict[str, float]]]:
+    return records.scores(run, names=[f"{model}.{score}" for score in HEADLINES])
