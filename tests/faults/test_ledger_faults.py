@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -130,13 +130,12 @@ class Full:
         self.full_at, self.refusals, self.events = full_at, refusals, list[str]()
         self.states: set[object] = set()
 
-    def append(self, event: str, **facts: object) -> None:
-        if len(self.events) >= self.full_at and self.refusals:
+    def append_all(self, entries: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        if len(self.events) + len(entries) > self.full_at and self.refusals:
             self.refusals -= 1
             raise OutOfSpaceError("no space left for journal.jsonl")
-        self.events.append(event)
-        if event == "published":
-            self.states.add(facts["state"])
+        self.events += [event for event, _ in entries]
+        self.states |= {facts["state"] for event, facts in entries if event == "published"}
 
 
 NEVER = 10_000

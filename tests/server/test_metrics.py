@@ -117,11 +117,11 @@ def test_a_full_disk_counts_once_what_succeeds_in_the_end(lab: Lab, monkeypatch:
 
 def test_a_promise_that_the_journal_lacks_counts_when_it_is_kept(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
-        def append(self, *_: Any, **__: Any) -> None:
+        def append_all(self, *_: Any, **__: Any) -> None:
             raise OutOfSpaceError("no space left")
 
     class Free:
-        def append(self, *_: Any, **__: Any) -> None: ...
+        def append_all(self, *_: Any, **__: Any) -> None: ...
 
     lab.ledger.attach(Full())
     with pytest.raises(OutOfSpaceError):

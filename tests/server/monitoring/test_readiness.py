@@ -56,7 +56,7 @@ def test_a_certificate_is_looked_at_again_and_again(tmp_path: Path, monkeypatch:
 
 def test_a_journal_that_lacks_a_promise() -> None:
     class Full:
-        def append(self, *_: Any, **__: Any) -> None:
+        def append_all(self, *_: Any, **__: Any) -> None:
             raise OutOfSpaceError("no space left")
 
     ledger = Ledger()
@@ -71,7 +71,7 @@ def test_a_journal_that_lacks_a_promise() -> None:
 
 def test_a_promise_that_is_being_written_is_nothing_that_lacks() -> None:
     class Slow:
-        def append(self, *_: Any, **__: Any) -> None:
+        def append_all(self, *_: Any, **__: Any) -> None:
             seen.append(look())
 
     ledger, seen = Ledger(), list[str]()

@@ -155,6 +155,39 @@ def test_an_upload_becomes_the_blob_of_its_digest(folder: FolderBlobs, tmp_path:
     assert files(tmp_path) == {ADDRESS}
 
 
+def test_the_names_of_sealed_blobs_are_made_durable_with_one_sync(
+    folder: FolderBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for upload in (ANN, BOB):
+        send(folder, upload)
+        folder.seal(upload)
+    assert len(synced) == 2
+    assert str(tmp_path) not in synced
+    folder.sync()
+    assert synced[2:] == [str(tmp_path)]
+
+
+def test_a_folder_that_cannot_be_synced_is_an_error(folder: FolderBlobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    send(folder, ANN)
+    folder.seal(ANN)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", fails)
+        with pytest.raises(DiskFailureError):
+            folder.sync()
+    folder.sync()
+
+
 def test_sealing_again_gives_the_data_again_also_after_a_restart(folder: FolderBlobs, tmp_path: Path) -> None:
     send(folder, ANN)
     assert folder.seal(ANN) == folder.seal(ANN) == FolderBlobs(tmp_path).seal(ANN) == DATA

@@ -243,6 +243,26 @@ def test_a_nonce_has_one_accepted_update_whatever_is_inserted(ledger: Ledger, ag
     assert [row.verdict for row in ledger.updates("run", 1)] == [Verdict.ACCEPTED, Verdict.INVALID]
 
 
+def test_updates_that_are_judged_together_are_all_recorded_or_none(ledger: Ledger) -> None:
+    ann, bob, cyd = tasks = opened(ledger, "ann", "bob", "cyd")
+    first = ledger.judge(update(bob))
+    with pytest.raises(StateError, match="two updates for one invitation of bob"):
+        ledger.judge_all([update(ann), update(bob, b"another")])
+    assert ledger.accepted(ann) is None
+    rows = [update(ann), update(bob), update(cyd, verdict=Verdict.INVALID)]
+    receipts = ledger.judge_all(rows)
+    assert receipts == [row.receipt() for row in rows]
+    assert receipts[1] == first
+    assert sorted((row.task.site, row.verdict) for row in ledger.updates("run", 1)) == [
+        ("ann", Verdict.ACCEPTED),
+        ("bob", Verdict.ACCEPTED),
+        ("cyd", Verdict.INVALID),
+    ]
+    assert task_statuses(ledger) == dict(
+        zip([task.task_id for task in tasks], ["reported", "reported", "invited"], strict=True)
+    )
+
+
 def test_of_many_inserts_at_once_one_counts(kept_url: str) -> None:
     ledger = Ledger(kept_url)
     (task,) = opened(ledger, "ann")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,10 +136,10 @@ class Full:
     def __init__(self) -> None:
         self.full, self.events = False, list[str]()
 
-    def append(self, event: str, **facts: object) -> None:
+    def append_all(self, entries: Sequence[tuple[str, Mapping[str, object]]]) -> None:
         if self.full:
             raise OutOfSpaceError("no space left on device")
-        self.events.append(event)
+        self.events += [event for event, _ in entries]
 
 
 def test_an_update_whose_promise_cannot_be_journalled_is_not_acknowledged_until_it_can(lab: Lab) -> None:

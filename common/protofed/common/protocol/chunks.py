@@ -89,7 +89,8 @@ class PartialBlob:
 
         Args:
             address: the digest that was announced.
-            durable: survive a power cut; False for a cache whose blobs are checked when they are read.
+            durable: the data survive a power cut, and its name once `target`'s folder is synced, which blobs that are
+                sealed together can share; False for a cache whose blobs are checked when they are read.
 
         Raises:
             IncompleteUploadError: chunks are missing, the blob was not begun, or its file is gone.
@@ -106,8 +107,6 @@ class PartialBlob:
                 self._sync()
             os.replace(self._path, target)
             self._remove()
-            if durable:
-                files.sync_folder(target.parent)
             return data
 
     def drop(self) -> None:

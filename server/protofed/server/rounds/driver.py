@@ -100,6 +100,15 @@ class Driver:
             return NOTHING
         return self._method.expects(self.published.state)
 
+    def taken(self, arrivals: Sequence[phases.Arrived]) -> int:
+        """How many of these updates arrive before anything follows from one; that one is counted, too."""
+        phase = self.phase
+        for number, event in enumerate(arrivals, 1):
+            phase, effects = advance(self._rules, phase, event)
+            if effects or not isinstance(phase, type(self.phase)):
+                return number
+        return len(arrivals)
+
     def answered(self, row: TaskRow, event: phases.Event) -> None:
         """Close an invitation and advance by the event that closed it."""
         self.invitations.answered(row)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import structlog
@@ -34,6 +35,23 @@ MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a 
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites grow, but not by that much
 BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A call that says that an upload is complete, as `UploadIntake.commit`.
+
+    Attributes:
+        examined: the update's norm, or the problem with it, as `UploadIntake.examine` gave it.
+    """
+
+    site: SiteId
+    instance: str
+    task_id: str
+    manifest: Manifest
+    metrics: Scores
+    weight: float | None
+    examined: UpdateProblem | float
 
 
 class UploadIntake:
@@ -115,16 +133,89 @@ class UploadIntake:
         # Since `begin`, the round may have closed, or another upload of this task may have been accepted.
         if (settled := self._settled(row, manifest)) is not None:
             return settled
-        problem = scalars_problem(metrics, weight, self._driver.expected(row))
-        if problem is None and weight is not None:
-            problem = jump_problem(weight, self._ledger.last_weight(self._run, site))
-        if problem is not None:
+        if (problem := self._scalars_problem(row, metrics, weight)) is not None:
             return self._reject(row, manifest, problem)
         digest, total = manifest.digest, manifest.total_bytes
         receipt = self._record(UpdateRow(row, Verdict.ACCEPTED, "", digest, total, metrics, weight, norm=norm))
         # After the record: if the process dies here, the restarted one counts the update from the ledger.
         self._driver.answered(row, phases.Arrived(site, self._clock()))
         return receipt
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+        """`commit` or `refuse` of each, in order; accepted updates in a row share a transaction and its syncs.
+
+        Returns:
+            What each of the calls would have returned or raised.
+        """
+        answers: list[Receipt | Exception] = []
+        while left := commits[len(answers) :]:
+            rows = self._acceptable(left)
+            answers += self._accepted(rows) if len(rows) > 1 else [self._judged_alone(left[0])]
+        return answers
+
+    def _acceptable(self, commits: Sequence[Commit]) -> list[UpdateRow]:
+        """What would be recorded of the first commits, as long as each is accepted whatever becomes of the others.
+
+        So each has an open invitation of its own, and the round goes on with the last of them at the earliest.
+        """
+        rows: list[UpdateRow] = []
+        for commit in commits:
+            row = self._acceptable_row(commit)
+            if row is None or any(row.task.task_id == other.task.task_id for other in rows):
+                break
+            rows.append(row)
+        return rows[: self._driver.taken([self._arrived(row) for row in rows])]
+
+    def _acceptable_row(self, commit: Commit) -> UpdateRow | None:
+        """What would be recorded of a commit if it is accepted; None: `_judged_alone` says what is wrong with it."""
+        row, manifest = self._driver.invitations.of(commit.site), commit.manifest
+        if row is None or row.task_id != commit.task_id or row.kind not in (TaskKind.INITIALISE, TaskKind.FIT):
+            return None
+        if isinstance(commit.examined, UpdateProblem):
+            return None
+        try:
+            self._presence.seen(commit.site, commit.instance)
+            if self._scalars_problem(row, commit.metrics, commit.weight) is not None:
+                return None
+        except Exception:  # the same error comes when it is judged alone
+            return None
+        digest, total, norm = manifest.digest, manifest.total_bytes, commit.examined
+        return UpdateRow(row, Verdict.ACCEPTED, "", digest, total, commit.metrics, commit.weight, norm=norm)
+
+    def _accepted(self, rows: Sequence[UpdateRow]) -> list[Receipt | Exception]:
+        """Record updates, then count them: all are in the ledger before the first one moves the round."""
+        answers: list[Receipt | Exception] = []
+        try:
+            receipts = self._record_all(rows)
+        except Exception as error:
+            # One each: calls would collect their tracebacks in a shared one.
+            return [type(error)(*error.args) for _ in rows]
+        for row, receipt in zip(rows, receipts, strict=True):
+            try:
+                self._driver.answered(row.task, self._arrived(row))
+                answers.append(receipt)
+            except Exception as error:
+                answers.append(error)
+        return answers
+
+    def _judged_alone(self, commit: Commit) -> Receipt | Exception:
+        site, task_id, manifest = commit.site, commit.task_id, commit.manifest
+        try:
+            if isinstance(commit.examined, UpdateProblem):
+                return self.refuse(site, task_id, manifest, commit.examined)
+            told = commit.metrics, commit.weight, commit.examined
+            return self.commit(site, commit.instance, task_id, manifest, *told)
+        except Exception as error:
+            return error
+
+    def _arrived(self, row: UpdateRow) -> phases.Arrived:
+        return phases.Arrived(row.task.site, self._clock())
+
+    def _scalars_problem(self, row: TaskRow, metrics: Scores, weight: float | None) -> UpdateProblem | None:
+        problem = scalars_problem(metrics, weight, self._driver.expected(row))
+        if problem is None and weight is not None:
+            problem = jump_problem(weight, self._ledger.last_weight(self._run, row.site))
+        return problem
 
     def invitation(self, site: SiteId, task_id: str, *kinds: TaskKind) -> TaskRow:
         """The invitation that a site's call answers: its open one, or an older one from the ledger.
@@ -191,18 +282,23 @@ class UploadIntake:
         return receipt
 
     def _record(self, update: UpdateRow) -> Receipt:
-        """Record a verdict; the receipt is durable when this returns, so it may be sent."""
-        row, verdict = update.task, update.verdict
-        if verdict is Verdict.ACCEPTED:
-            log.info("update accepted", run=self._run, round=row.round, site=row.site, update_bytes=update.bytes)
-        else:
-            fields = {"verdict": verdict.value, "reason": update.reason}
-            log.warning("update refused", run=self._run, round=row.round, site=row.site, **fields)
-        receipt = self._ledger.judge(update)
-        self._metrics.update_judged(verdict, update.code)
-        if verdict is Verdict.ACCEPTED and row.kind is TaskKind.FIT and update.norm is not None:
-            self._metrics.update_norm(update.norm)
-        return receipt
+        return self._record_all([update])[0]
+
+    def _record_all(self, updates: Sequence[UpdateRow]) -> list[Receipt]:
+        """Record verdicts; the receipts are durable when this returns, so they may be sent."""
+        for update in updates:
+            row = update.task
+            fields = {"run": self._run, "round": row.round, "site": row.site}
+            if update.verdict is Verdict.ACCEPTED:
+                log.info("update accepted", **fields, update_bytes=update.bytes)
+            else:
+                log.warning("update refused", **fields, verdict=update.verdict.value, reason=update.reason)
+        receipts = self._ledger.judge_all(updates)
+        for update in updates:
+            self._metrics.update_judged(update.verdict, update.code)
+            if update.verdict is Verdict.ACCEPTED and update.task.kind is TaskKind.FIT and update.norm is not None:
+                self._metrics.update_norm(update.norm)
+        return receipts
 
     def _base_model(self, base: Digest) -> tuple[Payload, float]:
         """The model and its norm."""

@@ -53,9 +53,10 @@ from protofed.server.access.budgets import (
     Budgets,
 )
 from protofed.server.metrics import ServerMetrics
-from protofed.server.rounds.intake import UploadIntake
+from protofed.server.rounds.intake import Commit, UploadIntake
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.chunk_replies import ChunkReplies
+from protofed.server.rpc.commit_groups import CommitGroups
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.storage.blobs import FolderBlobs
@@ -104,6 +105,7 @@ class FederationService(rpc.FederationServicer):
         self._runs, self._blobs, self._executors, self._notifier = runs, blobs, executors, notifier
         self._memory, self._metrics, self._budgets = memory, metrics, budgets
         self._examinations = asyncio.Semaphore(EXAMINATIONS)
+        self._commits = CommitGroups(runs, blobs, executors.control)
         self._replies = ChunkReplies(blobs, executors.transfer)
         self._uploads: dict[str, _Announced] = {}  # by upload id; after a restart, sites begin their uploads again
         self._equivocal: set[str] = set()  # ids of those of which it is logged
@@ -214,16 +216,10 @@ class FederationService(rpc.FederationServicer):
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
         self._spend(EXAMINED, announced, manifest.total_bytes)
-        norm = await self._examined(announced)
+        found = await self._examined(announced)
         weight = request.weight if request.HasField("weight") else None
-
-        def judge() -> Receipt:
-            intake = self._runs.of(announced.run).intake  # a run that was rolled back meanwhile has another
-            if isinstance(norm, UpdateProblem):
-                return intake.refuse(site, task_id, manifest, norm)
-            return intake.commit(site, instance, task_id, manifest, dict(request.metrics), weight, norm)
-
-        receipt = await self._control(judge)
+        commit = Commit(site, instance, task_id, manifest, dict(request.metrics), weight, found)
+        receipt = await self._commits.judge(announced.run, commit)
         self._uploads.pop(request.upload, None)  # only now: a commit that failed is repeated with the same upload
         self._equivocal.discard(request.upload)
         reach("commit-recorded")

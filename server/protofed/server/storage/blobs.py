@@ -161,7 +161,7 @@ class FolderBlobs:
             raise StateError(f"blob {address} cannot be read: {error.strerror}") from error
 
     def seal(self, upload: Upload) -> memoryview:
-        """Turn a complete upload into a blob, durably; its data, again if it was sealed before.
+        """Turn a complete upload into a blob, durable after the next `sync`; its data, again if it was sealed before.
 
         Raises:
             Incomplete: chunks are missing, or the upload was never begun.
@@ -176,11 +176,18 @@ class FolderBlobs:
         else:
             failpoint.reach("upload-sealed")
             return data
+        return self.view(upload.address)
+
+    def sync(self) -> None:
+        """Make all blobs that were sealed so far durable, with one sync.
+
+        Raises:
+            DiskFailureError: what is on the disk is uncertain.
+        """
         try:
             files.sync_folder(self._folder)
         except OSError as error:
-            raise files.write_error(target, error) from error
-        return self.view(upload.address)
+            raise files.write_error(self._folder, error) from error
 
     def _path(self, address: Digest) -> Path:
         return self._folder / address

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -28,8 +27,8 @@ OPEN = ("invited", "started")
 class Chain(Protocol):
     """Where the ledger repeats what it promised: a hash-chained journal (`common/storage/journal.py`)."""
 
-    def append(self, event: str, **facts: Any) -> None:
-        """Keep a record, durably."""
+    def append_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Keep records, (event, facts) each, durably: all of them or, when it raises, none."""
 
 
 class Ledger(LedgerReader):
@@ -44,7 +43,7 @@ class Ledger(LedgerReader):
 
     def __init__(self, url: str = "sqlite://") -> None:
         self._engine = open_ledger(url)
-        self._unwritten: deque[tuple[str, dict[str, Any]]] = deque()
+        self._unwritten: list[tuple[str, dict[str, Any]]] = []
 
     def attach(self, journal: Chain) -> None:
         """Repeat every promise in a journal, which shows later that the database has lost none.
@@ -65,10 +64,9 @@ class Ledger(LedgerReader):
             StateError: the journal cannot be written.
         """
         try:
-            while self._journal is not None and self._unwritten:
-                event, facts = self._unwritten[0]
-                self._journal.append(event, **facts)
-                self._unwritten.popleft()
+            if self._journal is not None and self._unwritten:
+                self._journal.append_all(self._unwritten)
+                self._unwritten = []
         except StateError:
             self._behind = True
             raise
@@ -268,30 +266,27 @@ class Ledger(LedgerReader):
 
         The same accepted update may come again: its promise was lost with a journal that could not be written.
         """
-        receipt, task = row.receipt(), row.task
-        if row.verdict is Verdict.ACCEPTED and (counted := self.accepted(task)) is not None:
-            if counted.digest != row.digest:
-                raise StateError(f"two updates for one invitation of {task.site} in round {task.round}")
-            self.settle_promises()
-            return counted.receipt()
-        facts = {
-            "run": task.run,
-            "round": task.round,
-            "attempt": task.attempt,
-            "site": task.site,
-            "task_id": task.task_id,
-        }
-        facts |= {"verdict": row.verdict, "code": row.code, "reason": row.reason}
-        facts |= {"digest": row.digest, "bytes": row.bytes, "record_hash": receipt.record_hash}
-        taken = {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}
+        return self.judge_all([row])[0]
+
+    def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
+        """`judge` of updates for different invitations: all or nothing, in one transaction, promised with one sync."""
+        accepted = [row.task.task_id for row in rows if row.verdict is Verdict.ACCEPTED]
         with self._write() as connection:
-            connection.execute(insert(db.updates).values(**facts, **taken))
-            if row.verdict is Verdict.ACCEPTED:
-                connection.execute(
-                    update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(task_status="reported")
-                )
-        self._promise("verdict", **facts)
-        return receipt
+            counted = _accepted(connection, accepted) if accepted else {}
+            for row in rows:
+                if (known := counted.get(row.task.task_id)) and row.verdict is Verdict.ACCEPTED:
+                    _check_same(row, known)
+            new = [row for row in rows if row.verdict is not Verdict.ACCEPTED or row.task.task_id not in counted]
+            if new:
+                connection.execute(insert(db.updates), [_verdict(row) | _taken(row) for row in new])
+            if done := [task_id for task_id in accepted if task_id not in counted]:
+                theirs = db.tasks.c.task_id.in_(done)
+                connection.execute(update(db.tasks).where(theirs).values(task_status="reported"))
+        self._promise_all([("verdict", _verdict(row)) for row in new])
+        return [
+            counted.get(row.task.task_id, row.receipt()) if row.verdict is Verdict.ACCEPTED else row.receipt()
+            for row in rows
+        ]
 
     def add_scores(self, task: TaskRow, scores: Scores) -> None:
         """Write down a site's scores of a round."""
@@ -306,8 +301,11 @@ class Ledger(LedgerReader):
     # Transactions: each whole, each promise repeated in the journal before anybody is told of it
 
     def _promise(self, event: str, **facts: Any) -> None:
+        self._promise_all([(event, facts)])
+
+    def _promise_all(self, promises: Sequence[tuple[str, dict[str, Any]]]) -> None:
         if self._journal is not None:
-            self._unwritten.append((event, facts))
+            self._unwritten += promises
             self.settle_promises()
 
     @contextmanager
@@ -322,3 +320,28 @@ class Ledger(LedgerReader):
 
 def _columns(task: TaskRow) -> dict[str, Any]:
     return {name: getattr(task, name) for name in [field.name for field in fields(TaskRow)]}
+
+
+def _accepted(connection: Connection, task_ids: Sequence[str]) -> dict[str, Receipt]:
+    """The receipts of the updates that count, by invitation."""
+    of = db.updates.c
+    query = select(of.task_id, of.reason, of.digest, of.record_hash).where(of.verdict == Verdict.ACCEPTED)
+    found = connection.execute(query.where(of.task_id.in_(task_ids)))
+    return {row.task_id: Receipt(Verdict.ACCEPTED, row.reason, row.digest, row.record_hash) for row in found}
+
+
+def _check_same(row: UpdateRow, counted: Receipt) -> None:
+    if counted.digest != row.digest:
+        raise StateError(f"two updates for one invitation of {row.task.site} in round {row.task.round}")
+
+
+def _verdict(row: UpdateRow) -> dict[str, Any]:
+    """What is promised of an update."""
+    task = row.task
+    of_task = {name: getattr(task, name) for name in ("run", "round", "attempt", "site", "task_id")}
+    found = {"verdict": row.verdict, "code": row.code, "reason": row.reason}
+    return of_task | found | {"digest": row.digest, "bytes": row.bytes, "record_hash": row.receipt().record_hash}
+
+
+def _taken(row: UpdateRow) -> dict[str, Any]:
+    return {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}

@@ -307,20 +307,20 @@ class MemoryLedger(Ledger):
         if (task := self._tasks.get(task_id)) is not None:
             self._settle([task], "set-aside", reason)
 
-    def judge(self, row: UpdateRow) -> Receipt:
+    def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
         """See `Ledger`."""
-        task = row.task
-        if _counted(row) and (counted := self.accepted(task)) is not None:
-            if counted.digest != row.digest:
-                raise StateError(f"two updates for one invitation of {task.site} in round {task.round}")
-            return counted.receipt()
-        if _counted(row):
-            if task.task_id in self._tasks:
+        known = [self.accepted(row.task) if _counted(row) else None for row in rows]
+        for row, counted in zip(rows, known, strict=True):
+            if counted is not None and counted.digest != row.digest:
+                raise StateError(f"two updates for one invitation of {row.task.site} in round {row.task.round}")
+        for row in (row for row, counted in zip(rows, known, strict=True) if counted is None):
+            task = row.task
+            if _counted(row) and task.task_id in self._tasks:
                 self._settle([self._tasks[task.task_id]], "reported")
-            if row.weight is not None:
+            if _counted(row) and row.weight is not None:
                 self._weights[task.run, task.site] = row.weight
-        self._updates[task.task_id].append(replace(row, task=self._tasks.get(task.task_id, task)))
-        return row.receipt()
+            self._updates[task.task_id].append(replace(row, task=self._tasks.get(task.task_id, task)))
+        return [(counted or row).receipt() for row, counted in zip(rows, known, strict=True)]
 
     # Scores
 

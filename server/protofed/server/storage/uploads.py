@@ -79,7 +79,7 @@ class Uploads:
         failpoint.reach("chunk-written")
 
     def seal(self, upload: Upload, target: Path) -> memoryview:
-        """Move a complete upload to `target`, durably; its data."""
+        """Move a complete upload to `target`; its data, which are durable once the folder of `target` is synced."""
         try:
             return self._get(upload).seal(upload.address, target)
         finally:

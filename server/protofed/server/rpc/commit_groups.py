@@ -1,0 +1,82 @@
+"""Commits of several sites, recorded together: those that come while one group is recorded form the next one.
+
+A group shares the sync of the blobs' folder, a transaction of the ledger and the sync of its journal; each call is
+answered after all three. A commit that comes alone waits for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import groupby
+
+from protofed.common.errors import ProtofedError
+from protofed.common.protocol.messages import Receipt
+from protofed.server.rounds.intake import Commit
+from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.storage.blobs import FolderBlobs
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    run: str
+    commit: Commit
+    done: asyncio.Future[Receipt]
+
+
+class CommitGroups:
+    """Used on the event loop only.
+
+    Args:
+        control: the coordinator's only thread, on which groups are judged.
+    """
+
+    def __init__(self, runs: RunQueue, blobs: FolderBlobs, control: Executor) -> None:
+        self._runs, self._blobs, self._control = runs, blobs, control
+        self._queue: list[_Waiting] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def judge(self, run: str, commit: Commit) -> Receipt:
+        """The receipt of a sealed and examined update, durable; a call that is cut short is recorded all the same.
+
+        Raises:
+            As `UploadIntake.commit`.
+        """
+        loop = asyncio.get_running_loop()
+        self._queue.append(waiting := _Waiting(run, commit, loop.create_future()))
+        if self._writer is None or self._writer.done():
+            self._writer = loop.create_task(self._write())
+        return await waiting.done
+
+    async def _write(self) -> None:
+        """Record group after group until nobody waits."""
+        loop = asyncio.get_running_loop()
+        while self._queue:
+            group, self._queue = self._queue, []
+            try:
+                answers = await loop.run_in_executor(self._control, self._judged, group)
+            except Exception as error:  # any error: each waiting call must get one
+                answers = [type(error)(*error.args) for _ in group]
+            for waiting, answer in zip(group, answers, strict=True):
+                if waiting.done.done():
+                    continue  # its call was cut short
+                if isinstance(answer, Exception):
+                    waiting.done.set_exception(answer)
+                else:
+                    waiting.done.set_result(answer)
+
+    def _judged(self, group: Sequence[_Waiting]) -> list[Receipt | Exception]:
+        self._blobs.sync()
+        answers: list[Receipt | Exception] = []
+        for run, ones in groupby(group, lambda waiting: waiting.run):
+            answers += self._judged_of(run, [one.commit for one in ones])
+        return answers
+
+    def _judged_of(self, run: str, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+        try:
+            intake = self._runs.of(run).intake  # a run that was rolled back meanwhile has another
+        except ProtofedError as error:
+            return [type(error)(*error.args) for _ in commits]
+        return intake.commit_all(commits)

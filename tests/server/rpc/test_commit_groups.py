@@ -1,0 +1,105 @@
+"""Commits that wait for the coordinator are judged together, after one sync of the blobs' folder."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+from protofed.common.codec import Digest
+from protofed.common.errors import DiskFailureError, ProtocolError, StateError
+from protofed.common.protocol.messages import Manifest, Receipt, Verdict
+from protofed.server.rounds.intake import Commit
+from protofed.server.rpc.commit_groups import CommitGroups
+
+NOTHING = Manifest((), 0, Digest("0" * 64))
+
+
+class Server:
+    """What a group is judged by; the sites called `bad` are refused."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+        self.fails: Exception | None = None
+        self.intake = self
+
+    def sync(self) -> None:
+        self.did.append("sync")
+        if self.fails is not None:
+            raise self.fails
+
+    def of(self, run: str) -> Server:
+        if run == "none":
+            raise ProtocolError("no such run")
+        return self
+
+    def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
+        self.did.append(" ".join(commit.site for commit in commits))
+        return [
+            StateError("bad") if commit.site == "bad" else Receipt(Verdict.ACCEPTED, commit.site, Digest("d"), "")
+            for commit in commits
+        ]
+
+
+def commit(site: str) -> Commit:
+    return Commit(site, "daemon", "task", NOTHING, {}, None, 1.0)
+
+
+def judged(
+    server: Server,
+    *calls: tuple[str, str],
+    cut_short: int | None = None,
+    meanwhile: Callable[[], Any] = lambda: None,
+) -> list[Receipt | BaseException]:
+    """The answers to calls, (run, site) each, of which all but the first come while the coordinator is busy."""
+
+    async def call() -> list[Receipt | BaseException]:
+        busy = threading.Event()
+        with ThreadPoolExecutor(1) as control:
+            control.submit(busy.wait)
+            groups = CommitGroups(cast("Any", server), cast("Any", server), control)
+            tasks = [asyncio.create_task(groups.judge(run, commit(site))) for run, site in calls[:1]]
+            await asyncio.sleep(0)  # the first call waits,
+            await asyncio.sleep(0)  # and its group is formed
+            tasks += [asyncio.create_task(groups.judge(run, commit(site))) for run, site in calls[1:]]
+            await asyncio.sleep(0)
+            if cut_short is not None:
+                tasks[cut_short].cancel()
+            meanwhile()
+            busy.set()
+            return await asyncio.gather(*tasks, return_exceptions=True)
+
+    return asyncio.run(call())
+
+
+def test_those_that_wait_share_a_sync_which_comes_first() -> None:
+    server = Server()
+    answers = judged(server, *(("run", site) for site in ("ann", "bob", "cyd")))
+    assert [answer.reason for answer in answers if isinstance(answer, Receipt)] == ["ann", "bob", "cyd"]
+    assert server.did == ["sync", "ann", "sync", "bob cyd"]
+
+
+def test_each_gets_its_own_answer() -> None:
+    server = Server()
+    answers = judged(server, ("run", "ann"), ("run", "bob"), ("none", "cyd"), ("run", "bad"), ("other", "dan"))
+    kinds = [Receipt, Receipt, ProtocolError, StateError, Receipt]
+    assert [type(answer) for answer in answers] == kinds
+    assert server.did == ["sync", "ann", "sync", "bob", "bad", "dan"]
+
+
+def test_a_call_that_is_cut_short_is_recorded_and_stops_no_other() -> None:
+    server = Server()
+    answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"), cut_short=1)
+    assert [type(answer) for answer in answers] == [Receipt, asyncio.CancelledError, Receipt]
+    assert server.did == ["sync", "ann", "sync", "bob cyd"]
+
+
+def test_what_cannot_be_made_durable_is_not_judged() -> None:
+    server = Server()
+    server.fails = DiskFailureError("the disk has failed")
+    answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
+    assert [type(answer) for answer in answers] == [DiskFailureError] * 3
+    assert len({id(answer) for answer in answers}) == 3
+    assert server.did == ["sync", "sync"]
