@@ -27,7 +27,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Manifest
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.rounds.aggregation import outliers
-from protofed.server.rounds.intake import examined
+from protofed.server.rounds.update_checks import examined
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 RUN = "small-fedavg"

@@ -17,7 +17,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
-from protofed.server.rounds import intake
+from protofed.server.rounds import update_checks
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -192,4 +192,4 @@ def test_what_one_half_sends_the_other_expects(site: Site) -> None:
     for state in (Server().init(MODEL, 3), Server().aggregate(STATE, [Update("ann", made)])):
         expected = Server().expects(state)
         assert not expected.weight
-        assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+        assert update_checks.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

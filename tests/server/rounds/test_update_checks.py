@@ -21,7 +21,7 @@ from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednh import FedNHServer
 from protofed.server.methods.solo import SoloServer
 from protofed.server.rounds.aggregation import outliers
-from protofed.server.rounds.intake import (
+from protofed.server.rounds.update_checks import (
     BLOCK,
     base_problem,
     examined,
