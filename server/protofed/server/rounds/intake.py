@@ -2,8 +2,7 @@
 
 Checks run in order of cost: size and base of the announcement, then its names, dtypes and shapes; of the bytes, whether
 they are those tensors, finite and within the norm; then the numbers beside them (PROTOCOL §2). The chunks lie between
-`begin` and `examine`, and `storage.blobs` checks their CRCs and the digest of the whole. A check returns None for an
-update that passes it.
+`begin` and `examine`, and `storage.blobs` checks their CRCs and the digest of the whole.
 """
 
 from __future__ import annotations
