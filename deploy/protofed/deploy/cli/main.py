@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -29,50 +30,36 @@ from protofed.deploy.cli.shipped import policies, recipes
 from protofed.deploy.cli.tracking import tracking
 from protofed.deploy.daemons.pid1 import end_on_sigterm
 
-# The order in `--help`: commands of the hospital, then of the coordinator, then of the researcher.
-ORDER = (
-    *("client", "policies", "server", "runs", "sites", "certs", "audit", "report", "export", "predict", "files"),
-    *("simulate", "recipes", "compare", "figures", "tracking", "new", "demo"),
-)
-
 
 class _AudienceOrder(TyperGroup):
     """Lists commands by audience; by default Typer lists all commands before all groups."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=ORDER.index)
+        return sorted(self.commands, key=list(COMMANDS).index)
 
 
-app = typer.Typer(
-    cls=_AudienceOrder,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Federated learning for sites whose classes are skewed.",
-    epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
-    "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
-    "130 interrupted · 10 to 63, 80 to 84: problems found by doctor",
-)
 HOSPITAL, COORDINATOR, RESEARCHER = "Hospital", "Coordinator", "Researcher"
-app.add_typer(client, name="client", rich_help_panel=HOSPITAL)
-app.add_typer(policies, name="policies", rich_help_panel=HOSPITAL)
-app.add_typer(server, name="server", rich_help_panel=COORDINATOR)
-app.add_typer(operator.runs, name="runs", rich_help_panel=COORDINATOR)
-app.add_typer(operator.sites, name="sites", rich_help_panel=COORDINATOR)
-app.add_typer(certs, name="certs", rich_help_panel=COORDINATOR)
-app.add_typer(audit, name="audit", rich_help_panel=COORDINATOR)
-app.command("report", rich_help_panel=COORDINATOR)(report)
-app.command("export", rich_help_panel=COORDINATOR)(export.export)
-app.command("predict", rich_help_panel=COORDINATOR)(export.predict)
-app.command("simulate", rich_help_panel=RESEARCHER)(simulate.simulate)
-app.command("files", rich_help_panel=COORDINATOR)(files)
-app.add_typer(recipes, name="recipes", rich_help_panel=RESEARCHER)
-app.command("compare", rich_help_panel=RESEARCHER)(compare)
-app.command("figures", rich_help_panel=RESEARCHER)(simulate.figures)
-app.add_typer(tracking, name="tracking", rich_help_panel=RESEARCHER)
-app.add_typer(new, name="new", rich_help_panel=RESEARCHER)
-app.command("demo", rich_help_panel=RESEARCHER)(simulate.demo)
+# In the order of `--help`: commands of the hospital, then of the coordinator, then of the researcher.
+COMMANDS: Final[Mapping[str, tuple[str, typer.Typer | Callable[..., None]]]] = {
+    "client": (HOSPITAL, client),
+    "policies": (HOSPITAL, policies),
+    "server": (COORDINATOR, server),
+    "runs": (COORDINATOR, operator.runs),
+    "sites": (COORDINATOR, operator.sites),
+    "certs": (COORDINATOR, certs),
+    "audit": (COORDINATOR, audit),
+    "report": (COORDINATOR, report),
+    "export": (COORDINATOR, export.export),
+    "predict": (COORDINATOR, export.predict),
+    "files": (COORDINATOR, files),
+    "simulate": (RESEARCHER, simulate.simulate),
+    "recipes": (RESEARCHER, recipes),
+    "compare": (RESEARCHER, compare),
+    "figures": (RESEARCHER, simulate.figures),
+    "tracking": (RESEARCHER, tracking),
+    "new": (RESEARCHER, new),
+    "demo": (RESEARCHER, simulate.demo),
+}
 console = Console()
 # Commands whose files are made to be shown. All others write state, keys, archives or what names sites.
 SHOWN = ("files", "policies", "recipes", "simulate", "compare", "figures", "tracking", "new", "demo")
@@ -84,7 +71,6 @@ def _version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _global(
     context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks and debug logs.")] = False,
@@ -99,6 +85,32 @@ def _global(
     if context.invoked_subcommand not in SHOWN:
         umask = os.umask(0o077)
         context.call_on_close(lambda: os.umask(umask))  # tests run commands in their own process
+
+
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """`protofed` with these of its commands: Typer reads the options of all of them before it runs one."""
+    made = typer.Typer(
+        cls=_AudienceOrder,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Federated learning for sites whose classes are skewed.",
+        epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
+        "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
+        "130 interrupted · 10 to 63, 80 to 84: problems found by doctor",
+    )
+    made.callback()(_global)
+    for name in names:
+        panel, command = COMMANDS[name]
+        if isinstance(command, typer.Typer):
+            made.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            made.command(name, rich_help_panel=panel)(command)
+    return made
+
+
+app = command_line()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -116,7 +128,8 @@ def main(arguments: list[str] | None = None) -> None:
         if (message := replacement_message(words, app)) is not None:
             _report_error(message, ConfigError(message), 2)
             sys.exit(2)
-        app(arguments, obj=_asks_for_help(words))
+        named = command_line(words[:1]) if words and words[0] in COMMANDS else app
+        named(arguments, obj=_asks_for_help(words))
     except KeyboardInterrupt:
         sys.exit(130)
     except ProtofedError as error:
