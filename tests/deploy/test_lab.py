@@ -28,7 +28,7 @@ def test_a_simulation_ends_in_the_same_state_as_the_command_lines() -> None:
 
 
 def test_a_comparison_has_means_and_deviations_over_seeds() -> None:
-    result = compare(["digits-fedavg"], seeds=[0, 1], rounds=1)
+    result = compare(["digits-fedavg"], seeds=[0, 1], rounds=1, plan__epochs=1)
     curve = result.curves()["global.accuracy"]
     seeds = result.scores["global.accuracy"].groupby("seed").mean()
     assert curve["mean"].tolist() == [pytest.approx(seeds.mean())]

@@ -106,13 +106,15 @@ def _plan(lr: float) -> dict[str, object]:
     return {"epochs": 1, "batch_size": 32, "lr": lr, "momentum": 0.9}
 
 
+FEDERATION = {"min_sites": 3, "quorum": 0.5, "heartbeat_s": 0.5, "score_every": 1, "grace": 1.0}
+TWICE = {**FEDERATION, "max_attempts": 2}  # the server pauses for 1, 2, 4 and 8 s before the next ones
 PARTITION = {"kind": "dirichlet", "sites": SITES, "beta": 0.5}
 FEW = {**PARTITION, "sites": 3}
 RUNS: dict[str, Provoked] = {
     "one-class": Provoked(
         {"plan": _plan(0.005), "data": {"source": "digits", "partition": FEW, "long_tail": 0.01}}, one_class=True
     ),
-    "diverged": Provoked({"plan": _plan(5.0)}),
+    "diverged": Provoked({"plan": _plan(5.0), "federation": TWICE}),
     "aborted": Provoked({"rounds": 12}, abort),
     "no-evaluator": Provoked(
         {"data": {"source": "digits", "partition": PARTITION, "local_test_fraction": 0.25}}, evaluator=False
@@ -127,7 +129,7 @@ def recipe_of(name: str) -> Recipe:
         "name": f"digits-{name}",
         "rounds": 6,
         "class_names": NAMES,
-        "federation": {"min_sites": 3, "quorum": 0.5, "heartbeat_s": 0.5, "score_every": 1, "grace": 1.0},
+        "federation": FEDERATION,
         "data": {"source": "digits", "partition": PARTITION},
     }
     return small_recipe("fedavg", **{**table, **RUNS[name].tables})
