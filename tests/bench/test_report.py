@@ -83,3 +83,9 @@ def test_ours_stands_beside_the_floor_and_a_peer_beside_ours() -> None:
     found["NVFlare 2.9"][2] = {"seconds": [12.0], "peak_mb": 2.0}
     _, nvflare, _ = rounds._beside(rounds.LARGE, found)
     assert (nvflare.figure, nvflare.beside, nvflare.ratio, nvflare.reached) == (9.0, 3.0, 3.0, False)
+
+
+def test_the_kept_rows_can_be_compared_with() -> None:
+    kept = read(Path(__file__).with_name("kept.json"))
+    assert all(row.what == what and row.figure for what, row in kept.items())
+    assert change(kept["round, 45 MB × 8"], kept["round, 45 MB × 8"]) == 1.0
