@@ -60,6 +60,7 @@ class Processes:
         words = [*arguments, connection, f"--state={self.folder / name}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", failpoint.VARIABLE: fails}
         file = self.folder / f"{name}.log"
+        file.touch()  # a forked daemon opens it later, and tests read it before
         if party is Party.SITE:
             self.running[name] = WarmProcess(words, environment, file)
         else:
