@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import cast
@@ -194,6 +195,23 @@ def test_gradients_of_a_part_before_memory_ran_out_do_not_count(local_of: LocalO
     train(parts, fails_once_late)
     assert weights(parts) == pytest.approx(weights(whole), abs=1e-12)
     assert short.sizes == [4, 2, -1, 1, 1, 1, 1]
+
+
+def test_what_did_not_fit_is_freed_before_the_cache_is_emptied(
+    local_of: LocalOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, computed, held = local_of(PIXELS[:4], batch_size=4), list[weakref.ref[Tensor]](), list[bool]()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        features = local.model.body(x)
+        computed.append(weakref.ref(features))
+        return short(features, y)
+
+    short = Short(lambda features, _: local.model.head(features).square().mean(), 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(any(ref() is not None for ref in computed)))
+    train(local, loss)
+    assert held == [False, False]  # from 4 examples to 2, and to 1
 
 
 def test_a_smaller_last_batch_is_not_made_larger(local_of: LocalOf) -> None:

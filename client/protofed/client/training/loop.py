@@ -162,19 +162,24 @@ class _Step:
 
     def __call__(self, images: Tensor, labels: Tensor) -> None:
         state = self._state
-        while True:
-            try:
-                loss = self._gradients(images, labels)
-                self._ranks.sum_gradients(state.trained)
-                break
-            except torch.OutOfMemoryError as error:
-                self._ranks.ran_out_of_memory(error)
-                self._shrink(len(labels))
+        while (loss := self._attempt(images, labels)) is None:
+            # Not while the error is handled: its traceback holds all that the attempt computed, and none of it is free.
+            self._shrink(len(labels))
         if self._max_grad_norm is not None:
             nn.utils.clip_grad_norm_(state.trained, self._max_grad_norm)
         state.optimizer.step()
         state.total += loss * len(labels)  # stays on the device: no step waits for it
         state.examples += len(labels)
+
+    def _attempt(self, images: Tensor, labels: Tensor) -> Tensor | None:
+        """The batch's mean loss [], once all processes have its gradients; None: one of them ran out of memory."""
+        try:
+            loss = self._gradients(images, labels)
+            self._ranks.sum_gradients(self._state.trained)
+            return loss
+        except torch.OutOfMemoryError as error:
+            self._ranks.ran_out_of_memory(error)
+            return None
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
         self._free_gradients()
