@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -602,28 +603,46 @@ class StuckUploads(Uploads):
         return super().put(request)
 
 
-def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_again(
+@dataclass(frozen=True)
+class Departure:
+    """A site about to leave a run, of which an upload of four chunks is under way."""
+
+    link: GrpcLink
+    uploads: StuckUploads
+    pushed: Future[Any]
+    left: threading.Event
+    log: MemoryAuditLog
+
+
+@pytest.fixture
+def departure(
     server: ScriptedServicer,
     start: Callable[[], str],
     connect: Callable[..., GrpcLink],
     background: Callable[..., Future[Any]],
     task: Task,
-) -> None:
+) -> Departure:
     left, log, uploads = threading.Event(), MemoryAuditLog(), StuckUploads(server)
 
     def check(run: str) -> None:
-        if left.is_set():
+        if left.is_set() and run == task.run:
             raise WithdrawnError(run)
 
     link = connect(start(), give_up_after_s=SOON, check_run=check, audit=ClientAudit(log))
-    pushed = background(link.push, task, released(FOUR_CHUNKS))
+    return Departure(link, uploads, background(link.push, task, released(FOUR_CHUNKS)), left, log)
+
+
+def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_again(
+    server: ScriptedServicer, departure: Departure, task: Task
+) -> None:
+    link, log, uploads = departure.link, departure.log, departure.uploads
     moving = {uploads.arrived.get(timeout=SOON) for _ in range(4)}
     link.cancel("another-run")
-    assert not pushed.done()
-    left.set()
+    assert not departure.pushed.done()
+    departure.left.set()
     link.cancel("run")
     with pytest.raises(WithdrawnError):
-        pushed.result(SOON)
+        departure.pushed.result(SOON)
     assert {uploads.ended.get(timeout=SOON) for _ in range(4)} == moving  # cut short: none was answered
     uploads.answer.set()
     assert "WITHDRAWN" in {facts.get("code") for facts in log.of("answered")}
@@ -645,17 +664,9 @@ def test_leaving_a_run_cuts_short_what_moves_of_it_and_nothing_of_it_is_sent_aga
 
 
 def test_leaving_a_run_repeats_what_else_was_under_way_on_the_connection(
-    server: ScriptedServicer,
-    start: Callable[[], str],
-    connect: Callable[..., GrpcLink],
-    background: Callable[..., Future[Any]],
-    task: Task,
+    server: ScriptedServicer, departure: Departure, task: Task
 ) -> None:
-    left, asked, uploads = threading.Event(), threading.Event(), StuckUploads(server)
-
-    def check(run: str) -> None:
-        if left.is_set() and run == task.run:
-            raise WithdrawnError(run)
+    asked = threading.Event()
 
     def wait(_request: Any, context: Any) -> pb.NextTaskResponse:
         ended = threading.Event()
@@ -666,17 +677,16 @@ def test_leaving_a_run_repeats_what_else_was_under_way_on_the_connection(
 
     answer = pb.NextTaskResponse(wait=pb.Wait(retry_after_s=7.0))
     server.on["NextTask"] = one_by_one(wait, lambda *_: answer)
-    link = connect(start(), give_up_after_s=SOON, check_run=check)
     with ThreadPoolExecutor(1) as pool:
-        pushed, waiting = background(link.push, task, released(FOUR_CHUNKS)), pool.submit(link.next_task, "other", 5.0)
-        uploads.arrived.get(timeout=SOON)
+        waiting = pool.submit(departure.link.next_task, "other", 5.0)
+        departure.uploads.arrived.get(timeout=SOON)
         assert asked.wait(SOON)
-        left.set()
-        link.cancel(task.run)
+        departure.left.set()
+        departure.link.cancel(task.run)
         with pytest.raises(WithdrawnError):
-            pushed.result(SOON)
+            departure.pushed.result(SOON)
         assert waiting.result(SOON) == Wait(7.0)
-    uploads.answer.set()
+    departure.uploads.answer.set()
     assert len(server.requests("NextTask")) == 2
 
 

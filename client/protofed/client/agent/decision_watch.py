@@ -78,6 +78,6 @@ class DecisionWatch(threading.Thread):
         self._status.left_run = run
         self._cancel(run)
         if task_id:
-            # Not only by the agent, which may take a batch more to notice. The server closes the task by it, and as it
-            # comes behind all that was sent on this connection, it finishes what was under way.
+            # Not only by the agent, which may take a batch more to notice. The server closes the task by it, and then
+            # takes nothing of it any more; a message on the connection that was ended came before, or comes too late.
             self._link.beat(run, Progress(task_id, Activity.FAILED, failure=FailureReason.WITHDRAWN))
