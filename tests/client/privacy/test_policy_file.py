@@ -10,7 +10,9 @@ from structlog.testing import capture_logs
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.policy_file import UNREADABLE, PolicyFile
+from protofed.client.privacy.rules import PolicyRules
 from protofed.common.codec import Digest, digest
+from protofed.common.config.recipe import read_toml
 from protofed.common.errors import OutOfSpaceError
 
 TEXT = 'methods = ["fedavg"]\nparts = ["body"]\ntelemetry = ["disk_free_bytes"]\n'
@@ -52,6 +54,23 @@ def test_each_version_is_recorded_once_before_it_counts(tmp_path: Path) -> None:
     for _ in range(2):
         assert policy().rules.methods == {"fednh"}
     assert recorded == [digest(TEXT.encode()), digest(changed.encode())]
+
+
+def test_rules_never_count_under_the_digest_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "policy.toml").write_text(TEXT)
+    policy, recorded = PolicyFile(path), list[Digest]()
+    policy.record_versions(recorded.append)
+
+    def edited_meanwhile(file: Path, model: type[PolicyRules]) -> PolicyRules:
+        monkeypatch.undo()
+        file.write_text(newest)
+        return read_toml(file, model)
+
+    monkeypatch.setattr("protofed.client.privacy.policy.read_toml", edited_meanwhile)
+    path.write_text(TEXT.replace("fedavg", "fednh"))
+    newest = TEXT.replace("fedavg", "fedproc")
+    assert policy().rules.methods == {"fedproc"}
+    assert recorded == [digest(TEXT.encode()), digest(newest.encode())]
 
 
 def test_a_version_that_cannot_be_recorded_allows_nothing_until_it_can(tmp_path: Path) -> None:

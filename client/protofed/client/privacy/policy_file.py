@@ -38,10 +38,12 @@ class PolicyFile:
             ConfigError: it cannot be read, is invalid, or cannot be recorded on a full disk: an earlier version of it
                 does not count any more.
         """
-        signature = self._signature()  # before reading: an edit in between is noticed by the next call
+        signature = self._signature()
         if self._read is None or signature is None or self._read[0] != signature:
             self._read = None
             policy = Policy.read(self._path)
+            if self._signature() != signature:  # edited meanwhile: its rules and its digest may be of two versions
+                return self()
             self._record_version(policy)
             plugins.allow(policy.rules.plugins)
             _warn_of_own_scores(policy.rules)
