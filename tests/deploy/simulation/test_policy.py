@@ -18,6 +18,7 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Assignment, PauseReason, Receipt, Role, Task
 from protofed.deploy import shipped
 from protofed.deploy.simulation.direct_link import DirectLink
+from protofed.deploy.simulation.messages import Beginning, Message
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulation
 from protofed.testing.crew import CrewHere
 
@@ -145,6 +146,21 @@ def test_a_server_takes_a_held_site_for_no_round(
         assert server.runs._context.presence.enrolled(Role.TRAINER) == {"site-2"} | there
         assert server.runs._context.presence.pause_reason("site-1") is hold
         assert isinstance(link.next_task(answer.run, 0.0), Task) == bool(there)
+
+
+def test_workers_load_only_the_plugins_of_the_policy(recipe_of: RecipeOf) -> None:
+    begun: list[frozenset[str]] = []
+
+    class Spy(CrewHere):
+        def begin(self, worker: int, beginning: Message) -> None:
+            begun.append(Beginning.model_validate_json(beginning.header).plugins)
+            super().begin(worker, beginning)
+
+    recipe = recipe_of("fedavg")
+    for policy in (careful(recipe, plugins=["another"]), None):
+        with simulation(recipe, policy=policy, crew=partial(Spy, 1)):
+            pass
+    assert begun == [{"another"}, recipe.names]
 
 
 def test_a_policy_holds_for_what_workers_compute(recipe_of: RecipeOf) -> None:

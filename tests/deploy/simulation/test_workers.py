@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -20,15 +21,17 @@ import pytest
 import structlog
 
 from protofed.client.agent.computation import Computation, ScoredModel
+from protofed.client.data.shared import Contents
 from protofed.client.state.store import SiteState
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import RunFailedError
+from protofed.common.errors import CodecError, RunFailedError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
 from protofed.deploy.simulation.simulation import Simulation, simulation
+from protofed.deploy.simulation.site_worker import SiteWorker
 from protofed.deploy.simulation.worker_processes import WorkerProcesses, crew_of
 from protofed.deploy.simulation.workers import Lost, Workers
 from protofed.server.storage.database import LEDGER_FILE
@@ -160,6 +163,16 @@ def test_a_worker_that_is_lost_is_replaced_and_its_work_is_done_again(paper: Pap
     ]
 
 
+def test_what_a_lost_worker_had_of_a_moment_that_is_over_is_not_done_again(paper: Paper, workers: Workers) -> None:
+    new = scoring("new")
+    workers.ahead(1, lambda: [scoring("old", base="removed since")])
+    workers.ahead(2, lambda: [new])
+    paper.coming.append((0, Lost("was killed by SIGKILL")))
+    paper.answers(1)
+    assert workers.score(new) == {"at": 1.0}
+    assert [work.site for _, work, _ in paper.sent] == ["old", "new"]
+
+
 def test_work_at_which_workers_end_again_and_again_ends_the_run_by_name(paper: Paper, workers: Workers) -> None:
     workers.ahead(1, lambda: [scoring("site-7", round=4)])
     paper.coming += [(0, Lost("was killed by SIGKILL"))] * 2
@@ -167,7 +180,56 @@ def test_work_at_which_workers_end_again_and_again_ends_the_run_by_name(paper: P
         workers.score(scoring("site-7", round=4))
 
 
+def test_a_worker_that_cannot_take_a_base_computes_nothing_from_the_one_before(
+    paper: Paper, workers: Workers, recipe_of: Recipes
+) -> None:
+    contents = Contents(examples=(), sites={}, nbytes=0)
+    recipe = recipe_of("fedavg").model_dump_json()
+    worker = SiteWorker(Beginning(recipe=recipe, plugins=frozenset(), device="cpu", data=contents), memoryview(b""))
+    workers.ahead(1, lambda: [scoring("site-1")])
+    ((_, work, _),) = paper.sent
+    with pytest.raises(CodecError):
+        worker.carry_out(Message(work.model_dump_json(), [b"cut short", BASE]))
+
+
 # Real processes
+
+
+@pytest.mark.parametrize(("begun", "error", "code"), [(0, "EOFError", 0), (1, "EOFError", 0), (1, "MemoryError", 1)])
+def test_a_worker_that_hears_nothing_any_more_ends(begun: int, error: str, code: int, recipe_of: Recipes) -> None:
+    beginning = {
+        "recipe": recipe_of("fedavg").model_dump_json(),
+        "plugins": [],
+        "device": "cpu",
+        "data": {"examples": [], "sites": {}, "nbytes": 64},
+    }
+    ended = subprocess.run(
+        [sys.executable, "-c", DEAF, json.dumps(beginning), str(begun), error],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stderr) == (code, "")
+
+
+DEAF = """
+import builtins, os, sys
+from protofed.deploy.simulation.messages import Message
+from protofed.deploy.simulation.worker import serve
+
+class Connection:
+    coming = [Message(sys.argv[1])] * int(sys.argv[2])
+
+    def receive(self):
+        if self.coming:
+            return self.coming.pop()
+        raise getattr(builtins, sys.argv[3])
+
+block = os.memfd_create("data")
+os.ftruncate(block, 64)
+serve(Connection(), block)
+"""  # a worker whose end of the connection says what it is told to
 
 
 def rows(state: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -226,7 +288,7 @@ def test_one_worker_needs_no_other_process() -> None:
     assert crew_of(1) is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
     number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -218,7 +218,8 @@ def simulation(
         DataError: its data cannot be loaded.
         StateError: the folder is in use, or holds another recipe's run of this name.
     """
-    plugins.allow((everything(recipe) if policy is None else policy).rules.plugins)
+    allowed = (everything(recipe) if policy is None else policy).rules.plugins
+    plugins.allow(allowed)
     with ExitStack() as resources:
         context = open_server(state, resources, simulated=True)
         runs, blobs = RunQueue([recipe], context), context.blobs
@@ -238,7 +239,7 @@ def simulation(
             data = {name: shared.site(name) for name in data}
             hired = crew(block)
             resources.callback(hired.end)
-            workers = Workers(hired, _beginning(recipe, device, contents), blobs.get)
+            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get)
         agents = agents_of(
             recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy, workers
         )
@@ -246,9 +247,9 @@ def simulation(
         yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers)
 
 
-def _beginning(recipe: Recipe, device: torch.device | None, contents: Contents) -> Beginning:
+def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:
     where = str(device or torch.device("cpu"))
-    return Beginning(recipe=recipe.model_dump_json(), plugins=recipe.names, device=where, data=contents)
+    return Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
 
 
 def site_names(count: int) -> list[SiteId]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import structlog
 
@@ -46,18 +48,21 @@ class SiteWorker:
         self._base: Payload = {}
 
     def carry_out(self, message: Message) -> Message:
-        """The result of a `Work`; an error is one, too: the simulation then computes it itself, and meets it there."""
-        work = Work.model_validate_json(message.header)
+        """The result of a `Work`; an error is one, too: the simulation then computes it itself, and meets it there.
+
+        Raises:
+            MemoryError, CodecError: the base could not be taken, and what follows would start from the one before.
+        """
+        work, frames = Work.model_validate_json(message.header), iter(message.frames)
+        if work.sent:
+            self._base = decode_base(next(frames))
         try:
-            return self._result(work, message)
+            return self._result(work, frames)
         except Exception as error:
             log.warning("a worker could not compute", site=work.site, round=work.task.round, why=str(error))
             return Message(Result(number=work.number, failed=f"{type(error).__name__}: {error}").model_dump_json())
 
-    def _result(self, work: Work, message: Message) -> Message:
-        frames = iter(message.frames)
-        if work.sent:
-            self._base = decode_base(next(frames))
+    def _result(self, work: Work, frames: Iterator[bytes]) -> Message:
         memory = codec.decode(next(frames))
         state = SiteState(work.state_round, memory, codec.decode(next(frames)) if work.own_model else None)
         run = PreparedRun(self._recipe, self._method, self._model, self._data(work.site), work.seed)

@@ -10,6 +10,7 @@ import queue
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from mmap import ACCESS_COPY, mmap
 
 import torch
@@ -67,26 +68,21 @@ def serve(connection: Connection, block: int) -> None:
 
     Reading, computing and sending are three threads: the simulation may be busy with a site, and never waits for us.
     """
-    beginning = Beginning.model_validate_json(connection.receive().header)
     received: queue.SimpleQueue[Message] = queue.SimpleQueue()
     finished: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
-    def listen() -> None:
+    def forever(move: Callable[[], None]) -> None:
         try:
             while True:
-                received.put(connection.receive())
+                move()
         except (EOFError, OSError):
             os._exit(0)  # nobody waits for what is computed now
+        finally:
+            os._exit(1)  # as short of memory: the simulation must not wait for a worker that hears or says nothing
 
-    def answer() -> None:
-        try:
-            while True:
-                connection.send(finished.get())
-        except OSError:
-            os._exit(0)
-
-    for work in (listen, answer):
-        threading.Thread(target=work, daemon=True).start()
+    for move in (lambda: received.put(connection.receive()), lambda: connection.send(finished.get())):
+        threading.Thread(target=forever, args=[move], daemon=True).start()
+    beginning = Beginning.model_validate_json(received.get().header)
     worker = SiteWorker(beginning, mmap(block, beginning.data.nbytes, access=ACCESS_COPY))
     while True:
         finished.put(worker.carry_out(received.get()))

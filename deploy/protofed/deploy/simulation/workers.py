@@ -159,7 +159,7 @@ class Workers:
         sent, worker.base = worker.base != work.task.base_digest, work.task.base_digest
         own = work.scored is ScoredModel.OWN and work.run.method.personal != "installed"
         personal = work.state.personal if own else None
-        assert work.task.base_digest is not None  # noqa: S101  (the agent has fetched it)
+        assert work.task.base_digest is not None  # noqa: S101  (what trains or is scored starts from one)
         frames = [self._base(work.task.base_digest)] if sent else []
         frames += [codec.encode(payload) for payload in (work.state.memory, personal) if payload is not None]
         header = Work(
@@ -176,7 +176,7 @@ class Workers:
         return Message(header.model_dump_json(), frames)
 
     def _replace(self, number: int, lost: Lost) -> None:
-        """Start the worker again; what it had is handed out anew."""
+        """Start the worker again; what it had is handed out anew, if it is still expected."""
         left, self._workers[number] = list(self._workers[number].jobs.values()), _Worker()
         where = "before it began"
         if left:
@@ -185,7 +185,8 @@ class Workers:
             if left[0].tries >= TRIES:
                 raise RunFailedError(f"a worker {lost.cause} {where}, {TRIES} times; fewer workers need less memory")
         log.warning("a worker is replaced", why=f"it {lost.cause} {where}")
-        self._waiting.extendleft(reversed(left))
+        # Not what a later moment has given up: the base of it may be removed by now.
+        self._waiting.extendleft(job for job in reversed(left) if self._wanted.get(job.work.key) is job)
         self._crew.begin(number, self._beginning)
 
 
