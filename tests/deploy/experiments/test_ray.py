@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from protofed.deploy.experiments import ray_node
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
 from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
+from protofed.deploy.simulation.shared_block import Block
 
 Recipes = Callable[..., Recipe]
 SAME = ("table.md", "table.csv", "curve-global-accuracy.svg", "curve-personal-pm_v.svg")
@@ -214,6 +216,19 @@ def test_nodes_have_room_for_a_job_a_core_or_a_share_of_their_gpus() -> None:
     assert ray.resources("cuda", None) == ("cuda", 1.0)
     assert ray.resources("auto", 0.25) == ("cuda", 0.25)
     assert ray.resources("auto", None) == ray.resources("cpu", None) == ("cpu", 0.0)
+
+
+@pytest.mark.parametrize(("asked", "hired"), [(None, 3), (2, 2), (9, 3)])
+def test_no_worker_is_hired_for_whom_the_cluster_has_no_room(
+    asked: int | None, hired: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = pytest.importorskip("protofed.deploy.experiments.ray_cluster").Cluster(room=3, device="cpu", gpus=0.0)
+    sites = pytest.importorskip("protofed.deploy.experiments.ray_sites")
+    monkeypatch.setattr(sites, "joined", lambda *_: nullcontext(cluster))
+    monkeypatch.setattr(sites.ray, "put", lambda _: "data")
+    with Block() as block:
+        block.sized(64)
+        assert sites.RayWorkers("auto", asked, "cpu", 1, block).size == hired
 
 
 @pytest.mark.slow

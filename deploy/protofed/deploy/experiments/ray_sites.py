@@ -48,7 +48,8 @@ class RayWorkers:
 
     Args:
         address: as of `joined`.
-        size: None: as many as the cluster has room for, for `local` as there are cores.
+        size: at most; None, and where there is less room: as many as the cluster has room for, for `local` as there
+            are cores. Ray would begin more only once others end, and what they were given would wait for that.
 
     Raises:
         ConfigError, UnavailableError: as of `joined`.
@@ -59,7 +60,7 @@ class RayWorkers:
         data = np.frombuffer(block.memory, np.uint8)
         self._held = ExitStack()
         self._cluster = self._held.enter_context(joined(address, device, None, size or cores, 2 * data.nbytes))
-        self.size = size or self._cluster.room
+        self.size = min(size or self._cluster.room, self._cluster.room)
         self._data: Any = ray.put(data)
         self._base: tuple[Digest | None, Any] = None, None  # the newest one: a node fetches it once for all its workers
         self._actors: dict[int, Any] = {}
