@@ -10,6 +10,17 @@ import typer
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
 
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Run on the Ray cluster at this address; auto: that of RAY_ADDRESS; local: a new one on this machine."
+    ),
+]
+GpusPerJob = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --ray: GPUs per job, 0.5 for two jobs on each GPU; default: 1 with --device cuda."),
+]
+
 
 def compare(
     recipes: Annotated[
@@ -47,18 +58,8 @@ def compare(
         str | None,
         typer.Option(help="Run every recipe with each of these values, as method.prototype_momentum=0.1,0.5,0.9."),
     ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            help="Run on the Ray cluster at this address; auto: that of RAY_ADDRESS; local: a new one on this machine."
-        ),
-    ] = None,
-    gpus_per_job: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="With --ray: GPUs per job, 0.5 for two jobs on each GPU; default: 1 with --device cuda."
-        ),
-    ] = None,
+    ray: Ray = None,
+    gpus_per_job: GpusPerJob = None,
     assignments: Set = None,
     dry_run: DryRun = False,
 ) -> None:
