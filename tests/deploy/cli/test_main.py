@@ -261,7 +261,7 @@ def every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 @pytest.mark.parametrize("help_option", ["-h", "--help"])
 def test_help_has_two_names_at_every_depth(help_option: str, protofed: Cli) -> None:
-    assert [protofed(*words, help_option)[0] for words in ((), ("runs",), ("runs", "show"))] == [0, 0, 0]
+    assert [protofed(*words, help_option)[0] for words in ((), ("client",), ("runs", "show"))] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from protofed.deploy.cli.compare import compare
 from protofed.deploy.cli.files import files
 from protofed.deploy.cli.new import new
 from protofed.deploy.cli.passwords import refuse_passwords
-from protofed.deploy.cli.renamed import replacement_message
+from protofed.deploy.cli.renamed import HELP, replacement_message
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
 from protofed.deploy.cli.shipped import policies, recipes
@@ -94,7 +94,7 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP},
         help="Federated learning for sites whose classes are skewed.",
         epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
         "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
@@ -150,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _asks_for_help(words: list[str]) -> bool:
     """Whether nothing but help is wanted: it logs nothing, and logging takes a third of its time to import."""
     *before, last = words or [""]
-    return last in ("-h", "--help") and not any(word.startswith("-") for word in before)
+    return last in HELP and not any(word.startswith("-") for word in before)
 
 
 def _replace_what_the_terminal_cannot_show() -> None:

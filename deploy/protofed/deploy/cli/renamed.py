@@ -27,6 +27,7 @@ GONE: Final[Mapping[tuple[str, str, str], str]] = {  # command and option -> wha
     ("certs", "sign", "--yes"): "--fingerprint CODE, as the party reads it to you",
 }
 OPTIONS: Final[Mapping[str, str]] = {"--share": "--partition-index"}
+HELP: Final = ("-h", "--help")
 
 
 def replacement_message(arguments: Sequence[str], app: typer.Typer) -> str | None:
@@ -40,7 +41,7 @@ def replacement_message(arguments: Sequence[str], app: typer.Typer) -> str | Non
     for old, new in COMMANDS.items():
         if tuple(words[: len(old)]) == old:
             return f"`protofed {' '.join(old)}` is now `protofed {new}`"
-    if len(words) > 1 and words[0] in GROUPS and words[1].startswith("-") and words[1] != "--help":
+    if len(words) > 1 and words[0] in GROUPS and words[1].startswith("-") and words[1] not in HELP:
         return f"`protofed {words[0]}` with options is now `protofed {words[0]} start`"
     for (*command, option), instead in GONE.items():
         if words[:2] == command and option in words:
