@@ -2,7 +2,8 @@
 
 What is forked runs `python -m protofed.deploy.cli` from its first line, with its own environment, working folder and
 log. gRPC is imported after the fork, as it must be. Servers, which have no PyTorch, are started as users do, and so are
-the daemons of tests/deploy and of the demo.
+the daemons of tests/deploy and of the demo. What is forked shares one hash seed: only these others show whether results
+depend on the order of a set.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class WarmProcess:
 def _run(arguments: list[str], environment: dict[str, str], folder: str, umask: int, log: str) -> None:
     """The child's whole life."""
     assert "grpc" not in sys.modules, "gRPC does not work in a fork of a process that has imported it"
+    assert sys.modules.keys() >= {*PRELOADED}, "the process that is forked passes over what it cannot import"
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))  # as PyTorch would have read it at its import
