@@ -1,7 +1,7 @@
-"""Checkpoints of an interrupted fit: what one call of `train` changes, and the site's disk that it is checkpoint on.
+"""Checkpoints of an interrupted fit: what one call of `train` changes, kept on the site's disk.
 
 A fit goes on after its newest epoch. One that starts again instead, for want of an undamaged checkpoint, ends with the
-same bytes. One fit's checkpoints are checkpoint at a time.
+same bytes. Only one fit's are kept at a time.
 """
 
 from __future__ import annotations
