@@ -189,3 +189,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def short(text: str, limit: int = 80) -> str:
     """A text from outside, cut to at most `limit` characters for an error's line."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def for_another(error: Exception) -> Exception:
+    """An error for one more call that it ends; without traceback, since calls would collect theirs in a shared one.
+
+    One that is not ours is shared: it need not be made from its arguments, and its traceback says what broke.
+    """
+    if not isinstance(error, ProtofedError):
+        return error
+    other = type(error).__new__(type(error), *error.args)  # not __init__, whose parameters may be others
+    vars(other).update(vars(error))
+    return other

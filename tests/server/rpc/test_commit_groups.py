@@ -6,10 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from traceback import extract_tb
 from typing import Any, cast
 
 from protofed.common.codec import Digest
-from protofed.common.errors import DiskFailureError, ProtocolError, StateError
+from protofed.common.errors import DiskFailureError, OverQuotaError, ProtocolError, StateError
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.server.rounds.intake import Commit
 from protofed.server.rpc.commit_groups import CommitGroups
@@ -103,3 +104,26 @@ def test_what_cannot_be_made_durable_is_not_judged() -> None:
     assert [type(answer) for answer in answers] == [DiskFailureError] * 3
     assert len({id(answer) for answer in answers}) == 3
     assert server.did == ["sync", "sync"]
+
+
+class BrokenError(Exception):
+    """Of a library: it cannot be made from its arguments."""
+
+    def __init__(self, statement: str, cause: str) -> None:
+        super().__init__(f"{statement}: {cause}")
+
+
+def test_an_error_that_nobody_expects_answers_all_calls_and_says_where_it_came_from() -> None:
+    server = Server()
+    server.fails = BrokenError("SELECT", "no such table")
+    answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
+    assert [type(answer) for answer in answers] == [BrokenError] * 3
+    traceback = answers[0].__traceback__ if isinstance(answers[0], BaseException) else None
+    assert "sync" in [frame.name for frame in extract_tb(traceback)]
+
+
+def test_what_an_error_says_beside_its_text_reaches_all_calls() -> None:
+    server = Server()
+    server.fails = OverQuotaError("short of memory", retry_after_s=30.0)
+    answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
+    assert [getattr(answer, "retry_after_s", None) for answer in answers] == [30.0] * 3

@@ -17,7 +17,7 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ProtocolError
+from protofed.common.errors import ProtocolError, for_another
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Scores, TaskKind, Verdict
 from protofed.server.rounds import phases
@@ -191,8 +191,7 @@ class UploadIntake:
         try:
             receipts = self._record_all(rows)
         except Exception as error:
-            # One each: calls would collect their tracebacks in a shared one.
-            return [type(error)(*error.args) for _ in rows]
+            return [for_another(error) for _ in rows]
         for row, receipt in zip(rows, receipts, strict=True):
             try:
                 self._driver.answered(row.task, self._arrived(row))

@@ -28,7 +28,7 @@ from typing import Any
 import structlog
 
 from protofed.common.codec import digest
-from protofed.common.errors import StateError
+from protofed.common.errors import StateError, for_another
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage import files
@@ -249,7 +249,7 @@ class ServerAudit:
             if error is None:
                 waiting.done.set_result(None)
             else:
-                waiting.done.set_exception(type(error)(*error.args))  # one each: a shared one collects tracebacks
+                waiting.done.set_exception(for_another(error))
 
     def _note_gap(self, group: Sequence[_Queued], error: Exception) -> None:
         if self._gap is None:

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
 
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import ProtofedError, for_another
 from protofed.common.protocol.messages import Receipt
 from protofed.server.rounds.intake import Commit
 from protofed.server.rounds.run_queue import RunQueue
@@ -58,7 +58,7 @@ class CommitGroups:
             try:
                 answers = await loop.run_in_executor(self._control, self._judged, group)
             except Exception as error:  # any error: each waiting call must get one
-                answers = [type(error)(*error.args) for _ in group]
+                answers = [for_another(error) for _ in group]
             for waiting, answer in zip(group, answers, strict=True):
                 if waiting.done.done():
                     continue  # its call was cut short
@@ -78,5 +78,5 @@ class CommitGroups:
         try:
             intake = self._runs.of(run).intake  # a run that was rolled back meanwhile has another
         except ProtofedError as error:
-            return [type(error)(*error.args) for _ in commits]
+            return [for_another(error) for _ in commits]
         return intake.commit_all(commits)
