@@ -101,21 +101,27 @@ WAIT = pb.NextTaskResponse(wait=pb.Wait(retry_after_s=1.0)).SerializeToString()
 NO_RUN = pb.EnrollResponse(finished=pb.Finished(reason="no run is queued", last=True)).SerializeToString()
 
 
+def enroll(peer: Peer = ANN, wait_s: float = 0.0, instance: str = "0a", **more: Any) -> AuditEntry:
+    caller = pb.Caller(site="ann", instance=instance)
+    return entry("Enroll", pb.EnrollRequest(caller=caller, wait_s=wait_s, **more), peer, reply=NO_RUN)
+
+
 def idle(peer: Peer = ANN) -> list[AuditEntry]:
     """The calls of a daemon that has nothing to do."""
     caller = pb.Caller(site="ann", instance="0a")
     return [
-        entry("Enroll", pb.EnrollRequest(caller=caller, wait_s=20.0), peer, reply=NO_RUN),
+        enroll(peer, wait_s=20.0),
         entry("NextTask", pb.NextTaskRequest(caller=caller, run="r", wait_s=20.0), peer, reply=WAIT),
         entry("Heartbeat", pb.HeartbeatRequest(caller=caller, run="r", activity=pb.ACTIVITY_IDLE), peer),
     ]
 
 
 def test_the_calls_of_a_site_that_has_nothing_to_do_share_a_line_an_hour(log: Log) -> None:
+    log.note(enroll(), enroll(BOB))
     log.note(*idle() * 100, *idle(BOB))
     log.clock.now += IDLE_EVERY_S - 1
     log.note(beat())
-    assert (log.told("counted"), len(log.told())) == ([], 1)
+    assert (log.told("counted"), len(log.told())) == ([], 3)
     log.clock.now += 1
     log.note(beat())
     counted = log.told("counted")
@@ -123,7 +129,18 @@ def test_the_calls_of_a_site_that_has_nothing_to_do_share_a_line_an_hour(log: Lo
     assert counted[0]["calls"] == {"Enroll OK": 100, "NextTask OK": 100, "Heartbeat OK": 100}
 
 
+@pytest.mark.parametrize(
+    "more", [{"instance": "0b"}, {"roles": [pb.ROLE_EVALUATOR]}, {"hold": pb.HOLD_APPROVAL}], ids=str
+)
+def test_an_enroll_that_fences_a_daemon_or_says_something_new_has_its_own_line_also_if_it_waits(
+    more: dict[str, Any], log: Log
+) -> None:
+    log.note(enroll(), enroll(wait_s=20.0), enroll(wait_s=20.0, **more), enroll(wait_s=15.0, **more), enroll(wait_s=20.0))
+    assert len(log.told()) == 3  # the first, the other one, and the first one back
+
+
 def test_a_flood_beside_idle_calls_is_counted_within_the_minute(log: Log) -> None:
+    log.note(enroll())
     log.note(*idle())
     log.budget.charge(ANN, DAY_BYTES + 10**9)
     log.note(beat())

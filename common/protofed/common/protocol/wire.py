@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from google_crc32c import value as crc32c
 
-from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, is_digest
+from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, digest, is_digest
 from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError
 from protofed.common.ids import read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
@@ -214,7 +214,8 @@ def verdict_of(call: str, reply: bytes) -> str:
 def is_idle(call: str, request: Any, reply: bytes) -> bool:
     """Whether a call of this name, once it is answered, only said that a daemon is there and that it has nothing to do.
 
-    The first Enroll of a daemon does more: it fences older ones. It does not wait for a run.
+    An Enroll that does not repeat the daemon's last one (`enrolled_as`) does more, also if it waits: it may fence
+    another daemon, or change the site's roles.
     """
     match call:
         case "Enroll":
@@ -226,6 +227,14 @@ def is_idle(call: str, request: Any, reply: bytes) -> bool:
             return bool(request.activity == pb.ACTIVITY_IDLE)
         case _:
             return False
+
+
+def enrolled_as(request: pb.EnrollRequest) -> Digest:
+    """The same for Enrolls that differ at most in how long they wait."""
+    lasting = pb.EnrollRequest()
+    lasting.CopyFrom(request)
+    lasting.ClearField("wait_s")
+    return digest(lasting.SerializeToString(deterministic=True))
 
 
 def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:

@@ -1,7 +1,7 @@
 """The server's audit log: a record of each call and its answer, durable before the answer is sent.
 
 The chunks of a transfer share one record, which names the digest of the whole. It is written with the next other call
-of the same site, so before the receipt of an update, or within a minute.
+of the same site that has a record, so before the receipt of an update, or within two minutes.
 
 Calls that arrive while one group of records is written form the next group and share its fsync; hashing and writing
 run on a thread of their own. Memory is bounded by the calls in flight, since each waits for its record.
@@ -179,7 +179,7 @@ class ServerAudit:
         self._journal.close()
 
     def _write_counts_later(self) -> None:
-        """Have the counts written within `EVERY_S`, also if no call comes meanwhile."""
+        """Have those that are due written every `EVERY_S`, also if no call comes meanwhile."""
         loop = asyncio.get_running_loop()
         if self._timer is None or self._timer.when() < loop.time():
             self._timer = loop.call_later(EVERY_S, self._begin_counts)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from protofed.common.codec import Digest
+from protofed.common.protocol import wire
 from protofed.common.storage.journal import Fact
 from protofed.server.access.authorization import PLAINTEXT, Peer
 
@@ -120,12 +122,13 @@ class LineBudget:
         self._clock = clock
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()  # by fingerprint, the one used last at the end
         self._transfers: OrderedDict[tuple[object, ...], Transfer] = OrderedDict()  # the oldest first
+        self._enrolled: OrderedDict[Caller, Digest] = OrderedDict()  # as what, the one that called last at the end
         self._counts: dict[Peer, Counts] = {}
         self._due_at = math.inf  # no counts are before
 
     def admits(self, call: AuditEntry) -> bool:
         """Whether the call gets a line of its own; otherwise it has been counted."""
-        if call.is_idle:
+        if not self._enrolls_anew(call) and call.is_idle:
             self._count(call.peer, f"{call.call} {call.code}", 1, len(call.request), IDLE_EVERY_S)
             return False
         if self._left(call.peer) <= 0 and not _is_kept(call):
@@ -176,6 +179,18 @@ class LineBudget:
             self._due_at = min(self._due_at, taken.due_at)
         for transfer in transfers:
             self._add(transfer)
+
+    def _enrolls_anew(self, call: AuditEntry) -> bool:
+        """Whether it is an Enroll with which its caller does more than to wait on; remembers it."""
+        if call.call != "Enroll" or call.code != OK:
+            return False
+        enrolled = wire.enrolled_as(call.message)
+        is_new = self._enrolled.get(call.caller) != enrolled
+        self._enrolled[call.caller] = enrolled
+        self._enrolled.move_to_end(call.caller)
+        if len(self._enrolled) > MAX_PEERS:
+            self._enrolled.popitem(last=False)
+        return is_new
 
     def _move(self, call: AuditEntry) -> None:
         """Count one chunk with the others of its transfer."""
