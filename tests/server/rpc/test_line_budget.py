@@ -135,7 +135,9 @@ def test_the_calls_of_a_site_that_has_nothing_to_do_share_a_line_an_hour(log: Lo
 def test_an_enroll_that_fences_a_daemon_or_says_something_new_has_its_own_line_also_if_it_waits(
     more: dict[str, Any], log: Log
 ) -> None:
-    log.note(enroll(), enroll(wait_s=20.0), enroll(wait_s=20.0, **more), enroll(wait_s=15.0, **more), enroll(wait_s=20.0))
+    log.note(
+        enroll(), enroll(wait_s=20.0), enroll(wait_s=20.0, **more), enroll(wait_s=15.0, **more), enroll(wait_s=20.0)
+    )
     assert len(log.told()) == 3  # the first, the other one, and the first one back
 
 

@@ -16,6 +16,7 @@ from protofed.common.errors import ConfigError, DeniedError, RevokedError, short
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.protocol import wire
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN
+from protofed.common.storage.journal import Fact
 from protofed.server.access.certificates import Certificates, date
 from protofed.server.storage.rows import CertificateRow
 
@@ -42,6 +43,10 @@ class Peer:
 
     def __str__(self) -> str:
         return f"{self.party} '{self.name}'"
+
+    def facts(self) -> dict[str, Fact]:
+        """The field `peer` of its audit records."""
+        return {"fingerprint": self.fingerprint, "party": self.party, "name": self.name}
 
     def site(self) -> dict[str, str]:
         """Log field `site` if the caller is a site, else no field."""

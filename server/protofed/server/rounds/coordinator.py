@@ -1,7 +1,7 @@
 """One run as its sites and its operator see it: tasks, heartbeats, scores; pause, stop, roll-back. Knows no wire.
 
-All methods are called from one thread at a time (the server's coordinator thread, a simulation's only one); aggregation
-alone runs elsewhere, through `ServerContext.work`. So no method here takes a lock.
+All methods but those that say otherwise are called from one thread at a time (the server's coordinator thread, a
+simulation's only one); aggregation alone runs elsewhere, through `ServerContext.work`. So no method here takes a lock.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.publisher import Published
 from protofed.server.rounds.waiting import Waiting
+
+NOTHING_TO_DO = Wait(retry_after_s=1.0)
 
 
 class Coordinator:
@@ -109,7 +111,7 @@ class Coordinator:
         self._presence.seen(site, instance)
         if isinstance(self.phase, phases.FinishedPhase):
             return Finished(self.phase.reason, last=True)
-        return self.open_task(site) or Wait(retry_after_s=1.0)
+        return self.open_task(site) or NOTHING_TO_DO
 
     def open_task(self, site: SiteId) -> Task | None:
         """The task that `next_task` would give."""
@@ -118,18 +120,19 @@ class Coordinator:
         return Task(row.kind, self.run, row.round, row.task_id, row.base_digest, row.base_bytes, self._remaining())
 
     def invited(self, site: SiteId) -> bool:
-        """Whether the site has an open task."""
+        """Whether the site has an open task. May be called from any thread."""
         return self._invitations.of(site) is not None
 
     def may_fetch(self, site: SiteId, address: Digest) -> bool:
-        """Whether the site's own open task names this blob."""
+        """Whether the site's own open task names this blob. May be called from any thread."""
         row = self._invitations.of(site)
         return row is not None and row.base_digest == address
 
     def heartbeat(self, site: SiteId, instance: str, progress: Progress) -> Signal:
         """Record a site's progress; ABORT when its task is no longer open.
 
-        The first heartbeat of a task marks it as started; one with a failure declines it.
+        The first heartbeat of a task marks it as started; one with a failure declines it. With an idle one this may be
+        called from any thread.
         """
         if progress.activity is Activity.IDLE:
             # Without a mark any call counts as life: an idle daemon has no progress that could move.

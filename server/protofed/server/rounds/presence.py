@@ -68,7 +68,7 @@ class SitePresence:
         self._present[site] = _Presence(instance, offered, None, self._clock(), pause_reason)
 
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
-        """Record a daemon's call.
+        """Record a daemon's call. May be called from any thread.
 
         With a mark it counts as alive only while the mark changes or itself reports progress: a daemon whose training
         hangs goes on beating, and must not be waited for.
@@ -90,7 +90,7 @@ class SitePresence:
             presence.mark, presence.moved_at = mark, self._clock()
 
     def note(self, site: SiteId, progress: Progress) -> None:
-        """Keep a daemon's latest report for screens and metrics; it is no sign of progress."""
+        """Keep a daemon's latest report for screens and metrics, from any thread; it is no sign of progress."""
         if (presence := self._present.get(site)) is not None:
             presence.latest = progress
 
@@ -130,7 +130,7 @@ class SitePresence:
         self._excluded.pop(site, None)
 
     def exclusion(self, site: SiteId) -> str | None:
-        """The operator's reason for excluding a site; None: it is not excluded."""
+        """The operator's reason for excluding a site; None: it is not excluded. May be called from any thread."""
         return self._excluded.get(site)
 
     def roles(self, site: SiteId) -> frozenset[Role]:

@@ -32,7 +32,7 @@ from protofed.common.protocol.messages import (
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.coordinator import NOTHING_TO_DO, Coordinator
 from protofed.server.rounds.resume import check_same, recipe_of
 from protofed.server.rounds.sampling import min_cohort
 from protofed.server.rounds.start_checks import check_model
@@ -41,7 +41,6 @@ from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import EXCLUDED, RoundOutcome
 
 log = structlog.get_logger()
-NOTHING_TO_DO = Wait(retry_after_s=1.0)
 NO_RUN = "no run is queued"
 # Up to so many, each that enrolls may open the round at once; of more, the timer's next tick looks at all together.
 FEW_SITES = 100
@@ -197,7 +196,10 @@ class RunQueue:
         return NOTHING_TO_DO
 
     def heartbeat(self, run: str, site: SiteId, instance: str, progress: Progress) -> Signal:
-        """Record a site's progress; ABORT if the site is excluded or nobody waits for its task."""
+        """Record a site's progress; ABORT if the site is excluded or nobody waits for its task.
+
+        An idle one may be called from any thread: it changes the site's presence alone.
+        """
         if self._context.presence.exclusion(site) is not None:
             return Signal.ABORT
         current = self.current
@@ -210,7 +212,7 @@ class RunQueue:
         return signal
 
     def invited(self, site: SiteId) -> bool:
-        """Whether the site has an open task in the current run."""
+        """Whether the site has an open task in the current run. May be called from any thread."""
         current = self.current
         return current is not None and current.invited(site)
 

@@ -84,9 +84,8 @@ class AuditEntry:
 
     def facts(self) -> dict[str, Fact]:
         """The fields of its record: the request's digest and identifying fields, never its content."""
-        peer: dict[str, Fact] = {"fingerprint": self.peer.fingerprint, "party": self.peer.party, "name": self.peer.name}
         record: dict[str, Fact] = {
-            "peer": peer,
+            "peer": self.peer.facts(),
             "call": self.call,
             "facts": {} if self.message is None else audit_fields(self.message),
             "bytes": len(self.request),

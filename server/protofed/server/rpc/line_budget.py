@@ -54,7 +54,7 @@ class Counts:
 
     def facts(self) -> Mapping[str, Fact]:
         """The fields of their common line."""
-        return {"peer": _peer(self.peer), "calls": {**self.calls}, "bytes": self.size}
+        return {"peer": self.peer.facts(), "calls": {**self.calls}, "bytes": self.size}
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Transfer:
     def facts(self) -> Mapping[str, Fact]:
         """The fields of a record `call` that stands for all of its calls."""
         return {
-            "peer": _peer(self.peer),
+            "peer": self.peer.facts(),
             "call": self.call,
             "facts": {**self.fields},
             "calls": self.calls,
@@ -233,10 +233,6 @@ class LineBudget:
         bucket.left = min(DAY_BYTES, bucket.left + (now - bucket.updated_at) * DAY_BYTES / DAY_S)
         bucket.updated_at = now
         return bucket
-
-
-def _peer(peer: Peer) -> dict[str, Fact]:
-    return {"fingerprint": peer.fingerprint, "party": peer.party, "name": peer.name}
 
 
 def _is_kept(call: AuditEntry) -> bool:
