@@ -81,9 +81,12 @@ def test_row_86_a_blocked_event_loop_is_told_and_passes(
     here = processes_of(quick_recipe())
     here.server(fails="loop:3=sleep10")
     watch = HealthWatch(here.address)
-    here.trainers()
+    go = here.folder / "go"  # the run does not end, nor its server, before that is said
+    here.trainer("site-1", fails=f"fit-done=until{go}")
+    here.trainer("site-2")
     here.wait_for(lambda: len(watch.heard) >= 3)
     assert watch.heard == [SERVING, NOT_SERVING, SERVING]
+    go.touch()
     log = told(here, "server")
     assert "the event loop is blocked" in log
     assert "in reach" in log  # the stack's innermost frame
