@@ -17,11 +17,13 @@ from protofed.common.config.recipe import Recipe
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 SEED = 83
-ROUNDS = 20
+ROUNDS = 40
 SERVER_KILLS = 20
 CLIENT_KILLS = 40
-LAST_ROUNDS = 7  # in which nobody is killed any more: undisturbed, they take seconds
-LONGEST_PAUSE_S = 1.5  # before each kill
+LAST_ROUNDS = 10  # in which nobody is killed any more: undisturbed, they take seconds
+# Before each kill. On average shorter than a process takes to start: a run ahead of the plan stands still until the
+# plan has caught up, and cannot end before its last kill.
+LONGEST_PAUSE_S = 0.3
 PATIENCE_S = 600.0
 SITES = ("site-1", "site-2", "site-3")
 # FedNH's sites keep a memory from round to round: a round that counted twice or not at all would show in the digest.
