@@ -87,11 +87,15 @@ def _found(jobs: Sequence[Job], seen: Sequence[Progress | None]) -> Iterator[Fou
 
 def _failures(jobs: Sequence[Job], processes: Sequence[Process]) -> Iterator[Finding]:
     for job, process in zip(jobs, processes, strict=True):
+        if process.poll() is None:
+            continue  # its time was over
         try:
-            if process.poll() is not None:
-                ended(process, SPARE_S)
+            killed = ended(process, SPARE_S)
+            problem = f"ended by signal {-killed}" if killed else ""
         except RuntimeError as error:
-            yield Finding(f"{job.recipe}, seed {job.seed}", str(error), "no error", Status.FAILED)
+            problem = str(error)
+        if problem:
+            yield Finding(f"{job.recipe}, seed {job.seed}", problem, "no error", Status.FAILED)
 
 
 def _written(job: Job) -> Path:

@@ -76,8 +76,8 @@ class PartResult:
             self.findings[found.what] = found
 
     def end(self) -> None:
-        """Judge the part by its findings."""
-        seen = [finding.status for finding in self.findings.values()]
+        """Judge the part by its findings; one that found nothing has shown nothing."""
+        seen = [finding.status for finding in self.findings.values()] or [Status.FAILED]
         worst = next((status for status in _WORST if status in seen), Status.PASSED)
         self.status = Status.SKIPPED if seen and set(seen) == {Status.SKIPPED} else worst
 

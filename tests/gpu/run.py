@@ -17,7 +17,6 @@ from tests.gpu import cifar, machine
 from tests.gpu.plan import Part, Proof, carry_out
 from tests.gpu.report import MARKDOWN, PartResult, Report, Status
 
-from protofed.client.agent.device import pick
 from protofed.common.config.data import data_folder
 from protofed.common.errors import unknown
 
@@ -41,7 +40,7 @@ def run(asked: argparse.Namespace, scratch: Path) -> int:
     parts = chosen(asked.parts.split(",") if asked.parts else list(NEEDS_S))
     began = time.monotonic()
     proof = Proof(
-        torch.device("cpu") if asked.rehearse else pick("auto"),
+        torch.device("cpu" if asked.rehearse else "cuda"),  # not what `pick` says, which is judged by it
         scratch,
         cifar.found(asked.data or data_folder()),
         [int(seed) for seed in asked.seeds.split(",")],

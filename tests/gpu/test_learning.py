@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,18 @@ def test_a_run_writes_how_far_it_has_come(tmp_path: Path) -> None:
     assert 0 < made.scores[2]["global.accuracy"] <= 1
     assert Progress.read(path) == made
     assert Progress.read(tmp_path / "absent.json") is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [("", []), ("raise SystemExit(1)", [Status.FAILED]), ("os.kill(os.getpid(), 9)", [Status.FAILED])],
+)
+def test_a_run_that_is_killed_has_failed_and_is_not_one_without_time(ends: str, expected: list[Status]) -> None:
+    job = Job("digits-fedavg", 0, {}, "cpu", 0.0, "")
+    command = [sys.executable, "-c", f"import os; {ends}"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        process.wait(60)
+        assert [finding.status for finding in learning._failures([job], [process])] == expected
 
 
 def test_a_run_without_time_ends_by_itself(tmp_path: Path) -> None:

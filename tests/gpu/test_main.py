@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.gpu import memory, telemetry
+from tests.gpu import choice, machine, memory, run, telemetry
 from tests.gpu.__main__ import main
-from tests.gpu.report import JSON, Status
+from tests.gpu.plan import Proof
+from tests.gpu.report import JSON, Finding, Status
 from tests.gpu.run import NEEDS_S, chosen
 
 from protofed.common.errors import ConfigError
@@ -36,6 +37,23 @@ def test_a_rehearsal_reports_as_one(tmp_path: Path) -> None:
     assert said["kind"] == "CPU rehearsal"
     assert said["machine"]["device"] == "cpu"
     assert [(part["name"], part["status"]) for part in said["parts"]] == [("choice", "passed"), ("telemetry", "passed")]
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_daemon_that_would_not_take_the_gpu_is_found(tmp_path: Path) -> None:
+    first = next(choice.work(Proof(torch.device("cuda"), tmp_path)))
+    assert isinstance(first, Finding)
+    assert (first.what, first.found, first.status) == ("device = 'auto' picks", "cpu", Status.FAILED)
+
+
+def test_what_is_not_a_rehearsal_is_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = list[torch.device]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(run, "pick", lambda _: torch.device("cpu"), raising=False)  # a daemon whose choice is broken
+    monkeypatch.setattr(machine, "facts", lambda device: {"device": str(device)})
+    monkeypatch.setattr(run, "carry_out", lambda _, proof, *__: devices.append(proof.device))
+    assert main(["--parts", "choice", "--out", str(tmp_path)]) == 0
+    assert devices == [torch.device("cuda")]
 
 
 @pytest.mark.usefixtures("no_gpu")

@@ -88,7 +88,7 @@ def test_the_report_is_written_whenever_there_is_more_of_it() -> None:
         ([Status.PASSED, Status.MISSED], Status.MISSED),
         ([Status.MISSED, Status.BEGUN], Status.BEGUN),
         ([Status.BEGUN, Status.FAILED, Status.PASSED], Status.FAILED),
-        ([], Status.PASSED),
+        ([], Status.FAILED),
     ],
 )
 def test_a_part_is_what_the_worst_of_its_findings_is(findings: list[Status], expected: Status) -> None:
