@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 import tracemalloc
 from collections.abc import Iterator
 
 import numpy as np
 from tests.bench.report import Row
+from tests.bench.timing import seconds
 
 from protofed.common.payload import Part, Payload, Update
 from protofed.server.methods.cwfedavg import CwFedAvgServer
@@ -19,7 +19,7 @@ SITES, PARAMETERS, FEATURES, REPETITIONS = 20, 1_000_000, 4, 5
 def rows() -> Iterator[Row]:
     """A thousand classes beside ten, in turns: one aggregation and the mixtures of all sites. O(M P): about 1."""
     few, many = _Step(10), _Step(1000)
-    times = [(few.seconds(), many.seconds()) for _ in range(REPETITIONS)]
+    times = [(seconds(few), seconds(many)) for _ in range(REPETITIONS)]
     slower = statistics.median(after / before for before, after in times)
     what = f"cwFedAVG server step, {SITES} sites, 1000 classes"
     fast, slow = (statistics.median(pair[n] for pair in times) for n in (0, 1))
@@ -40,11 +40,6 @@ class _Step:
         state = self._method.aggregate(self._state, self._updates)
         for update in self._updates:
             self._method.broadcast(state, update.site)
-
-    def seconds(self) -> float:
-        start = time.perf_counter()
-        self()
-        return time.perf_counter() - start
 
     def peak_models(self) -> float:
         """Memory beyond the updates, in models of the size that is mixed."""

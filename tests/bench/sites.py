@@ -14,8 +14,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +31,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from tests.bench import light_sites
 from tests.bench.light_sites import CLASSES, Counts, Crowd
 from tests.bench.report import Row
-from tests.bench.server_process import memory, processor
+from tests.bench.server_process import memory, process, processor, written
 from tests.support.pki import Authority
 
 from protofed.common.config.recipe import Recipe
@@ -180,25 +178,11 @@ def serving(case: Case, folder: Path, identities: Identities | None) -> Iterator
     command = [sys.executable, "-c", "from protofed.deploy.cli.main import main; main()", "server", "start"]
     ports = ["--listen=127.0.0.1:0", "--metrics=127.0.0.1:0"]
     room = {"PROTOFED_SERVER_MAX_CONNECTIONS": str(case.sites + case.sites // 4 + 100)}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, *ports, *security, f"--state={state}"], env={**os.environ, **room}, stdout=log, stderr=log
-        )
-        try:
-            address = _until(lambda: process.poll() is None and _read(state / "address"), "the server serves")
-            log_file = folder / "log"
-            found = _until(lambda: re.search(r'"metrics": "(http:[^"]+)"', _read(log_file)), "its port is known")
-            boss = None if identities is None else identities.operator
-            yield Serving(process.pid, address, found[1], boss)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
-
-
-def _read(path: Path) -> str:
-    with suppress(FileNotFoundError):
-        return path.read_text("utf-8")
-    return ""
+    with process([*command, *ports, *security, f"--state={state}"], folder, {**os.environ, **room}) as one:
+        address = written(state / "address", one, folder)
+        found = _until(lambda: re.search(r'"metrics": "(http:[^"]+)"', (folder / "log").read_text("utf-8")), "its port")
+        boss = None if identities is None else identities.operator
+        yield Serving(one.pid, address, found[1], boss)
 
 
 def _until(question: Callable[[], Any], what: str, every_s: float = 0.1) -> Any:
@@ -310,16 +294,16 @@ def _rounds(case: Case, server: Serving, operator: Operator, counted: Any) -> di
 
 def rows() -> Iterator[Row]:
     """Of `make bench`: 1,000 sites, beside the goals of 10,000."""
+    case = Case(ROWS_SITES, rounds=3)
     with tempfile.TemporaryDirectory(prefix="protofed-sites-") as folder:
-        found = measure(Case(ROWS_SITES, rounds=3), Path(folder))
-    command = f"python -m tests.bench.sites --sites {ROWS_SITES}"
+        found = measure(case, Path(folder))
+    command = f"python -m tests.bench.sites --sites {case.sites} --rounds {case.rounds}"
     for state, words in (("no_run", "without a run"), ("paused", "with a run")):
         idle, what = found[state], f"{ROWS_SITES} idle sites {words}, mTLS"
         yield Row(f"{what}: server memory a site", idle["kb_a_site"], "kB", at_most=50.0, command=command)
         most, note = 0.2 * ROWS_SITES / 10_000, f"{idle['calls_a_second']:.0f} calls a second"
         yield Row(f"{what}: processor", idle["core"], "cores", at_most=most, command=command, note=note)
-    cohort = Case(ROWS_SITES).cohort
-    yield Row(f"a round of {cohort} of {ROWS_SITES} sites", found["round_s"], "s", command=command, details=found)
+    yield Row(f"a round of {case.cohort} of {ROWS_SITES} sites", found["round_s"], "s", command=command, details=found)
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
 def server_start() -> None:
     """A server process until it answers a health check; without torch in it."""
     script = (
-        "import sys, threading, grpc, tempfile, pathlib\n"
+        "import sys, threading, grpc\n"
         "from protofed.deploy.cli.main import main\n"
         "from protofed.deploy import shipped\n"
         "from protofed.deploy.daemons import server as server_process\n"
@@ -58,10 +58,11 @@ def server_start() -> None:
         "    return serve(*a, started=lambda x: threading.Thread(target=check, args=(x,)).start(), **k)\n"
         "server_process.serve = watched\n"
         "recipe = shipped.folder('recipes') / 'digits-fednh.toml'\n"
-        "told = [f'--recipe={recipe}', '--listen=127.0.0.1:0', '--plaintext', f'--state={tempfile.mkdtemp()}']\n"
+        "told = [f'--recipe={recipe}', '--listen=127.0.0.1:0', '--plaintext', f'--state={sys.argv[1]}']\n"
         "main(['server', 'start', *told])\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    with TemporaryDirectory() as state:
+        ended = subprocess.run([sys.executable, "-c", script, state], capture_output=True, check=False)
     assert ended.returncode == -9, ended.stderr
 
 

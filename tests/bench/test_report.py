@@ -88,4 +88,5 @@ def test_ours_stands_beside_the_floor_and_a_peer_beside_ours() -> None:
 def test_the_kept_rows_can_be_compared_with() -> None:
     kept = read(Path(__file__).with_name("kept.json"))
     assert all(row.what == what and row.figure for what, row in kept.items())
+    assert not any(row.details for row in kept.values()), "no comparison reads the single times"
     assert change(kept["round, 45 MB × 8"], kept["round, 45 MB × 8"]) == 1.0
