@@ -36,10 +36,7 @@ def compare(
     out: Annotated[
         Path, typer.Option(help="Folder for tables, curves and all runs; unfinished work in it continues.")
     ] = Path("runs/compare"),
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Runs in parallel; default: one per core, or per N cores with --workers N."),
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; default: one for --workers cores.")] = None,
     workers: Annotated[
         int,
         typer.Option(
