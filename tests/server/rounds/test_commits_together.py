@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.server.conftest import daemon
 
-from protofed.common.errors import FencedError, OutOfSpaceError, ProtocolError
+from protofed.common.errors import FencedError, OutOfSpaceError, ProtocolError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Verdict
 from protofed.server.rounds.intake import Commit
@@ -38,6 +38,23 @@ def commit(
     lab.blobs.put(data)
     found = problem or lab.coordinator.intake.examine(data, manifest, task.base_digest)
     return Commit(site, instance or daemon(site), task_id or task.task_id, manifest, {}, weight, found)
+
+
+class Full:
+    """A journal on a full disk."""
+
+    def append_all(self, _: object) -> None:
+        raise OutOfSpaceError("no space left")
+
+
+class Free:
+    """A journal that has room."""
+
+    def __init__(self) -> None:
+        self.appended: list[list[str]] = []
+
+    def append_all(self, entries: Iterable[tuple[str, Mapping[str, object]]]) -> None:
+        self.appended.append([event for event, _ in entries])
 
 
 def told(answers: Iterable[Receipt | Exception]) -> list[Verdict | type[Exception]]:
@@ -109,17 +126,6 @@ def test_of_one_task_one_update_counts(lab: Lab, value: float, answer: Verdict) 
 
 
 def test_updates_that_cannot_be_recorded_count_when_they_come_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def append_all(self, _: object) -> None:
-            raise OutOfSpaceError("no space left")
-
-    class Free:
-        def __init__(self) -> None:
-            self.appended: list[list[str]] = []
-
-        def append_all(self, entries: Iterable[tuple[str, Mapping[str, object]]]) -> None:
-            self.appended.append([event for event, _ in entries])
-
     commits = [commit(lab, "ann", 1.0), commit(lab, "bob", 3.0)]
     lab.ledger.attach(Full())
     answers = lab.coordinator.intake.commit_all(commits)
@@ -129,4 +135,15 @@ def test_updates_that_cannot_be_recorded_count_when_they_come_again(lab: Lab, mo
     assert told(lab.coordinator.intake.commit_all(commits)) == [Verdict.ACCEPTED] * 2
     assert free.appended == [["verdict"] * 2]
     lab.push("cyd", lab.model(2.0))
+    assert lab.value == 2.0
+
+
+def test_an_update_that_contradicts_its_recorded_one_stops_no_other(lab: Lab) -> None:
+    lab.ledger.attach(Full())
+    assert told(lab.coordinator.intake.commit_all([commit(lab, "ann", 1.0)])) == [OutOfSpaceError]
+    lab.ledger.attach(Free())
+    commits = [commit(lab, "bob", 3.0), commit(lab, "ann", 2.0), commit(lab, "cyd", 2.0)]  # ann's daemon died meanwhile
+    answers = lab.coordinator.intake.commit_all(commits)
+    assert told(answers) == [Verdict.ACCEPTED, StateError, Verdict.ACCEPTED]
+    lab.push("ann", lab.model(1.0))
     assert lab.value == 2.0

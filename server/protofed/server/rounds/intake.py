@@ -17,7 +17,7 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ProtocolError, for_another
+from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Scores, TaskKind, Verdict
 from protofed.server.rounds import phases
@@ -153,7 +153,7 @@ class UploadIntake:
         answers: list[Receipt | Exception] = []
         while left := commits[len(answers) :]:
             rows = self._acceptable(left)
-            answers += self._accepted(rows) if len(rows) > 1 else [self._judged_alone(left[0])]
+            answers += self._accepted(rows, left[: len(rows)]) if len(rows) > 1 else [self._judged_alone(left[0])]
         return answers
 
     def _acceptable(self, commits: Sequence[Commit]) -> list[UpdateRow]:
@@ -185,13 +185,13 @@ class UploadIntake:
         digest, total, norm = manifest.digest, manifest.total_bytes, commit.examined
         return UpdateRow(row, Verdict.ACCEPTED, "", digest, total, commit.metrics, commit.weight, norm=norm)
 
-    def _accepted(self, rows: Sequence[UpdateRow]) -> list[Receipt | Exception]:
+    def _accepted(self, rows: Sequence[UpdateRow], commits: Sequence[Commit]) -> list[Receipt | Exception]:
         """Record updates, then count them: all are in the ledger before the first one moves the round."""
         answers: list[Receipt | Exception] = []
         try:
             receipts = self._record_all(rows)
-        except Exception as error:
-            return [for_another(error) for _ in rows]
+        except Exception:  # perhaps because of one of them, which must not keep out the others
+            return [self._judged_alone(commit) for commit in commits]
         for row, receipt in zip(rows, receipts, strict=True):
             try:
                 self._driver.answered(row.task, self._arrived(row))
