@@ -393,3 +393,24 @@ def test_the_first_tensor_that_is_not_finite_is_named(value: float, dtype: str) 
     payload = {Part.HEAD: {"a": bad}, Part.BODY: {"b": bad, "a": np.zeros(2), "c": bad}}
     assert codec.first_not_finite(payload) == "body/b"
     assert codec.first_not_finite({Part.BODY: {"n": np.array([2**62]), "x": np.array([-0.0, 5e-324])}}) is None
+
+
+@pytest.mark.parametrize(
+    "sent", [codec.encoded_size, lambda specs: codec.header_specs(header_of(specs))], ids=["announced", "uploaded"]
+)
+def test_a_header_of_thousands_of_tensors_does_not_stay_in_memory(
+    sent: Callable[[tuple[TensorSpec, ...]], Any],
+) -> None:
+    sent((TensorSpec(Part.BODY, "warm", "float32", (1,)),))
+    tracemalloc.start()
+    for site in range(2):
+        sent(tuple(TensorSpec(Part.BODY, f"{site}.{number}", "float32", (1,)) for number in range(10_000)))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1 << 20
+
+
+def header_of(specs: tuple[TensorSpec, ...]) -> bytes:
+    sizes = {spec.path: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for spec in specs}
+    text = json.dumps(sizes).encode()
+    return len(text).to_bytes(8, "little") + text

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple, NewType, TypeAlias
+from typing import Any, NamedTuple, NewType, TypeAlias, TypeVar
 
 import numpy as np
 from blake3 import blake3
@@ -22,6 +22,8 @@ from protofed.common.payload import Array, Part, Payload, TensorSpec, describe
 
 Buffer: TypeAlias = bytes | memoryview  # of a blob; a memoryview may be a file in memory
 Digest = NewType("Digest", str)  # BLAKE3-256 of a blob's bytes, in hex
+_Key = TypeVar("_Key", bytes, tuple[TensorSpec, ...])
+_Value = TypeVar("_Value")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 MAX_TENSORS = 20_000
@@ -33,6 +35,7 @@ _NAMES = {name: short for short, name in DTYPES.items()}
 _DTYPE_ORDER = {"int64": 0, "float64": 1, "float32": 2}  # of tensors within a blob, as safetensors writes them
 _LENGTH_BYTES, _ALIGNMENT = 8, 8  # of the header's length field; of the tensors' data
 _KNOWN = 16  # headers whose checks are remembered: the payloads of a run have two or three
+_KNOWN_TENSORS, _KNOWN_BYTES = 1 << 10, 1 << 17  # of the longest of them: a hostile site's would fill the memory
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
@@ -178,7 +181,17 @@ def _header(data: Buffer) -> bytes:
     return bytes(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
 
 
-@lru_cache(_KNOWN)
+def _remembered(longest: int) -> Callable[[Callable[[_Key], _Value]], Callable[[_Key], _Value]]:
+    """What a function of a header gave for the last `_KNOWN` of at most this length."""
+
+    def decorate(compute: Callable[[_Key], _Value]) -> Callable[[_Key], _Value]:
+        known = lru_cache(_KNOWN)(compute)
+        return lambda key: known(key) if len(key) <= longest else compute(key)
+
+    return decorate
+
+
+@_remembered(_KNOWN_BYTES)
 def _read(text: bytes) -> _Header:
     """Remembered by its bytes: a header says the same in every update."""
     try:
@@ -197,7 +210,7 @@ def _read(text: bytes) -> _Header:
     return _Header(tuple(specs), offsets, at, text == _canonical_header(tuple(specs)))
 
 
-@lru_cache(_KNOWN)
+@_remembered(_KNOWN_TENSORS)
 def _beginning(specs: tuple[TensorSpec, ...]) -> tuple[bytes, tuple[tuple[Part, str], ...]]:
     """What a blob of these tensors begins with, and the order of their data behind it."""
     for spec in specs:
@@ -208,7 +221,7 @@ def _beginning(specs: tuple[TensorSpec, ...]) -> tuple[bytes, tuple[tuple[Part, 
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header, order
 
 
-@lru_cache(_KNOWN)
+@_remembered(_KNOWN_TENSORS)
 def _canonical_header(specs: tuple[TensorSpec, ...]) -> bytes:
     """The header that safetensors writes for these tensors: JSON without spaces, then spaces up to the alignment."""
     entries, at = {}, 0
