@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import random
 from collections.abc import Callable
@@ -270,6 +271,25 @@ def test_a_blob_that_cannot_be_opened_now_is_not_taken_for_a_damaged_one(
         with pytest.raises(OutOfSpaceError, match="cannot be read now: Too many open files"):
             folder.get(ADDRESS)
     assert folder.get(ADDRESS) == DATA
+
+
+def test_a_blob_that_cannot_be_mapped_now_is_not_taken_for_a_damaged_one(
+    folder: FolderBlobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    send(folder, ANN)
+    with monkeypatch.context() as limits:
+        limits.setattr(mmap, "mmap", fails)
+        with pytest.raises(OutOfSpaceError, match="Cannot allocate memory"):
+            folder.seal(ANN)
+    assert folder.seal(ANN) == DATA
+    with monkeypatch.context() as limits:
+        limits.setattr(mmap, "mmap", fails)
+        with pytest.raises(OutOfSpaceError, match="Cannot allocate memory"):
+            folder.view(ADDRESS)
+    assert folder.view(ADDRESS) == DATA
 
 
 def test_on_a_disk_of_another_machine_nothing_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 log = structlog.get_logger()
 TEMPORARY = ".tmp-"
 PRIVATE, PUBLIC = 0o600, 0o666  # modes of a new file, less the umask
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a lack of handles or of room for a map: nothing is wrong on disk
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
 
 
@@ -109,8 +110,7 @@ def temporary_name(name: str) -> str:
 
 def write_error(path: Path, error: OSError) -> StateError:
     """The error that a failed write of `path` is for its caller: repeat it later, or stop."""
-    # EMFILE and ENFILE too: a lack of file handles passes, as a lack of space does.
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, *PASSING):
         return OutOfSpaceError(f"cannot write {path}: {error.strerror}; free space, or raise the limit")
     return DiskFailureError(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -112,7 +111,7 @@ class FolderBlobs:
         try:
             data = read(self._path(address))
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # nothing is wrong with the blob
+            if error.errno in files.PASSING:
                 raise OutOfSpaceError(
                     f"blob {address} cannot be read now: {error.strerror}; raise the limit"
                 ) from error
