@@ -13,6 +13,7 @@ from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
 from protofed.server.verdicts import RoundOutcome
 
@@ -153,6 +154,12 @@ def answers(ledger: Ledger) -> dict[str, object]:
 
 def timeless(row: RoundRow) -> RoundRow:
     return replace(row, opened_at=0.0, closed_at=None if row.closed_at is None else 1.0)
+
+
+def test_no_method_that_asks_a_database_is_inherited() -> None:
+    public = {name for kind in (LedgerReader, Ledger) for name in vars(kind) if not name.startswith("_")}
+    by_others = {"publish", "abandon", "judge", "settle_promises", "is_settled"}  # made of what is written again
+    assert public - vars(MemoryLedger).keys() == by_others
 
 
 @settings(deadline=None, max_examples=25)

@@ -19,7 +19,7 @@ from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
 
 
 class MemoryLedger(Ledger):
-    """Every method of `Ledger`, which describes them, without a database and without a journal.
+    """Every method of `Ledger` and `LedgerReader`, which describe them, without a database and without a journal.
 
     Rows are frozen, and replaced when they change: what was read stays as it was.
     """
@@ -51,53 +51,43 @@ class MemoryLedger(Ledger):
     # Sites
 
     def sites(self) -> dict[SiteId, list[str]]:
-        """See `LedgerReader`."""
         return dict(sorted(self._roles.items()))
 
     def excluded(self) -> dict[SiteId, str]:
-        """See `LedgerReader`."""
         return dict(self._excluded)
 
     def enroll(self, site: SiteId, roles: Sequence[str]) -> None:
-        """See `Ledger`."""
         self._roles[site] = list(roles)
 
     def exclude(self, site: SiteId, reason: str | None) -> None:
-        """See `Ledger`."""
         self._excluded.pop(site, None)
         if reason is not None and site in self._roles:
             self._excluded[site] = reason
 
     def forget_site(self, site: SiteId) -> None:
-        """See `Ledger`."""
         self._roles.pop(site, None)
         self._excluded.pop(site, None)
 
     # Certificates and operators
 
     def certificates(self) -> list[CertificateRow]:
-        """See `LedgerReader`."""
         return list(self._certificates.values())
 
     def revoked(self) -> dict[SiteId, tuple[float, str]]:
-        """See `LedgerReader`."""
         of_sites = [row for row in self._certificates.values() if row.party == "site"]
         valid = {row.name for row in of_sites if row.revoked_at is None}
         gone = [(row.revoked_at, row) for row in of_sites if row.revoked_at is not None and row.name not in valid]
         return {row.name: (at, row.reason or "") for at, row in sorted(gone, key=lambda pair: pair[0])}
 
     def register(self, row: CertificateRow) -> None:
-        """See `Ledger`."""
         if row.fingerprint in self._certificates:
             raise _contradiction(f"certificate {row.fingerprint}")
         self._certificates[row.fingerprint] = row
 
     def grant(self, row: CertificateRow) -> None:
-        """See `Ledger`."""
         self._renew_certificate(row, roles=row.roles)
 
     def revoke(self, row: CertificateRow) -> None:
-        """See `Ledger`."""
         self._renew_certificate(row, revoked_at=row.revoked_at, reason=row.reason)
 
     def _renew_certificate(self, row: CertificateRow, **values: Any) -> None:
@@ -105,25 +95,20 @@ class MemoryLedger(Ledger):
             self._certificates[row.fingerprint] = replace(known, **values)
 
     def interventions(self) -> list[InterventionRow]:
-        """See `LedgerReader`."""
         return list(self._interventions)
 
     def intervene(self, row: InterventionRow) -> None:
-        """See `Ledger`."""
         self._interventions.append(row)
 
     # Runs
 
     def run(self, run: str) -> RunRow | None:
-        """See `LedgerReader`."""
         return self._runs.get(run)
 
     def runs(self) -> list[RunRow]:
-        """See `LedgerReader`."""
         return sorted(self._runs.values(), key=lambda row: row.position)
 
     def begin_run(self, run: str, fingerprint: Digest, recipe: str) -> None:
-        """See `Ledger`."""
         if run in self._runs:
             raise _contradiction(f"run {run}")
         self._runs[run] = RunRow(
@@ -131,16 +116,13 @@ class MemoryLedger(Ledger):
         )
 
     def pause(self, run: str, *, paused: bool) -> None:
-        """See `Ledger`."""
         self._renew_run(run, paused=paused)
 
     def end_run(self, run: str, reason: str, outcome: RoundOutcome) -> None:
-        """See `Ledger`."""
         self._renew_run(run, ended_at=time.time(), outcome=outcome, reason=reason)
         self._settle(self._open(run), "late", RUN_ENDED)
 
     def roll_back(self, run: str, to: int) -> None:
-        """See `Ledger`."""
         for at in self._rounds[run]:
             if at[0] > to:
                 self._renew_round(run, at, rolled_back=True)
@@ -158,27 +140,22 @@ class MemoryLedger(Ledger):
     # Rounds
 
     def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
-        """See `LedgerReader`."""
         rows = (row for number in self._since(run, since) for row in self._at(run, number))
         return [row for row in rows if rolled_back or not row.rolled_back]
 
     def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
-        """See `LedgerReader`."""
         rows = (row for number in reversed(self._numbers[run]) for row in reversed(self._at(run, number)))
         kept = (row for row in rows if not row.rolled_back and (row.scored or not scored))
         return next((row for row in kept if row.state is not None or not (published or scored)), None)
 
     def state(self, run: str, round: int) -> Digest | None:
-        """See `LedgerReader`."""
         states = [row.state for row in self._at(run, round) if row.state is not None and not row.rolled_back]
         return states[-1] if states else None
 
     def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
-        """See `LedgerReader`."""
         return self._states[run] & set(among)
 
     def attempts(self, run: str, round: int) -> int:
-        """See `LedgerReader`."""
         return len(self._attempts[run].get(round, ()))
 
     def _at(self, run: str, round: int) -> list[RoundRow]:
@@ -190,7 +167,6 @@ class MemoryLedger(Ledger):
         return numbers[bisect_left(numbers, round) :]
 
     def open_round(self, row: RoundRow, tasks: Sequence[TaskRow]) -> None:
-        """See `Ledger`."""
         at = row.round, row.attempt
         if at in self._rounds[row.run]:
             raise _contradiction(f"round {row.round} of {row.run}")
@@ -200,7 +176,6 @@ class MemoryLedger(Ledger):
         self._number(row.run, row.round)
 
     def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
-        """See `Ledger`."""
         at = round, attempt
         self._renew_round(run, at, aggregations=self._rounds[run][at].aggregations + 1)
         return self._rounds[run][at].aggregations
@@ -214,7 +189,6 @@ class MemoryLedger(Ledger):
             self._settle([row], task, silent.get(row.site))
 
     def mark_scored(self, run: str, round: int) -> None:
-        """See `Ledger`."""
         for row in self._at(run, round):
             if row.state is not None:
                 self._renew_round(run, (round, row.attempt), scored=True)
@@ -227,16 +201,13 @@ class MemoryLedger(Ledger):
     # Tasks
 
     def task(self, task_id: str) -> TaskRow | None:
-        """See `LedgerReader`."""
         return self._tasks.get(task_id)
 
     def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
-        """See `LedgerReader`."""
         rows = [row for row in self._of(run, round) if attempt is None or row.attempt == attempt]
         return sorted(rows, key=lambda row: (row.round, row.attempt, row.site, row.kind))
 
     def invite(self, tasks: Sequence[TaskRow]) -> None:
-        """See `Ledger`."""
         if len({task.task_id for task in tasks} - self._tasks.keys()) < len(tasks):
             raise _contradiction("an invitation")
         for task in tasks:
@@ -245,7 +216,6 @@ class MemoryLedger(Ledger):
             self._number(task.run, task.round)
 
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
-        """See `Ledger`."""
         if (row := self._tasks.get(task_id)) is not None and row.is_open:
             self._settle([row], task, reason)
 
@@ -272,35 +242,28 @@ class MemoryLedger(Ledger):
     # Updates
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:
-        """See `LedgerReader`."""
         return next((_joined(row, task) for row in self._updates.get(task.task_id, ()) if _counted(row)), None)
 
     def judged(self, task: TaskRow, digest: Digest) -> UpdateRow | None:
-        """See `LedgerReader`."""
         rows = reversed(self._updates.get(task.task_id, ()))
         return next((_joined(row, task) for row in rows if row.digest == digest), None)
 
     def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
-        """See `LedgerReader`."""
         tasks = self.tasks(run, round, attempt)
         return [_joined(row, task) for task in tasks for row in self._updates.get(task.task_id, ())]
 
     def refused(self, task_id: str) -> int:
-        """See `LedgerReader`."""
         return sum(not _counted(row) for row in self._updates.get(task_id, ()))
 
     def last_weight(self, run: str, site: SiteId) -> float | None:
-        """See `LedgerReader`."""
         return self._weights.get((run, site))
 
     def moved(self, run: str) -> tuple[int, int]:
-        """See `LedgerReader`."""
         tasks = list(self._of(run, None))
         taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if _counted(row))
         return sum(taken), sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT)
 
     def set_aside(self, update_row: UpdateRow, reason: str) -> None:
-        """See `Ledger`."""
         task_id = update_row.task.task_id
         rows = self._updates.get(task_id, [])
         self._updates[task_id] = [replace(row, set_aside=reason) if _counted(row) else row for row in rows]
@@ -308,7 +271,6 @@ class MemoryLedger(Ledger):
             self._settle([task], "set-aside", reason)
 
     def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
-        """See `Ledger`."""
         known = [self.accepted(row.task) if _counted(row) else None for row in rows]
         for row, counted in zip(rows, known, strict=True):
             if counted is not None and counted.digest != row.digest:
@@ -325,7 +287,6 @@ class MemoryLedger(Ledger):
     # Scores
 
     def add_scores(self, task: TaskRow, scores: Scores) -> None:
-        """See `Ledger`."""
         of_round = self._scores[task.run].setdefault(task.round, {}).setdefault(task.attempt, {})
         if of_round.get(task.site, {}).keys() & scores.keys():
             raise _contradiction(f"a score of {task.site} in round {task.round}")
@@ -335,17 +296,14 @@ class MemoryLedger(Ledger):
             self._settle([row], "reported")
 
     def scored_round(self, run: str) -> int:
-        """See `LedgerReader`."""
         return max((number for number, _ in self._kept_scores(run)), default=0)
 
     def scored_rounds(self, run: str) -> list[int]:
-        """See `LedgerReader`."""
         return sorted({at[0] for at in self._kept_scores(run) if at in self._rounds[run]})
 
     def scores(
         self, run: str, round: int | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
-        """See `LedgerReader`."""
         table: dict[int, dict[SiteId, dict[str, float]]] = {}
         for at in sorted(self._kept_scores(run, round)):
             for site, values in sorted(self._scores[run][at[0]][at[1]].items()):
@@ -365,18 +323,15 @@ class MemoryLedger(Ledger):
     # What must be kept
 
     def sealed(self) -> set[str]:
-        """See `LedgerReader`."""
         accepted = {row.receipt().record_hash for rows in self._updates.values() for row in rows if _counted(row)}
         revoked = {row.fingerprint for row in self._certificates.values() if row.revoked_at is not None}
         return {*accepted, *revoked, *(row.state for row in self._all_rounds() if row.state is not None)}
 
     def named(self) -> set[Digest]:
-        """See `LedgerReader`."""
         runs = {*self._rounds, *self._invited}
         return {digest for run in runs for digest, _, _ in self._digests(run)}
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
-        """See `LedgerReader`."""
         numbers = {*self._since(run, since - 2), *former, *(number - 1 for number in former)}
         before: set[Digest] = set()
         needed: set[Digest] = set()
@@ -385,13 +340,11 @@ class MemoryLedger(Ledger):
         return before, needed | self._newest_states(run)
 
     def made_of(self, run: str, round: int) -> set[Digest]:
-        """See `LedgerReader`."""
         states = {row.state for number in (round - 1, round) for row in self._at(run, number)}
         updates = {row.digest for row in self.updates(run, round) if _counted(row)}
         return updates | {state for state in states if state is not None}
 
     def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
-        """See `LedgerReader`."""
         return sorted(other for other, theirs in self._states.items() if other != run and theirs & set(states))
 
     def _newest_states(self, besides: str) -> set[Digest]:
