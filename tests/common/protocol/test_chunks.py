@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from google_crc32c import value as crc32c
 from tests.conftest import Mount
+from tests.support.fsyncs import watch_fsyncs
 
 from protofed.common.codec import digest
 from protofed.common.errors import (
@@ -346,14 +347,9 @@ def test_a_full_disk_is_out_of_space_and_the_same_again_succeeds_when_there_is_r
 def test_what_is_made_durable_is_the_data_and_then_its_name(
     partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[str] = []
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name + f" {target.exists()}")
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    synced = watch_fsyncs(
+        monkeypatch, lambda handle: Path(os.readlink(f"/proc/self/fd/{handle}")).name + f" {target.exists()}"
+    )
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     assert synced == []  # never once a chunk

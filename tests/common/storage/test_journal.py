@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.fsyncs import watch_fsyncs
 
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.storage import journal
@@ -58,14 +59,8 @@ def test_it_goes_on_where_the_last_process_ended(path: Path) -> None:
 
 
 def test_a_line_is_durable_before_append_returns(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, real = Journal(path), os.fsync
-    seen: list[bytes] = []
-
-    def watched(file: int) -> None:
-        seen.append(path.read_bytes())
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", watched)
+    kept = Journal(path)
+    seen = watch_fsyncs(monkeypatch, lambda _: path.read_bytes())
     kept.append("published")
     assert len(seen) == 1
     assert b'"published"' in seen[0]
@@ -300,14 +295,8 @@ def three(number: int = 0) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_several_lines_share_one_fsync_and_follow_each_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, real = Journal(path), os.fsync
-    synced: list[bytes] = []
-
-    def watched(file: int) -> None:
-        synced.append(path.read_bytes())
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", watched)
+    kept = Journal(path)
+    synced = watch_fsyncs(monkeypatch, lambda _: path.read_bytes())
     kept.append_all(three())
     assert len(synced) == 1
     assert synced[0].count(b'"call"') == 3

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from google_crc32c import value as crc32c
+from tests.support.fsyncs import watch_fsyncs
 
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, DiskFailureError, IncompleteUploadError, OutOfSpaceError, StateError
@@ -159,14 +160,7 @@ def test_an_upload_becomes_the_blob_of_its_digest(folder: FolderBlobs, tmp_path:
 def test_the_names_of_sealed_blobs_are_made_durable_with_one_sync(
     folder: FolderBlobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[str] = []
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    synced = watch_fsyncs(monkeypatch, lambda handle: os.readlink(f"/proc/self/fd/{handle}"))
     for upload in (ANN, BOB):
         send(folder, upload)
         folder.seal(upload)
