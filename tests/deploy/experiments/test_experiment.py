@@ -139,14 +139,14 @@ def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared:
     avg, nh = (dict(zip(*lines, strict=True)) for lines in _rows(markdown(compared)))
     assert avg["recipe"] == "small-fedavg"
     assert (avg["seeds"], nh["seeds"]) == ("2", "1 of 2")
-    assert (avg["GM"], nh["GM"]) == ("60.0 ± 10.0", "25.0")
+    assert (avg["GM"], nh["GM"]) == ("60.0 ± 14.1", "25.0")  # sqrt(0.1² + 0.1²), over n - 1 = 1
     assert avg["worst class"] == "10.0 ± 0.0"
     assert avg["PM(V)"] == "60.0 ± 0.0"
     assert avg["worst site"] == "50.0 ± 0.0"
     assert avg["fairness"] == "20.0 ± 0.0"
     assert avg["local"] == "80.0 ± 0.0"  # (3 * 1.0 + 1 * 0.2) / 4
     assert "few" not in avg
-    assert "population standard deviation over seeds" in compared.caption
+    assert "sample standard deviation (n - 1) over seeds" in compared.caption
 
 
 def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -> None:
@@ -155,9 +155,9 @@ def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -
     assert lines[1:5] == [["small-fedavg", *cells] for cells in (["0", "0.5"], ["1", "0.7"], ["mean", "0.6"])] + [
         ["small-fedavg", "std", lines[4][2]]
     ]
-    assert float(lines[4][2]) == pytest.approx(0.1)
+    assert float(lines[4][2]) == pytest.approx(0.02**0.5)  # of 0.5 and 0.7, over n - 1 = 1
     read = json.loads(as_json(compared))
-    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": 0.0, "seeds": {"0": 0.25}}
+    assert read["rows"][1]["values"]["GM"] == {"mean": 0.25, "std": None, "seeds": {"0": 0.25}}
     assert read["rows"][0]["seconds"] == {"0": 1.5, "1": 1.5}
 
 
@@ -210,7 +210,7 @@ def test_a_table_that_is_too_wide_is_cut_and_nothing_of_it_is_lost(width: int, c
     lines = text.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     table = "".join(lines[: next(place for place, line in enumerate(lines) if line.startswith("GM: "))])
-    for cell in ("60.0 ± 10.0", "1 of 2", *(column.header for column in compared.columns)):
+    for cell in ("60.0 ± 14.1", "1 of 2", *(column.header for column in compared.columns)):
         assert cell in table
     assert "…" not in table
 

@@ -127,7 +127,7 @@ USUAL = (
     TableColumn("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
     TableColumn("worst site", "smallest PM(V)", partial(_worst, "personal.pm_v")),
     TableColumn("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
-    TableColumn("fairness", "standard deviation of PM(L) over sites", lambda run: run.fairness),
+    TableColumn("fairness", "population standard deviation of PM(L) over sites", lambda run: run.fairness),
     TableColumn("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
     TableColumn("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
     TableColumn("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),

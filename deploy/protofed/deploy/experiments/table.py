@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,29 @@ from rich.text import Text
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.csv_cells import Table as CsvTable
-from protofed.common.statistics import Spread, spread
+from protofed.common.statistics import spread
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, usual
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.model_warnings import warnings_about
 from protofed.server.rounds.model_warnings import ModelWarning
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """Mean and sample standard deviation (n - 1): seeds are drawn, unlike the sites of a run, which are all there are.
+
+    Of a single seed there is no deviation.
+    """
+
+    mean: float
+    std: float | None
+
+    @classmethod
+    def of(cls, values: list[float]) -> OverSeeds:
+        """Of at least one value."""
+        found, n = spread(values), len(values)
+        return cls(found.mean, found.std * math.sqrt(n / (n - 1)) if n > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -35,10 +53,10 @@ class ComparisonRow:
     values: Mapping[str, Mapping[int, float]]
     finished: Sequence[int]
 
-    def over_seeds(self, column: str) -> Spread | None:
-        """Mean and population standard deviation over the seeds that have the number."""
+    def over_seeds(self, column: str) -> OverSeeds | None:
+        """Mean and standard deviation over the seeds that have the number."""
         values = list(self.values[column].values())
-        return spread(values) if values else None
+        return OverSeeds.of(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +115,7 @@ class Comparison:
             return "No run has finished: there is nothing to compare yet."
         meanings = "; ".join(f"{column.header}: {column.meaning}" for column in self.columns)
         several = any(len(row.seeds) > 1 for row in self.rows)
-        over = "Mean ± population standard deviation over seeds. " if several else ""
+        over = "Mean ± sample standard deviation (n - 1) over seeds. " if several else ""
         unit = "In %." if all(column.percent for column in self.columns) else "In %, losses as they are."
         cut = f" Rounds shortened to {self.shortened}." if self.shortened else ""
         return f"{meanings}. {over}{unit}{cut}"
@@ -153,7 +171,7 @@ def comma_separated(comparison: Comparison) -> str:
             written.row([row.label, seed, *(row.values[header].get(seed, "") for header in headers)])
         over = [row.over_seeds(header) for header in headers]
         written.row([row.label, "mean", *("" if found is None else found.mean for found in over)])
-        written.row([row.label, "std", *("" if found is None else found.std for found in over)])
+        written.row([row.label, "std", *("" if found is None or found.std is None else found.std for found in over)])
     return text.getvalue()
 
 
@@ -210,5 +228,5 @@ def _cell(row: ComparisonRow, column: TableColumn) -> str:
     if over is None:
         return "–"
     factor, digits = (100, 1) if column.percent else (1, 4)
-    shown = (over.mean, over.std) if over.sites > 1 else (over.mean,)
+    shown = (over.mean,) if over.std is None else (over.mean, over.std)
     return " ± ".join(f"{factor * value:.{digits}f}" for value in shown)
