@@ -99,16 +99,14 @@ class Ledger(LedgerReader):
         """Let a certificate call."""
         with self._write() as connection:
             connection.execute(insert(db.certificates).values(**asdict(row)))
-        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
-        self._promise("certificate-registered", **who, roles=list(row.roles))
+        self._promise("certificate-registered", **_who(row), roles=list(row.roles))
 
     def grant(self, row: CertificateRow) -> None:
         """Replace the roles of a registered certificate."""
         here = db.certificates.c.fingerprint == row.fingerprint
         with self._write() as connection:
             connection.execute(update(db.certificates).where(here).values(roles=list(row.roles)))
-        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
-        self._promise("certificate-roles", **who, roles=list(row.roles))
+        self._promise("certificate-roles", **_who(row), roles=list(row.roles))
 
     def revoke(self, row: CertificateRow) -> None:
         """Let a certificate call no more."""
@@ -116,8 +114,7 @@ class Ledger(LedgerReader):
         here = db.certificates.c.fingerprint == row.fingerprint
         with self._write() as connection:
             connection.execute(update(db.certificates).where(here).values(**gone))
-        who = {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
-        self._promise("certificate-revoked", **who, reason=row.reason)
+        self._promise("certificate-revoked", **_who(row), reason=row.reason)
 
     # Operators
 
@@ -345,3 +342,8 @@ def _verdict(row: UpdateRow) -> dict[str, Any]:
 
 def _taken(row: UpdateRow) -> dict[str, Any]:
     return {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}
+
+
+def _who(row: CertificateRow) -> dict[str, str]:
+    """Whose certificate a promise is about."""
+    return {"fingerprint": row.fingerprint, "party": row.party, "name": row.name}
