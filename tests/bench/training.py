@@ -133,7 +133,13 @@ def step_of(method: str) -> tuple[Epoch, Epoch]:
     module, plain = STEPS[method]
     found: list[tuple[Loss, list[Tensor]]] = []
 
-    def seen(_: FitContext, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int = 1) -> float:
+    def seen(
+        _: FitContext,
+        loss: Loss,
+        parameters: Iterable[Tensor] | None = None,
+        epochs: int = 1,
+        weight_decay: float | None = None,
+    ) -> float:
         """Keep what the fit would train by, in place of training."""
         trained = local.model.parameters() if parameters is None else parameters
         found.append((loss, [tensor for tensor in trained if tensor.requires_grad]))
@@ -214,7 +220,7 @@ def _fedproc(local: FitContext, received: Payload, _: list[Tensor]) -> Loss:
 
 def _fedprp(local: FitContext, received: Payload, trained: list[Tensor]) -> Loss:
     """Of its body, with the paper's distance; the class centroids are any, here the prototypes."""
-    body, head, margins = local.model.body, PrototypeHead.of(local.model).own, trained[-1]
+    body, head, margins = local.model.body, PrototypeHead.of(local.model).own, torch.ones(CLASSES)
     prototypes = torch.stack([torch.tensor(row) for row in received[Part.PROTOTYPES].values()])
     known = torch.ones(CLASSES, dtype=torch.bool)  # classes with a prototype; here all, but there may be others
 
@@ -224,7 +230,7 @@ def _fedprp(local: FitContext, received: Payload, trained: list[Tensor]) -> Loss
         classes = labels.unique()  # type: ignore[no-untyped-call]
         own = labels == classes.unsqueeze(1)  # [P, B]
         distances = vector_norm(prototypes[classes].unsqueeze(1) - features, dim=2)
-        scores = torch.log_softmax(-(distances + margins.clamp_min(0)[classes].unsqueeze(1) * own) / 0.07, dim=1)
+        scores = torch.log_softmax(-(distances + margins[classes].unsqueeze(1) * own) / 0.07, dim=1)
         inter = -((scores * own).sum(1) / own.sum(1)).mean()
         intra = ((features - prototypes[labels]).square() * known[labels].unsqueeze(1)).mean()
         total: Tensor = cross_entropy(head(features), labels) + 0.5 * intra + 0.5 * inter

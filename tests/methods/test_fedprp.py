@@ -117,7 +117,7 @@ def test_one_step_by_hand(local_of: LocalOf, linear: Linear) -> None:
         Part.PROTOTYPES: {"0": np.array([2.0])},
     }
     local = local_of(linear([[9.0]], 2), [[1.0], [3.0]], [0, 1], 2, lr=0.1)
-    made = FedPRPClient(head_epochs=1, temperature=1.0).fit(local, received)
+    made = FedPRPClient(head_epochs=1, temperature=1.0, margins="learned").fit(local, received)
     np.testing.assert_allclose(local.memory[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-12)
     np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-12)
     w = 1 - 0.1 * ((0.1 * s(0.1) - 0.3 * s(-0.3)) / 2 - 0.5 - 0.5 * s(-1))
@@ -160,10 +160,22 @@ def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watche
     FedPRPClient().install(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
     own = PrototypeHead.of(alone.model).own
     cross_entropy = nn.functional.cross_entropy
-    train(alone, lambda x, y: cross_entropy(own(alone.model.body(x)), y), own.parameters(), epochs=4)
+    train(alone, lambda x, y: cross_entropy(own(alone.model.body(x)), y), own.parameters(), 4, weight_decay=0.0)
     assert same(seen.heads[0], dump(own))
     assert not same(seen.heads[0], MODEL[Part.HEAD])
     assert same(made.payload[Part.BODY], dump(local.model.body))
+
+
+def test_weight_decay_is_the_bodys_alone(site: Site) -> None:
+    """One full batch at lr .1, once with the plan's decay of .5 and once without; the head is not in its gradient."""
+    made = {}
+    for decay in (0.0, 0.5):
+        local = site(lr=0.1, batch_size=4, weight_decay=decay)
+        update = FedPRPClient(head_epochs=1).fit(local, GLOBAL)
+        made[decay] = local.memory[Part.HEAD], update.payload[Part.BODY]["0.weight"]
+    assert same(made[0.5][0], made[0.0][0])
+    start = MODEL[Part.BODY]["0.weight"]
+    np.testing.assert_allclose(made[0.5][1], made[0.0][1] - 0.1 * 0.5 * start, atol=1e-12)
 
 
 def test_the_body_is_free_again_after_the_heads_epochs(site: Site) -> None:
@@ -217,17 +229,40 @@ def test_a_new_site_begins_with_the_runs_first_head(site: Site, watched: Callabl
     assert same(seen.heads[0], MODEL[Part.HEAD])
 
 
+def test_margins_are_one_and_are_not_kept(site: Site, watched: Callable[[FitContext], Watched]) -> None:
+    """The gradient by a margin is never negative: learned, they all come to 0, where `clamp_min` stops it."""
+    local = site(lr=0.05, epochs=3, batch_size=2)
+    seen = watched(local)
+    FedPRPClient().fit(local, GLOBAL)
+    FedPRPClient().fit(local, GLOBAL)
+    assert {tuple(margins) for margins in seen.margins} == {(1.0, 1.0, 1.0)}
+    assert len(seen.margins) == 2 * 3 * 2
+    assert local.memory.keys() == {Part.HEAD}
+
+
+def test_a_site_of_0_2_0_goes_on_with_the_margins_that_it_learned(
+    site: Site, watched: Callable[[FitContext], Watched]
+) -> None:
+    """Its recipe has no `margins`: that version knew the learned ones alone, and kept them at every site."""
+    memory: Any = {Part.HEAD: MODEL[Part.HEAD], Part.PROTOTYPES: {"margins": np.array([0.5, 1.0, 0.25])}}
+    local = site(lr=0.01, memory=memory)
+    seen = watched(local)
+    FedPRPClient(head_epochs=0).fit(local, GLOBAL)
+    assert seen.margins[0].tolist() == [0.5, 1.0, 0.25]
+    assert (local.memory[Part.PROTOTYPES]["margins"][[0, 2]] < [0.5, 0.25]).all()
+
+
 def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     first = site(lr=0.01)
     seen = watched(first)
-    FedPRPClient(head_epochs=0).fit(first, GLOBAL)
+    FedPRPClient(head_epochs=0, margins="learned").fit(first, GLOBAL)
     assert seen.margins[0].tolist() == [1.0, 1.0, 1.0]
     learned = first.memory[Part.PROTOTYPES]["margins"]
     assert (learned[[0, 2]] < 1).all()
     assert learned[1] == 1.0  # of a class that the site does not have
     later = site(memory=first.memory)
     seen = watched(later)
-    FedPRPClient(head_epochs=0).fit(later, GLOBAL)
+    FedPRPClient(head_epochs=0, margins="learned").fit(later, GLOBAL)
     np.testing.assert_array_equal(seen.margins[0], learned)
 
 
@@ -237,7 +272,7 @@ def test_margins_are_never_negative_in_effect(site: Site, watched: Callable[[Fit
     for _ in range(3):
         local = site(lr=0.01, epochs=2, memory=memory)
         seen = watched(local)
-        FedPRPClient(head_epochs=0, intra=0.0, temperature=1.0).fit(local, GLOBAL)
+        FedPRPClient(head_epochs=0, intra=0.0, temperature=1.0, margins="learned").fit(local, GLOBAL)
         memory = local.memory
         effective += seen.margins
     assert effective[0].tolist() == [1e-4, 1.0, 2e-4]
@@ -299,6 +334,7 @@ def test_the_private_head_can_predict(site: Site) -> None:
         {"inter": -0.5},
         {"temperature": 0},
         {"distance": "l1"},
+        {"margins": "none"},
         {"prototype_momentum": 1},
     ],
 )
@@ -316,10 +352,10 @@ def test_as_released_the_sign_is_turned_and_margins_are_constant(
 ) -> None:
     local = site(lr=0.05, epochs=3)
     seen = watched(local)
-    FedPRPClient(compat="authors", temperature=0.5).fit(local, GLOBAL)
+    FedPRPClient(compat="authors", margins="learned", temperature=0.5).fit(local, GLOBAL)
     assert seen.given == [(0.5, "negated-cosine")] * 3
     assert {tuple(margins) for margins in seen.margins} == {(1.0, 1.0, 1.0)}
-    assert local.memory[Part.PROTOTYPES]["margins"].tolist() == [1.0, 1.0, 1.0]
+    assert local.memory.keys() == {Part.HEAD}
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine"])

@@ -57,6 +57,14 @@ def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
     assert weights(local)[0] == pytest.approx(0.28, abs=1e-12)
 
 
+def test_one_call_can_train_without_the_plans_weight_decay(local_of: LocalOf) -> None:
+    local = local_of([1.0], lr=0.1, weight_decay=0.5)
+    train(local, mean_of(local), only_body(local), weight_decay=0.0)
+    assert weights(local)[0] == pytest.approx(0.9, abs=1e-12)
+    train(local, mean_of(local), only_body(local))  # the next one has it again
+    assert weights(local)[0] == pytest.approx(0.9 - 0.1 * (1 + 0.5 * 0.9), abs=1e-12)
+
+
 def test_momentum_does_not_outlive_the_round(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, momentum=0.9)
     for left in (0.9, 0.8):

@@ -45,6 +45,7 @@ class FedPRPClient:
     inter: Annotated[float, Field(ge=0)] = 0.5  # lambda_2, of eq. (9)
     temperature: Annotated[float, Field(gt=0)] = 0.07  # tau of eq. (9)
     distance: Literal["euclidean", "cosine"] = "euclidean"  # d of eq. (9)
+    margins: Literal["learned", "fixed"] = "fixed"  # eps of eq. (9): the release's 1, or learned from 1 with the body
     prediction: Literal["prototypes", "head"] = "prototypes"  # of the site's own model: eq. (12), or the private head
     compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
 
@@ -61,9 +62,17 @@ class FedPRPClient:
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
         centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
         with frozen(body):
-            train(local, lambda x, y: cross_entropy(head.own(body(x)), y), head.own.parameters(), self.head_epochs)
+            train(
+                local,
+                lambda x, y: cross_entropy(head.own(body(x)), y),
+                head.own.parameters(),
+                self.head_epochs,
+                weight_decay=0.0,  # as released: the plan's is the body's
+            )
         eps = remembered(local, Part.PROTOTYPES, "margins", torch.ones(local.classes)).to(head.prototypes)  # [C]
-        eps.requires_grad_(not released)
+        # With "fixed" a site remembers none, but of a run begun with 0.2.0: that one goes on learning them.
+        learned = (self.margins == "learned" or Part.PROTOTYPES in local.memory) and not released
+        eps.requires_grad_(learned)
         distance: Distance = "negated-cosine" if released else self.distance
         targets, known = head.prototypes, head.known > 0  # [C, D], [C]
 
@@ -75,5 +84,7 @@ class FedPRPClient:
 
         loss = train(local, objective, [*body.parameters(), eps])
         head.set_prototypes(*stacked(prototypes := named(class_means(local, body)), local.classes, head.prototypes))
-        local.memory.update({Part.HEAD: dump(head.own), Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}})
+        local.memory[Part.HEAD] = dump(head.own)
+        if learned:
+            local.memory[Part.PROTOTYPES] = {"margins": eps.detach().cpu().numpy()}
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: prototypes}, loss=loss)

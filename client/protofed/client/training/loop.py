@@ -24,7 +24,11 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], la
 
 
 def train(
-    local: FitContext, loss: Loss, parameters: Iterable[Tensor] | None = None, epochs: int | None = None
+    local: FitContext,
+    loss: Loss,
+    parameters: Iterable[Tensor] | None = None,
+    epochs: int | None = None,
+    weight_decay: float | None = None,
 ) -> float:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
@@ -37,6 +41,7 @@ def train(
             with parts of a batch.
         parameters: what is trained, tensors of any shapes; by default all parameters of the model.
         epochs: in place of the plan's.
+        weight_decay: in place of the plan's.
 
     Returns:
         The mean loss over all examples trained on, repetitions counted.
@@ -45,6 +50,8 @@ def train(
         TaskFailedError: the loss is not finite, or one example alone does not fit into memory.
     """
     plan, model = local.plan, local.model
+    if weight_decay is not None:
+        plan = plan.model_copy(update={"weight_decay": weight_decay})
     trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
     optimizer = Optimizer(plan, trained, plan.learning_rate(local.round, local.rounds))
     state = TrainingState(trained, optimizer, torch.zeros((), device=local.data.device))

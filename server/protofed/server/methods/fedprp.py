@@ -23,7 +23,7 @@ from protofed.server.method import (
     server_methods,
 )
 
-OF_CLIENT = ("head_epochs", "intra", "inter", "temperature", "distance", "prediction", "compat")
+OF_CLIENT = ("head_epochs", "intra", "inter", "temperature", "distance", "margins", "prediction", "compat")
 
 
 @server_methods.register(fedprp=OF_CLIENT)
