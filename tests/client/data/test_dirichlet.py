@@ -11,7 +11,7 @@ import pytest
 from tests.support.partitions import balanced, held_classes, owners, rng
 
 from protofed.client.data import dirichlet as module
-from protofed.client.data.dirichlet import dirichlet, niid_bench_dirichlet, pfllib_dirichlet
+from protofed.client.data.dirichlet import creff_dirichlet, dirichlet, niid_bench_dirichlet, pfllib_dirichlet
 from protofed.client.data.partition import Indices, Labels
 from protofed.common.errors import DataError
 
@@ -49,6 +49,32 @@ def test_pfllib_sites_are_in_the_order_dealt_and_niid_benchs_are_sorted() -> Non
     assert not any(np.array_equal(site, np.sort(site)) for site in dealt)
     ordered = niid_bench_dirichlet(labels, 3, 0.5, rng())
     assert [site.tolist() for site in ordered] == [sorted(site.tolist()) for site in dealt]
+
+
+@pytest.mark.parametrize(
+    ("sites", "beta", "key"), [(20, 0.4, "20_alpha04"), (20, 0.05, "20_alpha005"), (25, 0.4, "25_alpha04")]
+)
+def test_creff_dirichlet_deals_as_the_released_code(sites: int, beta: float, key: str) -> None:
+    """A long tail of ten classes; 25 sites are two parts of ten and one of five."""
+    golden = np.load(GOLDEN / "fedprp_creff_dirichlet_partition.npz")
+    cut = creff_dirichlet(golden["labels"], sites, beta, rng(int(golden["seed"])))
+    assert np.array_equal(owners(cut, len(golden["labels"])), golden[f"owner_{key}"])
+
+
+@pytest.mark.parametrize("sites", [1, 3, 10, 12, 37])
+def test_creff_dirichlet_gives_all_sites_one_size(sites: int) -> None:
+    cut = creff_dirichlet(balanced(4, 101), sites, 0.3, rng(2))
+    owners(cut, 404)
+    assert {len(site) for site in cut} <= {404 // sites, 404 // sites + 1}
+    assert all(np.array_equal(site, np.sort(site)) for site in cut)
+
+
+def test_creff_dirichlet_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"12 examples cannot give 13 sites one each; lower partition\.sites"):
+        creff_dirichlet(balanced(4, 3), 13, 0.3, rng())
+    monkeypatch.setattr(module, "ATTEMPTS", 1)
+    with pytest.raises(DataError, match=r"100 examples into 10 sites with beta 0\.0001, at least 5 .* 10 draws; raise"):
+        creff_dirichlet(balanced(4, 50), 20, 1e-4, rng())
 
 
 @pytest.mark.parametrize("deal", [pfllib_dirichlet, niid_bench_dirichlet])

@@ -315,6 +315,7 @@ def test_a_merged_sources_evaluator_scores_on_all_local_test_sets(partition: dic
         {"partition": {"kind": "pathological", "sites": 10, "classes_each": 2, "balanced": True}, **PFLLIB},
         {"partition": {"kind": "niid-bench-dirichlet", "sites": 4, "beta": 0.5}, "local_test_fraction": 0.2},
         {"partition": {"kind": "dirichlet", "sites": 4, "beta": 0.5}, "local_test": "by-class", "long_tail": 0.5},
+        {"partition": {"kind": "creff-dirichlet", "sites": 12, "beta": 0.4}, "local_test": "by-class"},
         {"partition": {"kind": "shards", "sites": 5, "shards": 4}, "local_test": "by-class"},
     ],
     ids=lambda more: str(more["partition"]["kind"]),

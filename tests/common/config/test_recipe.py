@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.data import (
     ColumnPartition,
+    CreffDirichlet,
     Dirichlet,
     NiidBenchDirichlet,
     Pathological,
@@ -244,6 +245,10 @@ def test_an_input_has_one_mean_or_one_a_channel(shape: list[int], mean: list[flo
             NiidBenchDirichlet(kind="niid-bench-dirichlet", sites=2, beta=0.1, min_examples=10),
         ),
         (
+            {"kind": "creff-dirichlet", "sites": 20, "beta": 0.4},
+            CreffDirichlet(kind="creff-dirichlet", sites=20, beta=0.4),
+        ),
+        (
             {"kind": "pathological", "sites": 2, "classes_each": 3},
             Pathological(kind="pathological", sites=2, classes_each=3, balanced=False),
         ),
@@ -268,6 +273,7 @@ def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: 
         ({"kind": "pfllib-dirichlet", "sites": 0, "beta": 0.1}, "data.partition.pfllib-dirichlet.sites = 0"),
         ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0}, "data.partition.niid-bench-dirichlet.beta = 0"),
         ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 1, "min_classes": 2}, "unknown key"),
+        ({"kind": "creff-dirichlet", "sites": 2, "beta": 1, "min_examples": 2}, "unknown key"),
         ("whole", "data.partition"),
     ],
 )

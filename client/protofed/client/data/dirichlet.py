@@ -11,6 +11,7 @@ from protofed.client.data.partition import Indices, Labels, shuffled
 from protofed.common.errors import DataError
 
 ATTEMPTS = 1000  # draws of a whole Dirichlet partition before it counts as impossible
+TOGETHER = 10  # sites that `creff_dirichlet` deals to at a time
 
 
 def dirichlet(
@@ -77,6 +78,53 @@ def niid_bench_dirichlet(
     return [np.sort(site) for site in _drawn(labels, sites, beta, rng, min_examples, min_classes=0)]
 
 
+def creff_dirichlet(labels: Labels, sites: int, beta: float, rng: np.random.RandomState) -> list[Indices]:
+    """FedPRP's label-skewed partition into sites of one size (METHODS §2.5), which is that of FedDF and CReFF.
+
+    The shuffled examples are cut into parts, one for every ten sites; the parts are dealt apart from each other, each
+    until its smallest site has half of its mean. Then all that was dealt, site after site, is cut anew into equal
+    sizes, so that a site may have the end of one draw and the beginning of the next. With a fresh `RandomState(seed)`
+    every example goes to the same site as in the released code, which refuses fewer than ten sites: here they are one
+    part.
+
+    Args:
+        labels: [N]; its classes are dealt in sorted order.
+        sites: number of sites, K.
+        beta: concentration of the symmetric Dirichlet distribution, by class over a part's sites.
+        rng: NumPy's legacy generator, which the released code draws from.
+
+    Returns:
+        For each of the K sites its examples, sorted; sizes differ by one at most.
+
+    Raises:
+        DataError: as `dirichlet`.
+    """
+    if sites > len(labels):
+        raise DataError(f"{len(labels)} examples cannot give {sites} sites one each; lower partition.sites")
+    order = np.argsort(labels, kind="stable")
+    rng.shuffle(order)
+    each = int(TOGETHER / sites * len(labels))  # of a part of ten sites; the last part has the rest
+    dealt = []
+    for first in range(0, sites, TOGETHER):
+        start = first // TOGETHER * each
+        part = order[start : start + each] if first + TOGETHER < sites else order[start:]
+        dealt += [part[site] for site in _part_dealt(labels, part, min(TOGETHER, sites - first), beta, rng)]
+    return [np.sort(site) for site in np.array_split(np.concatenate(dealt), sites)]
+
+
+def _part_dealt(labels: Labels, part: Indices, sites: int, beta: float, rng: np.random.RandomState) -> list[Indices]:
+    """One part of `creff_dirichlet`, examples in random order, as indices into it."""
+    of_part, fewest = labels[part], int(0.5 * len(part) / sites)
+    for _ in range(attempts := 10 * ATTEMPTS):  # beta = 0.05, the paper's, takes a hundred for a part on average
+        dealt = _draw(of_part, sites, beta, rng, classes=np.unique(labels), shuffle=False)
+        if min(len(site) for site in dealt) >= fewest:
+            return dealt
+    raise DataError(
+        f"no partition of {len(part)} examples into {sites} sites with beta {beta:g}, at least {fewest} examples each, "
+        f"in {attempts} draws; raise partition.beta"
+    )
+
+
 def _drawn(
     labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_examples: int, min_classes: int
 ) -> list[Indices]:
@@ -97,11 +145,24 @@ def _drawn(
     )
 
 
-def _draw(labels: Labels, sites: int, beta: float, rng: np.random.RandomState, min_classes: int) -> list[Indices]:
-    """One attempt: K index arrays of any size; all empty if no site that is not full got any proportion."""
+def _draw(
+    labels: Labels,
+    sites: int,
+    beta: float,
+    rng: np.random.RandomState,
+    min_classes: int = 0,
+    classes: Labels | None = None,
+    shuffle: bool = True,
+) -> list[Indices]:
+    """One attempt: K index arrays of any size; all empty if no site that is not full got any proportion.
+
+    Args:
+        classes: for which proportions are drawn, also where there are no examples; None: the labels' own.
+        shuffle: deal a class's examples in random order, else in the order of `labels`.
+    """
     dealt: list[list[Indices]] = [[] for _ in range(sites)]
-    for rank, c in enumerate(np.unique(labels)):
-        indices = shuffled(labels, c, rng)
+    for rank, c in enumerate(np.unique(labels) if classes is None else classes):
+        indices = shuffled(labels, c, rng) if shuffle else np.flatnonzero(labels == c)
         has_room = np.array([sum(map(len, site)) < len(labels) / sites for site in dealt])  # [K]
         proportions = rng.dirichlet(np.repeat(beta, sites)) * has_room
         # With a tiny beta all mass may be on full sites, and `dirichlet` itself may give NaN: both fail `> 0`.

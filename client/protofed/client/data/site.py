@@ -150,6 +150,8 @@ def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState)
             return dirichlet.pfllib_dirichlet(labels, sites, beta, rng, examples)
         case kinds.NiidBenchDirichlet(sites=sites, beta=beta, min_examples=examples):
             return dirichlet.niid_bench_dirichlet(labels, sites, beta, rng, examples)
+        case kinds.CreffDirichlet(sites=sites, beta=beta):
+            return dirichlet.creff_dirichlet(labels, sites, beta, rng)
         case kinds.Pathological(sites=sites, classes_each=each, balanced=balanced):
             return partition.pathological(labels, sites, each, balanced, rng)
         case kinds.Shards(sites=sites, shards=shards):

@@ -49,6 +49,14 @@ class NiidBenchDirichlet(StrictModel):
     min_examples: Annotated[int, Field(ge=1)] = 10  # a site
 
 
+class CreffDirichlet(StrictModel):
+    """As `Dirichlet`, as FedDF and CReFF draw it, cut anew into sites of one size (FedPRP's Dirichlet setting)."""
+
+    kind: Literal["creff-dirichlet"]
+    sites: Annotated[int, Field(ge=1)]  # into how many; each ten share a part of the examples
+    beta: Annotated[float, Field(gt=0)]  # of the Dirichlet distribution: the smaller, the more skewed
+
+
 class Pathological(StrictModel):
     """Every site has shares of a few classes and no others (PFLlib's and cwFedAVG's pathological setting)."""
 
@@ -90,7 +98,16 @@ class PluginPartition(BaseModel):
         return dict(self.model_extra or {})
 
 
-KINDS = ("whole", "dirichlet", "pfllib-dirichlet", "niid-bench-dirichlet", "pathological", "shards", "column")
+KINDS = (
+    "whole",
+    "dirichlet",
+    "pfllib-dirichlet",
+    "niid-bench-dirichlet",
+    "creff-dirichlet",
+    "pathological",
+    "shards",
+    "column",
+)
 _PLUGIN = "plug-in"
 
 
@@ -104,6 +121,7 @@ Partition = Annotated[
     | Annotated[Dirichlet, Tag("dirichlet")]
     | Annotated[PfllibDirichlet, Tag("pfllib-dirichlet")]
     | Annotated[NiidBenchDirichlet, Tag("niid-bench-dirichlet")]
+    | Annotated[CreffDirichlet, Tag("creff-dirichlet")]
     | Annotated[Pathological, Tag("pathological")]
     | Annotated[Shards, Tag("shards")]
     | Annotated[ColumnPartition, Tag("column")]
