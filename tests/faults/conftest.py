@@ -52,6 +52,12 @@ class ProxiedProcesses(Processes):
             run = records.run(self.recipe.name)
         return run is not None and run.ended_at is not None
 
+    def in_last_round(self) -> bool:
+        """Whether the last round is open. A fault that ends here costs no site the answer that the run has ended."""
+        with self.ledger() as records:
+            rounds = records.rounds(self.recipe.name)
+        return bool(rounds) and rounds[-1].round == self.recipe.rounds
+
     def heal(self) -> None:
         """Nothing is wrong with any way any more."""
         for proxy in self.proxies.values():

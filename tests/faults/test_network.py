@@ -155,7 +155,7 @@ def test_row_56_connections_are_reset_at_random(here: ProxiedProcesses, undistur
 
     for site in SITES:
         here.behind(site).mode = Mode(tap=unlucky)
-    here.wait_for(here.over, patience_s=600.0)
+    here.wait_for(here.in_last_round, patience_s=600.0)
     here.heal()
     ended_like(here, undisturbed(here.recipe))
     assert len(resets) >= 10
@@ -173,7 +173,7 @@ def test_row_57_latency_of_two_seconds_and_cuts(here: ProxiedProcesses, undistur
         for site in SITES:
             here.behind(site).reset(0.05, chance)
         time.sleep(1.0)
-        return here.over()
+        return here.in_last_round()
 
     here.wait_for(disturbed, patience_s=600.0)
     here.heal()
