@@ -11,9 +11,11 @@ from protofed.client.models.conv2cifar import Conv2Cifar
 from protofed.client.models.digits_cnn import DigitsCNN
 from protofed.client.models.fedavg_cnn import FedAvgCNN
 from protofed.client.models.mlp import MLP
+from protofed.client.models.pretrained import load_body
 from protofed.client.models.resnet import ResNet18, ResNet50
 from protofed.client.models.simple_cnn import SimpleCNN
 from protofed.client.models.split import SplitModel
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.plugins import PluginKind, error_line, load
@@ -113,9 +115,21 @@ def _shapes(model: SplitModel, images: Input) -> tuple[tuple[int, ...], tuple[in
         return tuple(trial.body(blank).shape), tuple(trial(blank).shape)
 
 
+def first(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
+    """A recipe's model as its run begins, drawn from torch's global generator, but for a pre-trained body.
+
+    Raises:
+        ConfigError: as of `build`, and of `pretrained.load_body`.
+    """
+    model = build(recipe.model, recipe.input, recipe.classes, allowed)
+    if recipe.model.pretrained_body is not None:
+        load_body(model.body, Digest(recipe.model.pretrained_body))
+    return model
+
+
 def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) -> SplitModel:
     """A recipe's model on the device where it is trained; a daemon and a simulation call it when a run begins."""
-    model = build(recipe.model, recipe.input, recipe.classes, allowed)
+    model = first(recipe, allowed)
     model.to(device=device)
     model.to(memory_format=torch.channels_last)  # convolutions are 1.2 to 2 times faster, on CPUs, too
     return model

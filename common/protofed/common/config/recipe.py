@@ -22,6 +22,7 @@ from protofed.common.config.data import Data as Data
 from protofed.common.config.data import Dirichlet as Dirichlet
 from protofed.common.config.problems import explain
 from protofed.common.config.tables import Input as Input
+from protofed.common.config.tables import Model as Model
 from protofed.common.config.tables import NamedOptions as NamedOptions
 from protofed.common.config.tables import Share
 from protofed.common.config.tables import StrictModel as StrictModel
@@ -44,7 +45,8 @@ MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 SINCE_0_2_0: dict[str, frozenset[str]] = {
     "federation": frozenset(
         {"max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"}
-    )
+    ),
+    "model": frozenset({"pretrained_body"}),
 }
 M = TypeVar("M", bound=BaseModel)
 
@@ -145,7 +147,7 @@ class Recipe(StrictModel):
     class_names: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = ()  # the classes by name
     input: Input  # what images are brought to
     method: NamedOptions  # how sites train and the server aggregates
-    model: NamedOptions  # what is trained
+    model: Model  # what is trained
     plan: Plan = Plan()  # local training
     federation: Federation = Federation()  # who takes part, and for how long a round waits
     evaluation: Evaluation = Evaluation()  # which scores are taken

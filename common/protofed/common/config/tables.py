@@ -41,6 +41,14 @@ class NamedOptions(BaseModel):
         return dict(self.model_extra or {})
 
 
+class Model(NamedOptions):
+    """`[model]`: a name with options, and what the model's body begins with."""
+
+    pretrained_body: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = (
+        None  # the body that the run begins with: the BLAKE3 of a file that every site has
+    )
+
+
 def _check_plain(name: str, value: object, depth: int = 0) -> None:
     """Options come over the wire: their numbers are finite, and none is larger than any method or model needs."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

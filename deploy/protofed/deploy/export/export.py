@@ -15,7 +15,7 @@ from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.common import codec, plugins
 from protofed.common.clock import utc_now
-from protofed.common.config.recipe import Data, Recipe
+from protofed.common.config.recipe import Data, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload
 from protofed.common.statistics import spreads
@@ -274,7 +274,9 @@ def _of(where: str, round: int) -> str:
 
 def _spec(request: ExportRequest, built: BuiltModel) -> Spec:
     recipe = built.recipe
-    return Spec(architecture=recipe.model, head=built.model.head, input=recipe.input, classes=_names(request, recipe))
+    # Without what the run began with: the exported model has its weights.
+    architecture = NamedOptions.model_validate({"name": recipe.model.name, **recipe.model.options})
+    return Spec(architecture=architecture, head=built.model.head, input=recipe.input, classes=_names(request, recipe))
 
 
 def _origin(request: ExportRequest, built: BuiltModel, weights: Payload) -> Origin:

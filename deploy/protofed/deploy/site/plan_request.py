@@ -28,9 +28,10 @@ def asked(
     steps = (
         "" if examples is None else f", {steps_per_epoch(plan, examples)} steps an epoch on {examples} examples here"
     )
+    begun_with = {} if (body := recipe.model.pretrained_body) is None else {"pretrained_body": body}
     return {
         "method": f"{recipe.method.name}{_options(recipe.method.options)}",
-        "model": f"{recipe.model.name}{_options(recipe.model.options)}{count}",
+        "model": f"{recipe.model.name}{_options(recipe.model.options | begun_with)}{count}",
         "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
         "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}",
         "optimizer": f"{plan.optimizer}, momentum {plan.momentum:g}, weight decay {plan.weight_decay:g}, "
