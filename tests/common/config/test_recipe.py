@@ -184,6 +184,8 @@ WRONG: list[tuple[str, Any]] = [
     ("data__merge_test_into_train", "both"),
     ("data__local_test_fraction", 0.0),
     ("data__local_test_fraction", 1.0),
+    ("data__validation_fraction", 0.0),
+    ("data__validation_fraction", 1.0),
     ("data__local_test", "balanced"),
     ("data__seed", -1),  # NumPy's legacy generator has no such seed
     ("data__seed", 2**32),
@@ -294,6 +296,7 @@ def test_a_partition_of_the_wrong_kind_is_refused(partition: Any, said: str) -> 
         ({"merge_test_into_train": True}, "expected local_test_fraction beside it"),
         ({"merge_test_into_train": True, "local_test": "by-class"}, "expected local_test_fraction beside it"),
         ({"merge_test_into_train": True, "local_test_fraction": 0.25, "test_fraction": 0.3}, "remove test_fraction"),
+        ({"validation_fraction": 0.2, "local_test_fraction": 0.25}, "both hold out training images; remove one"),
     ],
 )
 def test_a_test_set_comes_from_one_place(keys: dict[str, Any], said: str) -> None:

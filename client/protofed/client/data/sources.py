@@ -17,7 +17,7 @@ from protofed.client.data.image_error import UnreadableImageError
 from protofed.client.data.labels import normalise
 from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import Column as Column
-from protofed.client.data.split import DataSplit, draw_test_rows, refuse_test_fraction
+from protofed.client.data.split import DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 
@@ -31,7 +31,7 @@ class Source:
 
     Attributes:
         train: may be empty: an evaluator's .npz may have a test set only.
-        test: the source's own, or held out; empty as of `split.draw_test_rows`.
+        test: the source's own, or held out, empty as of `split.draw_test_rows`; or what `split.draw_validation` drew.
         site_column: the site of each training example; None: the source does not say.
         test_site_column: likewise for the test examples.
         group_column: the group of each training example, such as a patient; None: there are none. Never shown.
@@ -69,6 +69,8 @@ def load(data: Data, input_: Input, class_names: Sequence[str] = ()) -> Source:
     if data.merge_test_into_train:
         return Source.from_splits(_joined(train, test), test.take(np.empty(0, np.int64)))
     _check_apart(train, test)
+    if data.validation_fraction is not None:
+        train, test = draw_validation(train, data.validation_fraction, data)
     return Source.from_splits(train, test)
 
 

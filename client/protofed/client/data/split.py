@@ -1,4 +1,4 @@
-"""A split (training or test examples with their sites and groups), and the drawing of a test set."""
+"""A split (training or test examples with their sites and groups), and the drawing of test and validation sets."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from protofed.common.errors import DataError
 Column: TypeAlias = NDArray[Any]  # [N], one value an example
 
 DEFAULT_TEST_FRACTION = 0.3  # of a source without a test set, if data.test_fraction is not set
+_VALIDATION_STREAM = 2  # seeds the validation set together with data.seed: it must not move other draws
 _BALANCED = frozenset({"digits", "spiral"})  # public sets: their shipped runs were scored on balanced test sets
 
 
@@ -77,18 +78,37 @@ def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[In
     fraction = DEFAULT_TEST_FRACTION if data.test_fraction is None else data.test_fraction
     rng = np.random.default_rng(data.seed)
     if data.source in _BALANCED:
-        return _balanced(labels, fraction, rng)
+        return _balanced(labels, fraction, rng, "test_fraction")
     train, test = hold_out(labels, group, fraction, rng)
     if not len(test):
         raise no_test_set()
     return train, test
 
 
-def _balanced(labels: Labels, fraction: float, rng: np.random.Generator) -> tuple[Indices, Indices]:
+def draw_validation(train: DataSplit, fraction: float, data: Data) -> tuple[DataSplit, DataSplit]:
+    """Divide training examples, by data.seed, into what is trained on and this fraction of each class, to tune by.
+
+    A public source of `_BALANCED` gives as many of every class, as its test set has; else `hold_out` draws.
+
+    Raises:
+        DataError: the validation set would be empty.
+    """
+    rng = np.random.default_rng([data.seed, _VALIDATION_STREAM])
+    labels = train.examples.labels.numpy()
+    if data.source in _BALANCED:
+        kept, drawn = _balanced(labels, fraction, rng, "validation_fraction")
+    else:
+        kept, drawn = hold_out(labels, train.group, fraction, rng)
+    if not len(drawn):
+        raise no_test_set()
+    return train.take(kept), train.take(drawn)
+
+
+def _balanced(labels: Labels, fraction: float, rng: np.random.Generator, key: str) -> tuple[Indices, Indices]:
     """As many test examples of every class: the fraction of the rarest class's number."""
     present, sizes = np.unique(labels, return_counts=True)
     if not (each := int(fraction * sizes.min())):
-        raise DataError(f"data.test_fraction = {fraction:g} leaves no test set; raise it, or leave it out")
+        raise DataError(f"data.{key} = {fraction:g} leaves no test set; raise it, or leave it out")
     in_test = np.zeros(len(labels), dtype=bool)
     in_test[np.concatenate([rng.choice(np.flatnonzero(labels == c), each, replace=False) for c in present])] = True
     return np.flatnonzero(~in_test), np.flatnonzero(in_test)

@@ -172,6 +172,8 @@ class Data(StrictModel):
     test_fraction: Share | None = (
         None  # of each class, held out of a source without a test set: 0.3, or nothing beside local_test_fraction
     )
+    # of each class's training examples: they are scored in the place of the test set, which is left out; to tune by
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
     merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
     local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of each class, held out of a site's own
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
@@ -208,6 +210,8 @@ class Data(StrictModel):
             raise ValueError("merge_test_into_train leaves no test set; expected local_test_fraction beside it")
         if self.merge_test_into_train and self.test_fraction is not None:
             raise ValueError("merge_test_into_train takes in the test set; remove test_fraction")
+        if self.validation_fraction is not None and self.local_test_fraction is not None:
+            raise ValueError("validation_fraction and local_test_fraction both hold out training images; remove one")
         return self
 
 
