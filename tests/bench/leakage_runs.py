@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.attacks.hostile_server import LONG_TAIL
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage_scores import Counts, Victim
 
@@ -61,14 +62,14 @@ def attacked(case: Case, seed: int, rounds: int) -> tuple[list[Victim], dict[str
 
 
 def seeded(case: Case, seed: int, rounds: int) -> Recipe:
-    """The case's recipe, scored once, at its end."""
+    """The case's recipe with LONG_TAIL, scored once, at its end."""
     recipe = shipped.recipe(case.recipe)
     assert recipe.data is not None
     return recipe.model_copy(
         update={
             "seed": seed,
             "rounds": min(recipe.rounds, rounds),
-            "data": recipe.data.model_copy(update={"seed": seed}),
+            "data": recipe.data.model_copy(update={"seed": seed, "long_tail": LONG_TAIL}),
             "method": recipe.method.model_copy(update=dict(case.method)),
             "federation": recipe.federation.model_copy(update={"score_every": 0}),
         }

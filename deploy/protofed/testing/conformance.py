@@ -36,6 +36,7 @@ CHANCE, LEARNT, PERSONAL = (
     0.4,
     0.75,
 )  # accuracy on ten classes: of guessing; required of a model; of a site's own model on its classes
+LONG_TAIL = 0.1  # of the data on which a model has to learn that: with two images of a class few methods would
 LONELY_CLASSES = {
     "long_tail": 0.05,
     "partition": {"kind": "shards", "sites": 5, "shards": 2},
@@ -110,7 +111,12 @@ class MethodConformance:
         assert recipe.data.source == "digits"
 
     def test_it_learns(self, method: str, recipe: Recipe) -> None:
-        recipe = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"score_every": 0})})
+        assert recipe.data is not None
+        changes = {
+            "federation": recipe.federation.model_copy(update={"score_every": 0}),
+            "data": recipe.data.model_copy(update={"long_tail": LONG_TAIL}),
+        }
+        recipe = recipe.model_copy(update=changes)
         with simulation(recipe) as running:
             running.go()
             last = spreads(running.ledger.scores(recipe.name)[recipe.rounds])

@@ -107,7 +107,7 @@ def test_the_demo_shows_fednh_ahead_and_leaves_nothing_running(tmp_path: Path) -
     assert left_running(folder) == []
     scores = {view["run"]: view["scores"] for view in json.loads((folder / "scores.json").read_text(encoding="utf-8"))}
     fednh, fedavg, solo = (scores[f"digits-{name}"] for name in ("fednh", "fedavg", "solo"))
-    assert min(run["global.accuracy"]["mean"] for run in (fednh, fedavg)) > 0.8
+    assert fednh["global.accuracy"]["mean"] > fedavg["global.accuracy"]["mean"] > 0.7
     for name in ("personal.pm_v", "personal.balanced_accuracy"):
         assert fednh[name]["mean"] > max(fedavg[name]["mean"], solo[name]["mean"])
     assert "global.accuracy" not in solo

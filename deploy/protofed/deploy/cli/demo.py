@@ -56,8 +56,8 @@ def run_demo(folder: Path, console: Console) -> None:
     console.print(
         f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each with\n"
         "its own key and certificate, talk gRPC over mutual TLS on 127.0.0.1.\n"
-        "The data are handwritten digits; rare classes are a tenth as frequent, and every\n"
-        "site has different classes. The policy is open.toml, for public data only: the\n"
+        "The data are 357 handwritten digits, 126 of the most frequent class, 2 of the rarest;\n"
+        "every site has different classes. The policy is open.toml, for public data only: the\n"
         "sites' own scores leave, and a server can compute their label counts from them.\n"
     )
     started_at, views = time.monotonic(), dict[str, Overview | None]()
