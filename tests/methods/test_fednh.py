@@ -287,4 +287,8 @@ def test_first_prototypes_are_separated_unit_vectors_of_the_seed(separation: Any
     np.testing.assert_allclose(gaps, distance, atol=1e-6)
     np.testing.assert_array_equal(again[Part.PROTOTYPES]["mean"], rows)
     assert not np.allclose(other[Part.PROTOTYPES]["mean"], rows)
+    unseeded, negative = (Server(prototype_init=separation, prototype_seed=seed).init(model, 4) for seed in (None, -1))
+    np.testing.assert_array_equal(unseeded[Part.PROTOTYPES]["mean"], rows)  # a run's seed is among its options
+    assert not np.allclose(negative[Part.PROTOTYPES]["mean"], rows)
+    assert unseeded[Part.HEAD] == {"scale": 20.0}
     assert first[Part.BODY] == model[Part.BODY]

@@ -12,10 +12,12 @@ import pytest
 from tests.support.kept_release import kept_recipe
 
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import NamedOptions, Recipe, parse_json
 from protofed.common.errors import FailureReason, NotEnrolledError, StateError
 from protofed.common.protocol.messages import Finished, Role, Task, TaskKind, Verdict
+from protofed.server.methods.fednh import FedNHServer
 from protofed.server.rounds import phases
-from protofed.server.rounds.resume import check_same
+from protofed.server.rounds.resume import as_begun, check_same, method_of, recipe_of, same_run
 from protofed.server.storage.blobs import Blobs, FolderBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import RunRow
@@ -215,11 +217,54 @@ def test_a_run_of_0_2_0_goes_on_under_the_defaults_of_today(make: MakeLab, lab: 
 
 
 def test_the_recipe_that_the_kept_release_recorded_is_the_same_recipe_today() -> None:
+    recorded = recorded_by_the_kept_release()
+    assert "outlier_factor" in recorded.recipe
+    check_same(kept_recipe(), recorded)
+
+
+def recorded_by_the_kept_release() -> RunRow:
     lines = (KEPT / "server" / "ledger.sql").read_text(encoding="utf-8").splitlines()
     (insert,) = [line for line in lines if line.startswith('INSERT INTO "runs"')]
     recorded = insert[insert.index("{") : insert.rindex("}") + 1]
-    assert "outlier_factor" in recorded
-    check_same(kept_recipe(), RunRow("kept", Digest(""), recorded, 0, 0.0, None, None, None, paused=False))
+    return RunRow("kept", Digest(""), recorded, 0, 0.0, None, None, None, paused=False)
+
+
+def fednh(seed: int = 0, **options: Any) -> Recipe:
+    recipe = kept_recipe()
+    return recipe.model_copy(update={"seed": seed, "method": NamedOptions.model_validate({"name": "fednh", **options})})
+
+
+def test_a_run_of_0_2_0_keeps_the_options_that_it_left_out_and_its_recipe_for_the_sites() -> None:
+    recipe = recipe_of(recorded_by_the_kept_release())
+    assert recipe.method.options == {}  # sites have approved these very bytes
+    half = method_of(recipe)
+    assert isinstance(half, FedNHServer)
+    assert (half.scale, half.prototype_seed) == (1.0, 0)
+    assert same_run(fednh(recipe.seed), recipe)
+    assert same_run(fednh(recipe.seed, scale=1.0), recipe)
+    assert not same_run(fednh(recipe.seed, scale=20.0), recipe)
+    assert not same_run(fednh(recipe.seed, prototype_seed=1), recipe)
+
+
+@pytest.mark.parametrize(("seed", "first"), [(0, 0), (7, 7), (-1, 10**12 - 1), (2**62, 2**62 % 10**12)])
+def test_a_run_that_begins_says_the_options_whose_defaults_have_changed(seed: int, first: int) -> None:
+    given = fednh(seed, prototype_momentum=0.5)
+    begun = parse_json(as_begun(given).wire(), Recipe, "wire")
+    assert begun.method.options == {"scale": 20.0, "prototype_seed": first, "prototype_momentum": 0.5}
+    assert as_begun(begun) == begun
+    assert same_run(given, begun)
+    assert same_run(begun, begun)
+    for other in ({"scale": 1.0}, {"prototype_seed": first + 1}, {"prototype_momentum": 0.9}):
+        assert not same_run(fednh(seed, **{"prototype_momentum": 0.5, **other}), begun)
+    assert not same_run(given.model_copy(update={"seed": seed - 1}), begun)
+
+
+def test_options_that_a_recipe_says_are_those_that_its_run_begins_with() -> None:
+    given = fednh(3, scale=1.0, prototype_seed=5)
+    assert as_begun(given) == given
+    other = given.model_copy(update={"method": NamedOptions(name="fedavg")})
+    assert as_begun(other) == other
+    assert not same_run(other, given)
 
 
 def test_a_state_that_is_gone_is_said_at_once(lab: Lab) -> None:

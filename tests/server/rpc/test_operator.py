@@ -70,7 +70,8 @@ def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of
     assert desk.statuses() == {RUN: "running", "second": "queued"}
     row = desk.server.ledger.run("second")
     assert row is not None
-    assert row.recipe == recipe_of("fednh", name="second").wire()
+    said = {"name": "fednh", "scale": 20.0, "prototype_seed": 0}  # defaults that have changed are recorded
+    assert row.recipe == recipe_of("fednh", name="second", method=said).wire()
 
 
 def test_orders_change_the_status(desk: Desk) -> None:

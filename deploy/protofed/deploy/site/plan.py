@@ -30,6 +30,7 @@ from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.server.method import server_methods
+from protofed.server.rounds.resume import as_begun
 
 LOSS = "after training"  # the rows of scalars: the models and data that a site's scores are of
 OWN, OWN_LOCAL = "own model, shared test set", "own model, own test set"
@@ -126,7 +127,7 @@ def site_plan(
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
     refused_by = _refused_by(policy, name, update, recipe.classes)
-    facts = RunFacts(digest or recipe.fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
+    facts = RunFacts(digest or as_begun(recipe).fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     refusals = () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes)
     return SitePlan(

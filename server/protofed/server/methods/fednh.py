@@ -36,8 +36,8 @@ class FedNHServer:
     global_model: ClassVar[bool] = True
     prototype_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9  # rho: share of the old prototypes kept
     prototype_init: Literal["maxsep", "orthogonal"] = "maxsep"  # first prototypes: exact eq. (1), or what Table 1 used
-    prototype_seed: int = 0  # of the first prototypes' random rotation
-    scale: Annotated[float, Field(gt=0)] = 1.0  # s, the first logit scale
+    prototype_seed: int | None = None  # of the first prototypes' random rotation; None: the run's seed
+    scale: Annotated[float, Field(gt=0)] = 20.0  # s, the first logit scale; from 1, as released, early rounds are lost
     fixed_scale: bool = False  # s is trained and averaged with the body unless fixed
     prototypes: Means = (
         "uniform"  # alpha: 1, or exp(<W_c, mu_kc>); "literal": raw means, not made unit before smoothing
@@ -47,7 +47,7 @@ class FedNHServer:
         """Well-separated prototypes [C, D] take the place of the head."""
         weight = model[Part.HEAD]["weight"]
         first = maxsep if self.prototype_init == "maxsep" else orthogonal
-        mean = first(classes, weight.shape[1], np.random.default_rng(self.prototype_seed)).astype(weight.dtype)
+        mean = first(classes, weight.shape[1], self._rng()).astype(weight.dtype)
         scale = np.asarray(self.scale, dtype=weight.dtype)
         return {Part.BODY: model[Part.BODY], Part.HEAD: {"scale": scale}, Part.PROTOTYPES: {"mean": mean}}
 
@@ -71,6 +71,9 @@ class FedNHServer:
             towards = row if self.prototypes == "literal" else unit(row)
             new[int(name)] = unit(self.prototype_momentum * old[int(name)] + (1 - self.prototype_momentum) * towards)
         return {**state, **mean.result(), Part.PROTOTYPES: {"mean": new}}
+
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng((self.prototype_seed or 0) % 2**64)  # NumPy takes no negative seed
 
     def _weighted(self, row: Array, prototype: Array) -> Array:
         if self.prototypes == "literal":

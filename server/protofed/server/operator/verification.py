@@ -10,10 +10,9 @@ import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError, short
-from protofed.server.method import server_methods
 from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.resume import recipe_of
+from protofed.server.rounds.resume import method_of, recipe_of
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
@@ -58,8 +57,7 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
             return Verified(
                 VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
             )
-    method = server_methods.build(recipe.method.name, recipe.method.options)
-    publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
+    publisher = Publisher(method_of(recipe), blobs, recipe.classes, recipe.federation.min_contributors)
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None

@@ -20,7 +20,7 @@ from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, 
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind, score_family
 from protofed.common.statistics import spreads
-from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod, server_methods
+from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
 from protofed.server.rounds import phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
 from protofed.server.rounds.best_round import Scores, Standstill, check_best_by, judged
@@ -30,7 +30,7 @@ from protofed.server.rounds.min_contributors import check_contributors
 from protofed.server.rounds.model_history import WarningLog
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
-from protofed.server.rounds.resume import check_same, resumed
+from protofed.server.rounds.resume import check_same, method_of, resumed
 from protofed.server.rounds.sampling import Uniform
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.state_machine import RoundRules, advance
@@ -53,7 +53,7 @@ class Driver:
         check_contributors(recipe, simulated=context.simulated)
         self._recipe, self._run = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
-        self._method: ServerMethod = server_methods.build(recipe.method.name, recipe.method.options)
+        self._method: ServerMethod = method_of(recipe)
         check_best_by(recipe, global_model=self._method.global_model)
         self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
         self._publisher = Publisher(self._method, context.blobs, recipe.classes, recipe.federation.min_contributors)

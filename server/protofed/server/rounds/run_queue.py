@@ -33,7 +33,7 @@ from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import NOTHING_TO_DO, Coordinator
-from protofed.server.rounds.resume import check_same, recipe_of
+from protofed.server.rounds.resume import as_begun, check_same, recipe_of
 from protofed.server.rounds.sampling import min_cohort
 from protofed.server.rounds.start_checks import check_model
 from protofed.server.rounds.waiting import Waiting, WaitReason
@@ -245,6 +245,7 @@ class RunQueue:
         """
         if self._ledger.run(recipe.name) is not None:
             raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name")
+        recipe = as_begun(recipe)
         try:
             self._live[recipe.name] = Coordinator(recipe, self._context)
         except OutOfSpaceError:
