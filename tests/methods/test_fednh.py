@@ -126,6 +126,24 @@ def test_a_prototype_is_the_unit_mean_of_unit_features(local_of: LocalOf, linear
     np.testing.assert_allclose(made["1"], [0, 1], atol=1e-12)
 
 
+@pytest.mark.parametrize(("at_least", "classes"), [(1, {"0", "1", "2"}), (2, {"0", "2"}), (3, {"2"}), (4, set())])
+def test_a_class_with_fewer_examples_than_asked_for_has_no_prototype(
+    at_least: int, classes: set[str], local_of: LocalOf, linear: Linear
+) -> None:
+    features, labels = [[3.0, 4.0], [10.0, 0.0], [0.0, 2.0], [1.0, 0.0], [2.0, 1.0], [0.0, 1.0]], [0, 0, 1, 2, 2, 2]
+    made = [
+        FedNHClient(min_samples_per_class=least)
+        .fit(local_of(linear(np.eye(2), 4), features, labels, 4, lr=0.1), sent(np.eye(2), 1.0, np.eye(4, 2)))
+        .payload
+        for least in (1, at_least)
+    ]
+    every, some = (payload[Part.PROTOTYPES] for payload in made)
+    assert some.keys() == classes
+    for name in classes:  # and nothing else is another
+        np.testing.assert_array_equal(some[name], every[name])
+    np.testing.assert_array_equal(made[1][Part.BODY]["0.weight"], made[0][Part.BODY]["0.weight"])
+
+
 def test_a_fixed_scale_is_neither_trained_nor_sent(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear(np.eye(2), 2), [[3.0, 4.0]], [0], 2, lr=1.0, weight_decay=0.5)
     made = FedNHClient(fixed_scale=True).fit(local, sent(np.eye(2), 30.0, np.eye(2)))

@@ -141,6 +141,13 @@ def test_prototypes_are_means_of_unit_features(
     np.testing.assert_allclose(made["2"], [0, 1], atol=1e-12)
 
 
+def test_a_class_with_fewer_examples_than_asked_for_has_no_prototype(local_of: LocalOf, linear: Linear) -> None:
+    local = local_of(linear(np.eye(2), 2), [[3.0, 4.0], [10.0, 0.0], [0.0, 2.0]], [0, 0, 1], 2, lr=NO_STEP)
+    made = FedProcClient(min_samples_per_class=2).fit(local, MODEL).payload[Part.PROTOTYPES]
+    assert made.keys() == {"0"}
+    np.testing.assert_allclose(made["0"], [0.8, 0.4], atol=1e-12)
+
+
 def test_the_head_takes_features_as_they_are(site: Site) -> None:
     """Only the contrast sees unit vectors; logits (3, 0) and (0, 4) of class 0."""
     received: Payload = {**KNOWN, Part.HEAD: {"weight": np.eye(2), "bias": np.zeros(2)}}

@@ -207,6 +207,16 @@ def test_prototypes_are_of_the_new_body(site: Site) -> None:
     np.testing.assert_allclose(made[Part.PROTOTYPES]["2"], z[[1, 3]].mean(axis=0), atol=1e-12)
 
 
+@pytest.mark.parametrize(("at_least", "classes"), [(2, {"0", "2"}), (3, set())])
+def test_a_class_with_fewer_examples_than_asked_for_is_the_sites_own_alone(
+    at_least: int, classes: set[str], site: Site
+) -> None:
+    local = site()
+    made = FedPRPClient(min_samples_per_class=at_least).fit(local, GLOBAL).payload
+    assert made[Part.PROTOTYPES].keys() == classes
+    assert PrototypeHead.of(local.model).known.tolist() == [1, 0, 1]  # its own model still predicts by both
+
+
 # What is private
 
 

@@ -20,8 +20,8 @@ HALVES = [
 
 CLIENT = """
 Array ClientMethod CosineHead Distance FailureReason FitContext Loss Part Payload Personal PrototypeHead SiteId
-SplitModel TaskFailedError Tensors Update Weigher class_means class_shares client_methods distribution_gap dump frozen
-inter_class intra_class load named prototypical_contrast remembered stacked train
+SplitModel TaskFailedError Tensors Update Weigher class_means class_shares client_methods distribution_gap dump frequent
+frozen inter_class intra_class load named prototypical_contrast remembered stacked train
 """
 SERVER = """
 NOTHING Array ExpectedUpdate HolderMeans Mean Part Payload ServerMethod SiteId StateError TensorSpec Tensors Update

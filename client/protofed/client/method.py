@@ -12,7 +12,17 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.training.context import FitContext
-from protofed.client.training.loop import Loss, Weigher, class_means, frozen, named, remembered, stacked, train
+from protofed.client.training.loop import (
+    Loss,
+    Weigher,
+    class_means,
+    frequent,
+    frozen,
+    named,
+    remembered,
+    stacked,
+    train,
+)
 from protofed.client.training.losses import (
     Distance,
     class_shares,
@@ -48,6 +58,7 @@ __all__ = [
     "client_methods",
     "distribution_gap",
     "dump",
+    "frequent",
     "frozen",
     "inter_class",
     "intra_class",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from torch.nn.functional import cross_entropy, normalize
 
 from protofed.client.method import (
@@ -18,6 +19,7 @@ from protofed.client.method import (
     class_means,
     client_methods,
     dump,
+    frequent,
     load,
     named,
     train,
@@ -35,6 +37,7 @@ class FedNHClient:
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
     prototypes: Literal["uniform", "similarity", "literal"] = "uniform"  # sent as unit vectors; "literal": raw means
     means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays; policies may ask more
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
@@ -48,6 +51,7 @@ class FedNHClient:
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1), self._weigher(local))  # eq. (3)
+        means = frequent(local, means, self.min_samples_per_class)
         rows = means if self.prototypes == "literal" else {c: normalize(mean, dim=0) for c, mean in means.items()}
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
         return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=loss)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -17,6 +18,7 @@ from protofed.client.method import (
     class_means,
     client_methods,
     dump,
+    frequent,
     load,
     named,
     prototypical_contrast,
@@ -35,6 +37,7 @@ class FedProcClient:
 
     gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released
     prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays; policies may ask more
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
@@ -46,6 +49,7 @@ class FedProcClient:
         self.install(local, received)
         loss = 0.0 if self._only_prototypes(local) else self._train(local, received)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1))
+        means = frequent(local, means, self.min_samples_per_class)
         rows = {c: normalize(mean, dim=0) if self.prototypes == "unit" else mean for c, mean in means.items()}
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, Part.PROTOTYPES: named(rows)}, loss=loss)

@@ -21,6 +21,7 @@ from protofed.client.method import (
     class_means,
     client_methods,
     dump,
+    frequent,
     frozen,
     inter_class,
     intra_class,
@@ -48,6 +49,7 @@ class FedPRPClient:
     margins: Literal["learned", "fixed"] = "fixed"  # eps of eq. (9): the release's 1, or learned from 1 with the body
     prediction: Literal["prototypes", "head"] = "prototypes"  # of the site's own model: eq. (12), or the private head
     compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays; policies may ask more
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Global body and prototypes [C, D]; the site's private head, before its first fit the run's initial one."""
@@ -83,8 +85,10 @@ class FedPRPClient:
             return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
 
         loss = train(local, objective, [*body.parameters(), eps])
-        head.set_prototypes(*stacked(prototypes := named(class_means(local, body)), local.classes, head.prototypes))
+        means = class_means(local, body)
+        head.set_prototypes(*stacked(named(means), local.classes, head.prototypes))
         local.memory[Part.HEAD] = dump(head.own)
         if learned:
             local.memory[Part.PROTOTYPES] = {"margins": eps.detach().cpu().numpy()}
-        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: prototypes}, loss=loss)
+        sent = named(frequent(local, means, self.min_samples_per_class))
+        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=loss)

@@ -161,6 +161,12 @@ def class_means(
     return dict(zip(present.tolist(), means.unbind(), strict=True))
 
 
+def frequent(local: FitContext, means: Mapping[int, Tensor], at_least: int) -> dict[int, Tensor]:
+    """Those of `class_means` [D] that are means of at least so many of the site's examples: what a method may send."""
+    counts = local.data.train.labels.bincount(minlength=local.classes).tolist()
+    return {c: mean for c, mean in means.items() if counts[c] >= at_least}
+
+
 class _Step:
     """One optimizer step: in as many micro-batches as memory needs, by as many processes as there are."""
 

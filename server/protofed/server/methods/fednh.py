@@ -28,7 +28,7 @@ from protofed.server.methods.maximal_separation import maxsep, orthogonal
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
 
-@server_methods.register(fednh=("means",))
+@server_methods.register(fednh=("means", "min_samples_per_class"))
 @dataclass(frozen=True)
 class FedNHServer:
     """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""

@@ -22,7 +22,7 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedproc=("gpc_from_start", "prototypes"))
+@server_methods.register(fedproc=("gpc_from_start", "min_samples_per_class", "prototypes"))
 @dataclass(frozen=True)
 class FedProcServer:
     """w <- sum_k p_k w_k; c_j <- mean of the class means of the sites that hold class j."""

@@ -23,7 +23,17 @@ from protofed.server.method import (
     server_methods,
 )
 
-OF_CLIENT = ("head_epochs", "intra", "inter", "temperature", "distance", "margins", "prediction", "compat")
+OF_CLIENT = (
+    "head_epochs",
+    "intra",
+    "inter",
+    "temperature",
+    "distance",
+    "margins",
+    "prediction",
+    "compat",
+    "min_samples_per_class",
+)
 
 
 @server_methods.register(fedprp=OF_CLIENT)
