@@ -37,7 +37,7 @@ class FedNHClient:
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head
     prototypes: Literal["uniform", "similarity", "literal"] = "uniform"  # sent as unit vectors; "literal": raw means
     means: Literal["plain", "confident"] = "plain"  # "confident": examples weighed by their class's probability
-    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays; policies may ask more
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""

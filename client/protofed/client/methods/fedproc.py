@@ -37,7 +37,7 @@ class FedProcClient:
 
     gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released
     prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
-    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays; policies may ask more
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""

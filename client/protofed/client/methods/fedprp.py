@@ -49,7 +49,7 @@ class FedPRPClient:
     margins: Literal["learned", "fixed"] = "fixed"  # eps of eq. (9): the release's 1, or learned from 1 with the body
     prediction: Literal["prototypes", "head"] = "prototypes"  # of the site's own model: eq. (12), or the private head
     compat: Literal["paper", "authors"] = "paper"  # authors: eq. (9) with their code's negated cosine, margins fixed
-    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays; policies may ask more
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Global body and prototypes [C, D]; the site's private head, before its first fit the run's initial one."""
