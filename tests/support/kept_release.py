@@ -34,6 +34,7 @@ def kept_recipe() -> Recipe:
     """Five rounds of FedNH with a model of some 1,300 weights; a round takes long enough to be caught in."""
     return small_recipe(
         "fednh",
+        method={"name": "fednh"},  # as 0.2.0 recorded it
         name="kept",
         rounds=5,
         model={"name": "mlp", "hidden": [16]},

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run
 
-from protofed.common.config.recipe import Recipe
+from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import OutOfSpaceError
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
@@ -63,7 +63,8 @@ def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[D
 
 
 def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:
-    info = desk.call("StartRun", pb.StartRunRequest(recipe=recipe_of("fednh", name="second").wire()))
+    given = recipe_of("fednh", name="second", method={"name": "fednh"})
+    info = desk.call("StartRun", pb.StartRunRequest(recipe=given.wire()))
     assert (info.run, info.method, info.status, info.phase) == ("second", "fednh", "queued", "waiting for sites")
     assert (info.round, info.rounds, info.ended_at) == (0, 3, 0.0)
     assert info.began_at > 0.0
@@ -71,7 +72,7 @@ def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of
     row = desk.server.ledger.run("second")
     assert row is not None
     said = {"name": "fednh", "scale": 20.0, "prototype_seed": 0}  # defaults that have changed are recorded
-    assert row.recipe == recipe_of("fednh", name="second", method=said).wire()
+    assert row.recipe == given.model_copy(update={"method": NamedOptions.model_validate(said)}).wire()
 
 
 def test_orders_change_the_status(desk: Desk) -> None:
