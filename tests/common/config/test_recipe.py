@@ -370,6 +370,16 @@ def test_different_runs_have_different_fingerprints() -> None:
     assert len(set(prints)) == len(prints)
 
 
+def test_a_sample_of_test_images_has_one_of_each_class_and_is_said_only_where_it_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"personal_test_images = 9: expected at least 10, one image of each class"):
+        sound(evaluation={"personal_test_images": 9})
+    assert "personal_test_images" not in sound(evaluation={"probabilities": True}).wire()  # 0.2.0 does not know it
+    asked = sound(evaluation={"personal_test_images": 10, "probabilities": True})
+    assert parse_json(asked.wire(), Recipe, "wire").evaluation == asked.evaluation
+    assert asked.evaluation.switched_on == {"probabilities"}
+    assert asked.fingerprint() != sound(evaluation={"probabilities": True}).fingerprint()
+
+
 def test_parsing_leaves_the_table_as_it_was() -> None:
     before = table()
     after = copy.deepcopy(before)

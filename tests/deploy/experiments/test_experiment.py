@@ -149,6 +149,25 @@ def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared:
     assert "sample standard deviation (n - 1) over seeds" in compared.caption
 
 
+@pytest.mark.parametrize(
+    ("avg", "nh", "said"),
+    [
+        (None, None, ""),
+        (2000, 2000, " Sites' own models: on a stratified 2,000 of 10,000 test images."),
+        (None, 2000, " Sites' own models: on a stratified 2,000 of 10,000 test images (small-fednh)."),
+        (10_000, 20_000, ""),  # all of them
+    ],
+)
+def test_the_caption_says_on_how_many_test_images_own_models_were_scored(
+    avg: int | None, nh: int | None, said: str, recipe_of: Recipes
+) -> None:
+    recipes = [recipe_of(m, evaluation={"personal_test_images": n}) for m, n in (("fedavg", avg), ("fednh", nh))]
+    results = [(r, result_of(r, 0, 0.2).model_copy(update={"test_images": 10_000})) for r in recipes]
+    made = Comparison.of(results)
+    assert made.caption.endswith(f"In %.{said}")
+    assert [row["personal_test_images"] for row in json.loads(as_json(made))["rows"]] == [avg, nh]
+
+
 def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -> None:
     lines = [line.split(",")[:3] for line in comma_separated(compared).splitlines()]
     assert lines[0] == ["recipe", "seed", "GM"]

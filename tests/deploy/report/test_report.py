@@ -206,6 +206,13 @@ def test_a_run_of_any_size_has_a_page_of_sensible_size(
     assert widest < 12_000
 
 
+def test_a_page_says_if_own_models_were_scored_on_a_sample(full: dict[str, Any]) -> None:
+    evaluation = {**full["recipe"]["evaluation"], "personal_test_images": 2000}
+    sampled = page({**full, "recipe": {**full["recipe"], "evaluation": evaluation}})[1]["summary"]
+    assert "each on a stratified sample, at most 2,000, of the test images that its site was set up with" in sampled
+    assert "each on the test images that its site was set up with" in page(full)[1]["summary"]
+
+
 # Sites that keep their own scores
 
 

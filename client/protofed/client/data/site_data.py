@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
+from protofed.client.data.stratified import stratified_sample
 from protofed.client.transfer import page_locked
 from protofed.common.config.recipe import Augment as Augment
 from protofed.common.config.recipe import Input
@@ -59,6 +60,16 @@ class Examples:
     def take(self, indices: Tensor) -> Examples:
         """A copy of the examples of these indices, [n] int64 on the images' device, in this order."""
         return Examples(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+
+    def sample(self, count: int, seed: int) -> Examples:
+        """At most so many of the examples, drawn once as by `stratified_sample`; these ones, if there are not more."""
+        if count >= len(self):
+            return self
+
+        def drawn() -> Examples:
+            return self.take(stratified_sample(self.labels.cpu(), count, seed).to(self.images.device))
+
+        return self._once(("sample", count, seed), drawn)
 
     def on(self, device: torch.device) -> Examples:
         """The same examples on a device, moved there once."""

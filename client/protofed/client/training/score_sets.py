@@ -41,13 +41,14 @@ def on_local_test(model: nn.Module, data: SiteData, recipe: Recipe, prefix: str)
 def of_personal(model: nn.Module, data: SiteData, recipe: Recipe) -> dict[str, float]:
     """Scores of the site's own model.
 
-    `personal.<score>`, PM(V) and PM(L) on the shared test set where the site has it, and `personal.local.<score>` on
-    its own one.
+    `personal.<score>`, PM(V) and PM(L) on the shared test set where the site has it, or the run's sample of it, and
+    `personal.local.<score>` on its own one, whole.
     """
     local_scores = on_local_test(model, data, recipe, "personal")
     if not len(data.test):
         return local_scores
-    predictions = tally(model, data)
+    most = recipe.evaluation.personal_test_images
+    predictions = tally(model, data, None if most is None else data.test.sample(most, recipe.seed))
     shared = _scores(predictions, recipe) | personal_scores(predictions, data.label_frequencies())
     return prefixed("personal", shared) | local_scores
 

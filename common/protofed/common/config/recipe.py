@@ -47,6 +47,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
         {"max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"}
     ),
     "model": frozenset({"pretrained_body"}),
+    "evaluation": frozenset({"personal_test_images"}),
 }
 M = TypeVar("M", bound=BaseModel)
 
@@ -129,6 +130,9 @@ class Evaluation(StrictModel):
         False  # accuracy on many (the first 20 % of classes), medium (the next 30 %) and few (the rest)
     )
     probabilities: bool = False  # area under the ROC curve, and calibration error: seconds more at a daemon's start
+    personal_test_images: Annotated[int, Field(ge=2)] | None = (
+        None  # of the shared test set, for sites' own models: a stratified sample by the seed; None: all
+    )
     class_order: Order = ()  # the classes from the most frequent to the rarest; empty: 0, 1, 2, … as a long tail
 
     @property
@@ -163,6 +167,14 @@ class Recipe(StrictModel):
     def _class_order(self) -> Recipe:
         if (order := self.evaluation.class_order) and sorted(order) != list(range(self.classes)):
             raise ValueError(f"evaluation.class_order: expected each of 0 to {self.classes - 1} once")
+        return self
+
+    @model_validator(mode="after")
+    def _personal_test_images(self) -> Recipe:
+        if (images := self.evaluation.personal_test_images) is not None and images < self.classes:
+            raise ValueError(
+                f"evaluation.personal_test_images = {images}: expected at least {self.classes}, one image of each class"
+            )
         return self
 
     @model_validator(mode="after")

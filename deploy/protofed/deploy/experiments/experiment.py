@@ -28,6 +28,7 @@ class Result(StrictModel):
         scores: of every scored round, by site and name; `loss` is a site's training loss in that round.
         cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
+        test_images: size of the test set that all sites share; 0: there is none; None: 0.2.0 did not write it.
     """
 
     recipe: Recipe
@@ -38,6 +39,7 @@ class Result(StrictModel):
     cohorts: dict[int, tuple[SiteId, ...]]
     train_examples: dict[SiteId, int]
     local_test_examples: dict[SiteId, int]
+    test_images: int | None = None
 
 
 class ExperimentContents(StrictModel):

@@ -89,6 +89,7 @@ def _result(running: Simulation, seconds: float) -> Result:
         cohorts=cohorts,
         train_examples={site: len(data.train) for site, data in held.items()},
         local_test_examples={site: len(data.local_test) for site, data in held.items() if data.local_test is not None},
+        test_images=max((len(data.test) for data in held.values()), default=0),
     )
 
 

@@ -118,7 +118,25 @@ class Comparison:
         over = "Mean ± sample standard deviation (n - 1) over seeds. " if several else ""
         unit = "In %." if all(column.percent for column in self.columns) else "In %, losses as they are."
         cut = f" Rounds shortened to {self.shortened}." if self.shortened else ""
-        return f"{meanings}. {over}{unit}{cut}"
+        return f"{meanings}. {over}{unit}{cut}{self._sampled}"
+
+    @property
+    def _sampled(self) -> str:
+        """On how many of the shared test images sites' own models were scored, where not on all."""
+        by_sample: dict[str, list[str]] = {}
+        for label, results in self.results.items():
+            for text in {sample_of(result) for result in results}:
+                by_sample.setdefault(text, []).append(label)
+        of = {text: "" if len(by_sample) == 1 else f" ({', '.join(labels)})" for text, labels in by_sample.items()}
+        return "".join(f" Sites' own models: on {text} test images{of[text]}." for text in by_sample if text)
+
+
+def sample_of(result: Result) -> str:
+    """`a stratified 2,000 of 10,000`: images that sites' own models were scored on; empty: all of the shared ones."""
+    most, of = result.recipe.evaluation.personal_test_images, result.test_images
+    if most is None or of is None or most >= of:
+        return ""
+    return f"a stratified {most:,} of {of:,}"
 
 
 def show(comparison: Comparison, console: Console) -> None:
@@ -187,7 +205,15 @@ def as_json(comparison: Comparison) -> str:
         results = comparison.results[of.label]
         seconds = {result.recipe.seed: result.seconds for result in results}
         warnings = [{"seed": seed, **found.plain()} for label, seed, found in told if label == of.label]
-        return {"recipe": of.label, "seeds": of.seeds, "values": values, "seconds": seconds, "warnings": warnings}
+        sampled = results[0].recipe.evaluation.personal_test_images if results else None
+        return {
+            "recipe": of.label,
+            "personal_test_images": sampled,
+            "seeds": of.seeds,
+            "values": values,
+            "seconds": seconds,
+            "warnings": warnings,
+        }
 
     columns = {column.header: column.meaning for column in comparison.columns}
     rows = [row(of) for of in comparison.rows]

@@ -268,13 +268,18 @@ def _test_sets(record: RunRecord) -> list[str]:
     if record.evaluators:
         notes.append(f"The global model's: on the test images of {listed(record.evaluators, NAMED_SITES)}.")
     if any(name.startswith("personal.") and ".local." not in name for name in names):
-        notes.append("Own models': each on the test images that its site was set up with.")
+        notes.append(f"Own models': each on {_own_test_images(record)} that its site was set up with.")
     if any(".local." in name for name in names):
         notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
     if MAJORITY not in names:
         notes.append("Accuracy says little where one class is common; how common is not on record.")
     shown = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
     return [shown] if notes else []
+
+
+def _own_test_images(record: RunRecord) -> str:
+    most = record.recipe.get("evaluation", {}).get("personal_test_images")
+    return "the test images" if most is None else f"a stratified sample, at most {most:,}, of the test images"
 
 
 def _pair(record: RunRecord, score: str) -> list[str]:

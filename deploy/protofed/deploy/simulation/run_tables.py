@@ -59,7 +59,9 @@ def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | Non
 
 def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
     """One row per run: its final scores in percent."""
-    table = Table(title=title, title_justify="left", caption=CAPTION, caption_justify="left")
+    samples = {most for recipe in recipes if (most := recipe.evaluation.personal_test_images) is not None}
+    sampled = "".join(f" Own models: on a stratified sample, at most {most:,}, of it." for most in sorted(samples))
+    table = Table(title=title, title_justify="left", caption=CAPTION + sampled, caption_justify="left")
     table.add_column("method", no_wrap=True)
     for name in ("GM", "GM\nbalanced", "PM(V)", "worst\nsite", "PM(L)", "own\nbalanced"):
         table.add_column(name, justify="right", no_wrap=True)
