@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,13 @@ from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.common import codec
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Array, Part, Payload, Tensors, Update, describe
+from protofed.common.payload import Array, Part, Payload, Tensors, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRPServer as Server
 from protofed.server.rounds import update_checks
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 Site = Callable[..., FitContext]
@@ -378,56 +376,7 @@ def test_as_in_the_paper_the_distance_is_the_recipes(
     assert seen.given == [(0.07, distance)]
 
 
-# The server
-
-
-def body_and(rows: dict[int, Any], value: float = 0.0, weight: float | None = None) -> Update:
-    prototypes = {str(c): np.asarray(row, dtype=np.float64) for c, row in rows.items()}
-    return Update("ann", {Part.BODY: {"0.weight": np.full((2, 2), value)}, Part.PROTOTYPES: prototypes}, weight=weight)
-
-
-def test_the_servers_prototypes_are_the_reference() -> None:
-    golden = np.load(GOLDEN / "fedprp_paper_server_ema_numpy.npz")
-    old = {str(c): golden["global_old"][c] for c in np.flatnonzero(golden["global_old_present"])}
-    updates = [
-        body_and({int(c): rows[c] for c in np.flatnonzero(present)}, weight=1.0 + k)
-        for k, (rows, present) in enumerate(zip(golden["local_protos"], golden["local_present"], strict=True))
-    ]
-    state = {**MODEL, Part.PROTOTYPES: old}
-    new = Server(prototype_momentum=1 - float(golden["beta"])).aggregate(state, iter(updates))[Part.PROTOTYPES]
-    assert sorted(new) == [str(c) for c in np.flatnonzero(golden["global_new_present"])]
-    for name, row in new.items():
-        np.testing.assert_allclose(row, golden["global_new"][int(name)], rtol=0, atol=1e-9, err_msg=name)
-    assert "3" not in old  # first appearance: the mean alone
-    np.testing.assert_array_equal(new["2"], old["2"])  # nobody holds it: bit for bit
-
-
-def test_the_servers_step_by_hand() -> None:
-    """Beta = 1/4; class 0: (1 + 3) / 2 = 2, .25 * 2 + .75 * 10 = 8; class 1 is new; class 2 stays."""
-    old = {**MODEL, Part.PROTOTYPES: {"0": np.array([10.0, 0.0]), "2": np.array([0.3, 0.1])}}
-    updates = [body_and({0: [1.0, 4.0]}, 1.0, weight=1000.0), body_and({0: [3.0, 0.0], 1: [7.0, 7.0]}, 4.0, weight=1.0)]
-    new = Server(prototype_momentum=0.75).aggregate(old, iter(updates))
-    assert {name: row.tolist() for name, row in new[Part.PROTOTYPES].items()} == {
-        "0": [8.0, 0.5],
-        "1": [7.0, 7.0],
-        "2": [0.3, 0.1],
-    }
-    assert new[Part.BODY]["0.weight"].tolist() == [[2.5, 2.5]] * 2  # uniform, whatever counts are disclosed
-    assert same(new[Part.HEAD], MODEL[Part.HEAD])  # where every private head begins, in all rounds
-
-
-def test_the_last_means_can_be_all() -> None:
-    new = Server(prototype_momentum=0.0).aggregate(
-        {**MODEL, Part.PROTOTYPES: {"0": np.ones(2)}}, [body_and({0: [5.0, 6.0]})]
-    )
-    assert new[Part.PROTOTYPES]["0"].tolist() == [5.0, 6.0]
-
-
-def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
-    state = Server().init(MODEL, 3)
-    assert same_tensors(state, MODEL)
-    assert Server().broadcast(state, "ann") is state
-    assert Server.global_model
+# The other half
 
 
 @pytest.mark.parametrize("state", [MODEL, GLOBAL], ids=["first", "later"])
