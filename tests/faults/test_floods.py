@@ -203,7 +203,7 @@ def crowded(
     tmp_path: Path, live_server: Callable[..., Any], recipe_of: Callable[..., Recipe]
 ) -> Iterator[tuple[TlsServer, Strangers]]:
     """A server with room for few connections, and strangers who want all of them."""
-    recipe = recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1, "score_every": 0})
+    recipe = recipe_of("fedavg", rounds=100, federation={"min_sites": 1, "quorum": 1, "score_every": 0})
     with tls_server(tmp_path, live_server, recipe, max_connections=ROOM) as server:
         strangers = Strangers(server)
         yield server, strangers
@@ -323,6 +323,14 @@ def test_work_that_is_asked_for_again_and_again_is_refused_with_the_time_to_wait
     other = server.site("site-2")
     assert still_served(other)
     assert still_served(hostile)  # other calls are not touched
+
+
+def test_rounds_however_short_use_up_no_sites_beginnings(frugal: None, crowded: tuple[TlsServer, Strangers]) -> None:
+    """Each task has its own."""
+    server, _ = crowded
+    site = server.site("site-1")
+    for _ in range(12):
+        assert site.push(site.task()).verdict == pb.VERDICT_ACCEPTED
 
 
 def test_an_update_is_not_examined_again_and_again(frugal: None, crowded: tuple[TlsServer, Strangers]) -> None:

@@ -83,14 +83,14 @@ class Simulation:
         while not self.runs.finished and not until():
             self.runs.tick()
             # Only where nobody is invited, as at the start, are all asked: of hundreds, a round invites a few.
-            if self._step(self.runs.invited, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
+            if self._step(self.runs.invitation, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
                 continue
             min_sites = self.recipe.federation.min_sites
             raise ConfigError(
                 f"the run cannot continue: {len(self.agents) - 1} sites, and federation.min_sites is {min_sites}"
             )
 
-    def _step(self, asked: Callable[[SiteId], bool], on_task: Callable[[], None]) -> bool:
+    def _step(self, asked: Callable[[SiteId], object], on_task: Callable[[], None]) -> bool:
         """Let the agents of those sites that are asked work, in turns; whether any had a task."""
         any_task = False
         for agent in self.agents:

@@ -44,8 +44,8 @@ class Budget:
 ENROLLMENTS = Budget("enrollments", 1200, 0, HOUR_S)
 # One a second at most since daemons refuse more; of an older one's five a second, two are still heard.
 HEARTBEATS = Budget("heartbeats", 7200, 0, HOUR_S)
-# One per upload; at most three more if chunks arrive damaged; while the server is short of memory, two a minute.
-BEGINNINGS = Budget("beginnings of uploads", 600, 0, HOUR_S)
+# Of one task: one; at most three more if chunks arrive damaged; while the server is short of memory, two a minute.
+BEGINNINGS = Budget("beginnings of uploads for one task", 240, 0, HOUR_S)
 # Chunks of one model, one upload, and the examination of that. Once each; again as often as a connection breaks within
 # a chunk, and from the start when a daemon dies before its update is on its disk. 64 MiB: small models take as many
 # calls as large ones.

@@ -119,9 +119,10 @@ class Coordinator:
             return None
         return Task(row.kind, self.run, row.round, row.task_id, row.base_digest, row.base_bytes, self._remaining())
 
-    def invited(self, site: SiteId) -> bool:
-        """Whether the site has an open task. May be called from any thread."""
-        return self._invitations.of(site) is not None
+    def invitation(self, site: SiteId) -> str:
+        """The id of the site's open task; empty: it has none. May be called from any thread."""
+        row = self._invitations.of(site)
+        return "" if row is None else row.task_id
 
     def may_fetch(self, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob. May be called from any thread."""

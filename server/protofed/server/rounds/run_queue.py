@@ -190,7 +190,7 @@ class RunQueue:
             As `next_task`.
         """
         current = self.current
-        if current is None or run != current.run or current.invited(site):
+        if current is None or run != current.run or current.invitation(site):
             return None
         self._context.presence.seen(site, instance)
         return NOTHING_TO_DO
@@ -211,10 +211,10 @@ class RunQueue:
         self._context.presence.note(site, progress)
         return signal
 
-    def invited(self, site: SiteId) -> bool:
-        """Whether the site has an open task in the current run. May be called from any thread."""
+    def invitation(self, site: SiteId) -> str:
+        """The id of the site's open task in the current run; empty: it has none. May be called from any thread."""
         current = self.current
-        return current is not None and current.invited(site)
+        return "" if current is None else current.invitation(site)
 
     def may_fetch(self, run: str, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob. May be called from any thread."""

@@ -167,7 +167,7 @@ class FederationService(rpc.FederationServicer):
 
     async def BeginUpload(self, request: pb.UploadManifest, context: Any) -> pb.UploadTicket:
         site, instance = _caller(request.caller)
-        self._budgets.spend(site, BEGINNINGS)
+        self._budgets.spend(site, BEGINNINGS, key=self._runs.invitation(site))
         manifest, task_id, run = wire.unpack_manifest(request), read_id(request.task_id), read_id(request.run)
         base = wire.read_digest(request.base_digest) if request.base_digest else None
 
