@@ -20,6 +20,7 @@ ProtofedError                  70
 ├── StateError                 74   a state folder that is locked or damaged
 │   ├── OutOfSpaceError             a full disk: the same write succeeds when there is room
 │   └── DiskFailureError            a disk that cannot be written: earlier writes may be lost, too
+├── SecureSumError             76   a message of a secure sum that the site, or the server, must not act on
 ├── TaskFailedError                 a task that this site cannot do; reported to the server by its reason
 └── WithdrawnError                  a run that the site has left, by its own decision: nothing of it is sent
 """
@@ -54,6 +55,20 @@ class PolicyViolationError(ProtofedError):
     """Something that the site's own policy does not allow; it has not left the site."""
 
     exit_code = 77
+
+
+class SecureSumError(ProtofedError):
+    """A message of a secure sum that must not be acted on: nothing was revealed for it.
+
+    Attributes:
+        code: what is wrong, for audit and counting, such as other-survivors.
+    """
+
+    exit_code = 76
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class CodecError(ProtofedError):

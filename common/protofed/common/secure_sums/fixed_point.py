@@ -1,0 +1,57 @@
+"""Numbers as integers of the ring modulo 2**64, whose sums are exact and do not depend on order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.payload import Array
+
+WORD_BITS = 64
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """A number x is round(x * 2**bits); its magnitude is at most `limit`, which keeps every sum within the ring.
+
+    Attributes:
+        limit: largest magnitude of a number of one site.
+        bits: of the fraction.
+        most: sites of one sum.
+
+    Raises:
+        ConfigError: a sum of so many such numbers could overflow.
+    """
+
+    limit: float
+    bits: int
+    most: int
+
+    def __post_init__(self) -> None:
+        needed = math.log2(self.limit) + self.bits + math.log2(self.most) + 1  # and the sign
+        if needed > WORD_BITS:
+            raise ConfigError(
+                f"a sum over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a fraction "
+                f"needs {needed:.1f} bits; expected at most {WORD_BITS}: make the limit or the number of bits smaller"
+            )
+
+    def encoded(self, numbers: Array) -> Array:
+        """Floats of any shape as uint64 of that shape.
+
+        Raises:
+            SecureSumError: a number is not finite, or beyond the limit.
+        """
+        wide = np.asarray(numbers, dtype=np.float64)
+        largest = float(np.max(np.abs(wide), initial=0.0))  # NaN, if there is one
+        if not largest <= self.limit:
+            raise SecureSumError(
+                "beyond-the-limit", f"a number of {largest:g} cannot be summed: expected at most {self.limit:g}"
+            )
+        return np.rint(np.ldexp(wide, self.bits)).astype(np.int64).view(np.uint64)
+
+    def decoded(self, total: Array) -> Array:
+        """A sum as float64."""
+        return np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)

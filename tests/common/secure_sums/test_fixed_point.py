@@ -1,0 +1,57 @@
+"""Numbers as words of the ring: exact sums, and nothing that could overflow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.masks import add_mask
+
+FORM = FixedPoint(limit=65536.0, bits=40, most=50)
+
+
+@given(st.lists(st.floats(-65536, 65536), min_size=1, max_size=50))
+def test_the_sum_of_encoded_numbers_is_that_of_the_numbers(numbers: list[float]) -> None:
+    encoded = np.stack([FORM.encoded(np.array([number])) for number in numbers])
+    total = FORM.decoded(encoded.sum(axis=0, dtype=np.uint64))
+    assert abs(total[0] - math.fsum(numbers)) <= len(numbers) * 2.0**-41 + abs(total[0]) * 2.0**-52
+
+
+def test_the_largest_numbers_of_the_most_sites_do_not_overflow() -> None:
+    for sign in (1.0, -1.0):
+        words = FORM.encoded(np.full(1, sign * 65536.0))
+        assert FORM.decoded(words * np.uint64(50)) == [sign * 65536.0 * 50]
+
+
+@pytest.mark.parametrize("number", [65536.1, -1e9, math.inf, math.nan])
+def test_a_number_beyond_the_limit_is_refused(number: float) -> None:
+    with pytest.raises(SecureSumError, match="expected at most 65536"):
+        FORM.encoded(np.array([0.0, number]))
+
+
+def test_float32_and_any_shape() -> None:
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3) / 8
+    assert np.array_equal(FORM.decoded(FORM.encoded(numbers)), numbers)
+    assert FORM.encoded(np.zeros((0,))).shape == (0,)
+
+
+def test_a_form_that_could_overflow_is_refused() -> None:
+    assert FixedPoint(limit=65536.0, bits=41, most=50).bits == 41
+    with pytest.raises(ConfigError, match="at most 64"):
+        FixedPoint(limit=65536.0, bits=42, most=50)
+
+
+@pytest.mark.parametrize("length", [0, 1, 8191, 8192, 8193, 20_000])
+def test_a_mask_is_one_stream_whatever_the_blocks(length: int) -> None:
+    long, short = np.zeros(30_000, dtype=np.uint64), np.zeros(length, dtype=np.uint64)
+    add_mask(long, b"k" * 32)
+    add_mask(short, b"k" * 32)
+    assert np.array_equal(short, long[:length])
+    add_mask(short, b"k" * 32, subtract=True)
+    assert not short.any()
