@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Annotated, Any, Literal, Protocol
 
@@ -130,3 +132,11 @@ def test_registries_do_not_know_of_one_another(animals: Registry[Animal]) -> Non
     with pytest.raises(ConfigError):
         Registry[Animal]("plant").get("dog")
     assert list(Registry[Animal]("plant")) == []
+
+
+@pytest.mark.parametrize("half", ["client", "server"])
+def test_methods_are_there_for_whoever_asks_first(half: str) -> None:
+    """In a process that has imported nothing else: `client check` once knew no method."""
+    asked = f"from protofed.{half}.method import {half}_methods as known; print(*known); known.get('fednh')"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert {"fedavg", "fednh", "fedprp", "fedproc", "cwfedavg"} <= set(done.stdout.split())

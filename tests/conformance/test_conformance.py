@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
 from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.privacy.policy import Policy

@@ -14,8 +14,6 @@ from tests.gpu.plan import Proof, at_most, judged, skipped
 from tests.gpu.report import Finding, Found, Status
 from torch import Tensor
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.data.site_data import CPU
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.split import dump

@@ -7,7 +7,6 @@ import zlib
 
 import numpy as np
 
-import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, TensorSpec, Update
 from protofed.server.method import ExpectedUpdate, server_methods

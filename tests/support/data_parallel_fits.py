@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.site import PreparedRun, Site, prepare
 from protofed.client.data.site_data import Examples, SiteData

@@ -15,7 +15,6 @@ import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json

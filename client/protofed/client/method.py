@@ -108,4 +108,4 @@ class ClientMethod(Protocol):
         """
 
 
-client_methods: Registry[ClientMethod] = Registry("method", half="client")
+client_methods: Registry[ClientMethod] = Registry("method", half="client", home="protofed.client.methods")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
@@ -22,10 +23,12 @@ class Registry(Generic[T]):
     Args:
         kind: of what, for errors: "method", "model".
         half: of methods, which half these classes are; a name that is not registered may then be a plug-in's.
+        home: the package whose import registers the classes of protofed; it is imported when one is first asked for,
+            so that nobody who asks can have forgotten to.
     """
 
-    def __init__(self, kind: str, half: Literal["client", "server"] | None = None) -> None:
-        self._kind, self._half = kind, half
+    def __init__(self, kind: str, half: Literal["client", "server"] | None = None, home: str = "") -> None:
+        self._kind, self._half, self._home = kind, half, home
         self._classes: dict[str, type[Any]] = {}
         self._foreign: dict[str, tuple[str, ...]] = {}
 
@@ -49,6 +52,7 @@ class Registry(Generic[T]):
         return enter
 
     def __iter__(self) -> Iterator[str]:
+        self._go_home()
         return iter(sorted(self._classes))
 
     def get(self, name: str) -> type[T]:
@@ -92,6 +96,7 @@ class Registry(Generic[T]):
 
     def _resolve(self, name: str, allowed: Container[str] | None = None) -> tuple[type[T], set[str]]:
         """The class of that name, and the options of the other half."""
+        self._go_home()
         if name in self._classes:
             return self._classes[name], set(self._foreign[name])
         if self._half is None:
@@ -103,6 +108,10 @@ class Registry(Generic[T]):
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
             raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} half of a method")
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
+
+    def _go_home(self) -> None:
+        if self._home:
+            importlib.import_module(self._home)
 
 
 def _fields(cls: type[Any]) -> set[str]:

@@ -14,8 +14,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pytest
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import GateContext, Policy, Released

@@ -79,7 +79,7 @@ class ServerMethod(Protocol):
         """The next state; `updates` come in site order and can be read once."""
 
 
-server_methods: Registry[ServerMethod] = Registry("method", half="server")
+server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")
 
 
 def weight_of(update: Update, weighting: Weighting) -> float:

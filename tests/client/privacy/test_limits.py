@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
 from protofed.client.privacy.limits import Limits, unlimited

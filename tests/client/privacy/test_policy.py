@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import (
     GateContext,

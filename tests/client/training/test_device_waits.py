@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model

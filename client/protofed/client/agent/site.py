@@ -11,7 +11,6 @@ import numpy as np
 import structlog
 import torch
 
-import protofed.client.methods  # noqa: F401  (registers the client halves)
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.agent.site import check_model
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (registers the halves)
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from string import Template
 
-import protofed.server.methods  # noqa: F401  (registers the names that are taken)
 from protofed.common.errors import ConfigError, short
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.server.method import server_methods

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError, short

@@ -13,7 +13,6 @@ from typing import Any, assert_never
 
 import structlog
 
-import protofed.server.methods  # noqa: F401  (registers the server halves)
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, StateError
