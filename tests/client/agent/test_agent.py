@@ -17,7 +17,7 @@ from torch import nn
 
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.data.site_data import SiteData, no_examples
+from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState
@@ -566,9 +566,9 @@ def accuracy(method: str, model: Payload) -> float:
 def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tallies: list[nn.Module] = []
 
-    def counted(model: nn.Module, data: SiteData) -> Tally:
+    def counted(model: nn.Module, data: SiteData, examples: Examples | None = None) -> Tally:
         tallies.append(model)
-        return tally(model, data)
+        return tally(model, data, examples)
 
     monkeypatch.setattr(score_sets, "tally", counted)
     harness = AgentHarness()
