@@ -33,6 +33,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
+from protofed.deploy.site.offer import as_offered
 from protofed.server.rounds import phases, run_queue
 from protofed.server.rounds.aggregation import PAUSE_S
 from protofed.server.rounds.context import ServerContext
@@ -42,6 +43,7 @@ from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import NO_RUN, RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
+from protofed.testing.small_recipe import small_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +89,21 @@ def test_a_daemon_is_given_the_current_run_whole(two: RunQueue) -> None:
     assert answer.run == "one"
     assert parse_json(answer.recipe, Recipe, "wire") == going_on(two).recipe
     assert answer.preprocessing_digest == going_on(two).recipe.preprocessing_digest()
+
+
+def test_what_a_site_sees_before_a_run_is_what_it_is_sent_also_after_a_restart(context: ServerContext) -> None:
+    """Options whose defaults have changed are in all of it, so that a policy's digest of the recipe is the same one."""
+    recipe = small_recipe("fednh", seed=7, method={"name": "fednh"})
+    preview = as_offered(recipe)
+    for _ in range(2):
+        answer = enroll(RunQueue([recipe], context), "ann")
+        assert isinstance(answer, Assignment)
+        assert answer.recipe == preview.recipe
+    method = parse_json(preview.recipe, Recipe, "wire").method
+    assert method.options == {"scale": 20.0, "prototype_seed": 7}
+    other = recipe.model_copy(update={"method": method.model_copy(update={"scale": 30.0})})
+    with pytest.raises(StateError, match="another recipe"):
+        RunQueue([other], context)
 
 
 def test_the_first_two_trainers_are_asked_for_the_model_at_once(two: RunQueue) -> None:
