@@ -163,6 +163,7 @@ class Target:
 
     processes: Processes
     known: dict[str, list[Any]] = field(default_factory=dict)
+    site: str = "site-1"
     lives: int = 0
 
     def __post_init__(self) -> None:
@@ -190,8 +191,17 @@ class Target:
 
     def work(self) -> None:
         """An honest site takes part in a round, and tells what it was told."""
+        try:
+            self._take_part()
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise
+            self.site = f"site-{self.lives}"  # calls in its name have used up its hour: another site comes
+            self._take_part()
+
+    def _take_part(self) -> None:
         self.lives += 1
-        site = RawClient(self.processes.address, RUN, instance=f"honest-{self.lives}").enroll()
+        site = RawClient(self.processes.address, RUN, self.site, instance=f"honest-{self.lives}").enroll()
         try:
             site.push(site.task())
             task = site.task()
