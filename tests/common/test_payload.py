@@ -16,6 +16,7 @@ def test_no_part_can_hold_data_or_labels() -> None:
         "class-presence",
         "class-shares",
         "class-models",
+        "secure-sum",
     }
     assert {"label-distribution"} == NOT_ON_THE_WIRE  # simulations only: see test_wire
 

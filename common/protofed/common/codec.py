@@ -29,10 +29,12 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_TENSORS = 20_000
 MAX_HEADER_BYTES = 4 << 20
 MAX_ELEMENTS = 1 << 33  # of one tensor
-DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64"}
+DTYPES = {"F32": "float32", "F64": "float64", "I64": "int64", "U64": "uint64", "U8": "uint8"}
+OF_SUMS = frozenset({"uint64", "uint8"})  # words of the ring, and messages: of part secure-sum, which has no others
 _NATIVE = frozenset(map(np.dtype, DTYPES.values()))  # a dtype of the other byte order equals none of them
 _NAMES = {name: short for short, name in DTYPES.items()}
-_DTYPE_ORDER = {"int64": 0, "float64": 1, "float32": 2}  # of tensors within a blob, as safetensors writes them
+# Of tensors within a blob, as safetensors writes them.
+_DTYPE_ORDER = {"uint64": 0, "int64": 1, "float64": 2, "float32": 3, "uint8": 4}
 _LENGTH_BYTES, _ALIGNMENT = 8, 8  # of the header's length field; of the tensors' data
 _KNOWN = 16  # headers whose checks are remembered: the payloads of a run have two or three
 _KNOWN_TENSORS, _KNOWN_BYTES = 1 << 10, 1 << 17  # of the longest of them: a hostile site's would fill the memory
@@ -216,6 +218,7 @@ def _beginning(specs: tuple[TensorSpec, ...]) -> tuple[bytes, tuple[tuple[Part, 
     for spec in specs:
         _check_name(spec.name)
         _check_shape(spec.path, spec.shape)
+        _check_dtype(spec)
     header = _canonical_header(specs)
     order = tuple((spec.part, spec.name) for spec in sorted(specs, key=_position))
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header, order
@@ -254,7 +257,15 @@ def _spec(path: str, entry: Any) -> TensorSpec:
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CodecError(f"{path} has dtype {str(dtype)[:20]}: expected one of {', '.join(DTYPES)}")
-    return TensorSpec(Part(part), name, DTYPES[dtype], _check_shape(path, shape))
+    spec = TensorSpec(Part(part), name, DTYPES[dtype], _check_shape(path, shape))
+    _check_dtype(spec)
+    return spec
+
+
+def _check_dtype(spec: TensorSpec) -> None:
+    if (spec.dtype in OF_SUMS) != (spec.part is Part.SECURE_SUM):
+        of_sums = ", ".join(sorted(OF_SUMS))
+        raise CodecError(f"{spec.path} has dtype {spec.dtype}: {of_sums} are those of part {Part.SECURE_SUM}")
 
 
 def _check_shape(path: str, shape: Any) -> tuple[int, ...]:

@@ -43,6 +43,11 @@ def _expected(value: str) -> str:
     return f"expected 1 to 64 of a-z, 0-9 and '-', the first no '-'{such}"
 
 
+def is_id(value: str) -> bool:
+    """Whether `value` has the form of an id."""
+    return _ID.fullmatch(value) is not None
+
+
 def read_id(value: str) -> str:
     """`value`, checked; for ids in messages (run, site, task_id, instance).
 

@@ -27,6 +27,7 @@ class Part(StrEnum):
     CLASS_SHARES = "class-shares"
     CLASS_MODELS = "class-models"
     LABEL_DISTRIBUTION = "label-distribution"
+    SECURE_SUM = "secure-sum"
 
     @property
     def discloses(self) -> str:
@@ -43,6 +44,7 @@ _DISCLOSES = {
     Part.CLASS_SHARES: "An estimate of the site's class distribution, read from the norms of its head.",
     Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
     Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
+    Part.SECURE_SUM: "Keys, shares, a masked vector: with the other sites' the sum of all; of one site nothing.",
 }
 NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION})  # only simulations have it
 Payload: TypeAlias = Mapping[Part, Tensors]
@@ -71,7 +73,7 @@ class TensorSpec:
 
     part: Part
     name: str
-    dtype: str  # NumPy's name: float32, float64, int64
+    dtype: str  # NumPy's name: float32, float64, int64; of a secure sum uint64, uint8
     shape: tuple[int, ...]
 
     @cached_property

@@ -12,6 +12,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.protos.v1 import federation_pb2 as pb
+from protofed.protos.v1 import secure_sums_pb2 as sums
 
 # Every field of every message that a site sends, and why it may leave.
 ALLOWED = {
@@ -81,6 +82,31 @@ ALLOWED = {
     "ScoresRequest.ScoresEntry.key": "a name in the policy",
     "ScoresRequest.ScoresEntry.value": "one number",
 }
+# What a site sends of a secure sum, in a blob of part SECURE_SUM beside a masked vector.
+ALLOWED_IN_SUMS = {
+    "SumStep.keys": "public keys",
+    "SumStep.shares": "sealed shares",
+    "SumStep.signature": "under what all sites are told alike, or under its own masked flags",
+    "SumStep.revealed": "shares, once enough sites have signed the same survivors",
+    "SumKeys.site": "the site's id, as in its certificate",
+    "SumKeys.identity": "a public key",
+    "SumKeys.endorsement": "its certificate's signature under that key",
+    "SumKeys.share_key": "a public key",
+    "SumKeys.mask_keys": "public keys",
+    "SumKeys.commitments": "to random seeds",
+    "SumKeys.signature": "of these keys",
+    "SumShares.sealed": "shares of random seeds, each readable by one other site",
+    "SumShares.SealedEntry.key": "that site",
+    "SumShares.SealedEntry.value": "its shares",
+    "SumSignature.signature": "a signature",
+    "SumSeeds.self_seeds": "one share a survivor",
+    "SumSeeds.SelfSeedsEntry.key": "the survivor",
+    "SumSeeds.SelfSeedsEntry.value": "the share",
+    "SumSeeds.mask_seeds": "one share a site that dropped out",
+    "SumSeeds.MaskSeedsEntry.key": "that site",
+    "SumSeeds.MaskSeedsEntry.value": "the share",
+}
+FROM_THE_SERVER = {"SumStep.roster", "SumStep.survivors", "SumStep.holders"}
 # Where a site may say a number of its own choosing: nothing else is a float, and nothing else is a list.
 FLOATS = {
     "EnrollRequest.wait_s",
@@ -115,18 +141,24 @@ NEVER = {
     *("frequencies", "image", "images", "pixel", "pixels", "picture", "example", "examples", "sample", "samples"),
     *("patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
 }
-PARTS = {"body", "head", "prototypes", "class_presence", "class_shares", "class_models"}
+PARTS = {"body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_sum"}
 
 
 def sent(file: FileDescriptor) -> dict[str, FieldDescriptor]:
     """Every field that a call of a site can hold, by the name in `ALLOWED`."""
+    return reached(file, [method.input_type for method in file.services_by_name["Federation"].methods])
+
+
+def reached(
+    file: FileDescriptor, left: list[Descriptor], without: frozenset[str] = frozenset()
+) -> dict[str, FieldDescriptor]:
+    """Every field of these messages and of those in them, by the name in `ALLOWED`."""
     found: dict[str, FieldDescriptor] = {}
-    left = [method.input_type for method in file.services_by_name["Federation"].methods]
     while left:
         message = left.pop()
         for field in message.fields:
             name = f"{message.full_name.removeprefix(file.package + '.')}.{field.name}"
-            if name not in found:
+            if name not in found and name not in without:
                 found[name] = field
                 left += [field.message_type] if field.message_type else []
     return found
@@ -160,8 +192,18 @@ def test_every_field_that_a_site_sends_was_allowed_knowingly() -> None:
     assert all(ALLOWED.values())
 
 
-def test_nothing_is_named_for_labels_counts_or_images() -> None:
-    assert forbidden(pb.DESCRIPTOR) == set()
+def test_what_a_site_sends_of_a_secure_sum_was_allowed_knowingly() -> None:
+    file = sums.DESCRIPTOR
+    found = reached(file, [file.message_types_by_name["SumStep"]], frozenset(FROM_THE_SERVER))
+    assert set(found) == set(ALLOWED_IN_SUMS)
+    numbers = {FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}
+    assert {field.type for field in found.values()} <= numbers
+    assert all(field.message_type is None or field.message_type.file is file for field in found.values())
+
+
+@pytest.mark.parametrize("file", [pb.DESCRIPTOR, sums.DESCRIPTOR])
+def test_nothing_is_named_for_labels_counts_or_images(file: FileDescriptor) -> None:
+    assert forbidden(file) == set()
 
 
 def test_bytes_floats_and_lists_are_only_where_they_are_named() -> None:

@@ -34,6 +34,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
+from protofed.common.secure_sums.context import Subject
 from protofed.protos.v1 import federation_pb2 as pb
 
 DIGEST = Digest("0123456789abcdef" * 4)
@@ -72,6 +73,8 @@ tasks = st.builds(
     base_digest=st.none() | digests,
     base_bytes=st.integers(0, 2**40),
     remaining_s=seconds,
+    attempt=counts,
+    subject=st.none() | st.sampled_from(Subject),
 )
 finished = st.builds(Finished, reason=words, last=st.booleans())
 specs = st.builds(
@@ -352,7 +355,7 @@ FIELDS = {
     "Receipt": "digest reason record_hash verdict",
     "ScoresRequest": "caller task_id round run scores",
     "ScoresRequest.ScoresEntry": "key value",
-    "Task": "base_bytes base_digest kind remaining_s round run task_id",
+    "Task": "attempt base_bytes base_digest kind remaining_s round run subject task_id",
     "Tensor": "dtype name part shape",
     "Upload": "id received_chunks",
     "UploadManifest": "base_digest caller digest digest_algorithm round run task_id tensors total_bytes",
@@ -411,6 +414,7 @@ def test_no_part_is_for_data() -> None:
         "PART_CLASS_PRESENCE",
         "PART_CLASS_SHARES",
         "PART_CLASS_MODELS",
+        "PART_SECURE_SUM",
     }
     for part in NOT_ON_THE_WIRE:
         with pytest.raises(PolicyViolationError, match="only in simulations"):

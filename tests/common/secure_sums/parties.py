@@ -15,7 +15,7 @@ from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.keys import KeyAdvert, Roster, SiteSecrets
 from protofed.common.secure_sums.masking import Masks, Revealed
 
-CONTEXT = SumContext("run", 3, 1, Subject.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.COUNTS, Vector.VALUES))
+CONTEXT = SumContext("run", 3, 1, Subject.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.HOLDERS, Vector.VALUES))
 
 
 def identity_of(site: SiteId) -> Ed25519PrivateKey:

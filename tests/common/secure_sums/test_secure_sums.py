@@ -13,7 +13,7 @@ from tests.common.secure_sums.parties import CONTEXT, Party, Sum, identity_of, n
 from protofed.common.codec import digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, SiteId
-from protofed.common.secure_sums import counts, masking, shares, survivors
+from protofed.common.secure_sums import holders, masking, shares, survivors
 from protofed.common.secure_sums.context import Subject, SumContext, Vector, framed, threshold
 from protofed.common.secure_sums.keys import KeyAdvert, Roster, SiteSecrets, commitment
 from protofed.common.secure_sums.masking import Masks, Opened, Revealed
@@ -132,8 +132,8 @@ def test_opening_one_vector_opens_no_other() -> None:
     """The counts' masks, all of them known to the server, are none of the values'."""
     here = Sum.of(3)
     secrets = here.parties["site-01"].secrets
-    assert secrets.self_seed(Vector.COUNTS) != secrets.self_seed(Vector.VALUES)
-    assert secrets.mask_seed(Vector.COUNTS) != secrets.mask_seed(Vector.VALUES)
+    assert secrets.self_seed(Vector.HOLDERS) != secrets.self_seed(Vector.VALUES)
+    assert secrets.mask_seed(Vector.HOLDERS) != secrets.mask_seed(Vector.VALUES)
     one, other = (here.masks(vector).own_key("site-01", bytes(16)) for vector in Vector)
     assert one != other
 
@@ -250,11 +250,11 @@ def test_of_one_site_never_both_shares_are_revealed() -> None:
 
 
 def counting(here: Sum, present: dict[SiteId, Array]) -> tuple[Masks, dict[SiteId, Array], dict[SiteId, bytes], Opened]:
-    masks, sent = here.masks(Vector.COUNTS), here.masked(present, Vector.COUNTS)
+    masks, sent = here.masks(Vector.HOLDERS), here.masked(present, Vector.HOLDERS)
     signatures = {
-        site: counts.signed_vector(masks, vector, here.parties[site].identity) for site, vector in sent.items()
+        site: holders.signed_vector(masks, vector, here.parties[site].identity) for site, vector in sent.items()
     }
-    seeds = masking.opened(masks, list(sent), here.reveal(list(sent), vector=Vector.COUNTS))
+    seeds = masking.opened(masks, list(sent), here.reveal(list(sent), vector=Vector.HOLDERS))
     return masks, sent, signatures, seeds
 
 
@@ -267,29 +267,29 @@ PRESENT = {
 
 def test_each_site_counts_the_holders_for_itself() -> None:
     masks, sent, signatures, seeds = counting(Sum.of(3), PRESENT)
-    assert counts.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 1, 0]
+    assert holders.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 1, 0]
 
 
 def test_a_server_cannot_make_a_class_of_one_site_look_like_one_of_two() -> None:
     masks, sent, signatures, seeds = counting(Sum.of(3), PRESENT)
     raised = {**sent, "site-01": sent["site-01"] + np.array([0, 1, 0], dtype=np.uint64)}
     with refused("bad-signature"):
-        counts.counted(masks, list(sent), raised, signatures, seeds)
+        holders.counted(masks, list(sent), raised, signatures, seeds)
     with refused("false-shares"):
         others = Opened({**seeds.self_seeds, "site-01": bytes(16)}, {})
-        counts.counted(masks, list(sent), sent, signatures, others)
+        holders.counted(masks, list(sent), sent, signatures, others)
     with refused("false-shares"):
         fewer = Opened({site: seeds.self_seeds[site] for site in ("site-01", "site-02")}, {})
-        counts.counted(masks, list(sent), sent, signatures, fewer)
+        holders.counted(masks, list(sent), sent, signatures, fewer)
     with refused("other-survivors"):
-        counts.counted(masks, ["site-01", "site-02"], sent, signatures, seeds)
+        holders.counted(masks, ["site-01", "site-02"], sent, signatures, seeds)
 
 
 def test_a_site_that_sends_no_flags_is_found_by_the_sum() -> None:
     here = Sum.of(3)
     masks, sent, signatures, seeds = counting(here, {**PRESENT, "site-03": np.array([2, 0, 2**63], dtype=np.uint64)})
     with refused("bad-vector"):
-        counts.counted(masks, list(sent), sent, signatures, seeds)
+        holders.counted(masks, list(sent), sent, signatures, seeds)
 
 
 # Small things

@@ -9,6 +9,7 @@ from enum import StrEnum
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason
 from protofed.common.payload import TensorSpec
+from protofed.common.secure_sums.context import Subject
 
 PROTOCOL_VERSION = 1
 CHUNK_BYTES = 2 << 20
@@ -40,6 +41,15 @@ class TaskKind(StrEnum):
     INITIALISE = "initialise"  # round 0: draw the model from the run's seed, on a site: the server has no torch
     FIT = "fit"
     SCORE = "score"
+    # Of a secure sum, in this order; FIT, or SCORE_SUM, begins it.
+    SCORE_SUM = "score-sum"
+    SHARE = "share"
+    HOLDERS = "holders"
+    AGREE_HOLDERS = "agree-holders"
+    REVEAL_HOLDERS = "reveal-holders"
+    MASK = "mask"
+    AGREE = "agree"
+    REVEAL = "reveal"
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class Task:
         base_digest: of the blob to start from; None when there is none yet (INITIALISE).
         base_bytes: size of that blob.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
+        attempt: of the round, from 1; 0: the server, of 0.2.0, does not tell.
+        subject: what is summed; None: the task is not of a secure sum.
     """
 
     kind: TaskKind
@@ -60,6 +72,8 @@ class Task:
     base_digest: Digest | None
     base_bytes: int
     remaining_s: float
+    attempt: int = 0
+    subject: Subject | None = None
 
 
 @dataclass(frozen=True)

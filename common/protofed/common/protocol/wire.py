@@ -33,6 +33,7 @@ from protofed.common.protocol.messages import (
     Wait,
 )
 from protofed.common.protocol.telemetry import read_telemetry
+from protofed.common.secure_sums.context import Subject
 from protofed.protos.v1 import federation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
@@ -72,6 +73,7 @@ verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
 activity = _Enum(Activity, pb.Activity, "ACTIVITY")
 failure = _Enum(FailureReason, pb.Failure, "FAILURE")
 signal = _Enum(Signal, pb.Signal, "SIGNAL")
+_subject = _Enum(Subject, pb.SumSubject, "SUM_SUBJECT")
 _hold = _Enum(PauseReason, pb.Hold, "HOLD", without=(PauseReason.NONE,))
 # What a server of 0.2.0, which would refuse the call, reads in place of the exact one.
 _HOLD_OF_0_2_0 = {PauseReason.PAUSED: PauseReason.SCHEDULE, PauseReason.WITHDRAWN: PauseReason.APPROVAL}
@@ -115,6 +117,8 @@ def pack_task(task: Task) -> pb.Task:
         base_digest=task.base_digest or "",
         base_bytes=task.base_bytes,
         remaining_s=task.remaining_s,
+        attempt=task.attempt,
+        subject=_subject.pack(task.subject) if task.subject else pb.SUM_SUBJECT_UNSPECIFIED,
     )
 
 
@@ -128,6 +132,8 @@ def unpack_task(message: pb.Task) -> Task:
         base_digest=read_digest(message.base_digest) if message.base_digest else None,
         base_bytes=message.base_bytes,
         remaining_s=_seconds(message.remaining_s),
+        attempt=message.attempt,
+        subject=_subject.unpack(message.subject) if message.subject else None,
     )
 
 

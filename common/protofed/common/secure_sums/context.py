@@ -23,7 +23,7 @@ class Subject(StrEnum):
 class Vector(StrEnum):
     """The vectors of a sum, in their order; each has masks of its own, so that opening one opens no other."""
 
-    COUNTS = "counts"  # how many sites hold each row, before any row leaves
+    HOLDERS = "holders"  # how many sites hold each row, before any row leaves
     VALUES = "values"
 
 
@@ -34,7 +34,7 @@ class SumContext:
     Attributes:
         recipe: digest of the run's recipe, as the site read it.
         base: digest of the model that the sites were sent.
-        vectors: those that are summed, COUNTS first.
+        vectors: those that are summed, HOLDERS first.
     """
 
     run: str

@@ -26,7 +26,7 @@ from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
 from protofed.client.transport.link import Link
 from protofed.common import plugins
-from protofed.common.codec import DTYPES
+from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, SiteId
@@ -131,7 +131,7 @@ def everything(recipe: Recipe) -> Policy:
             parts=frozenset(Part),
             metrics=SCALARS,
             plugins=recipe.names,
-            dtypes=frozenset(DTYPES.values()),
+            dtypes=frozenset(DTYPES.values()) - OF_SUMS,
             max_tensor_mb=MOST_BYTES / 1e6,
             max_update_mb=MOST_BYTES / 1e6,
             example_count=True,

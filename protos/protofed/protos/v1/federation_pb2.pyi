@@ -46,6 +46,8 @@ class _PartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Part.ValueType],
     """an estimate of the site's class distribution, read from its head's norms"""
     PART_CLASS_MODELS: _Part.ValueType  # 6
     """per-class global models; from the server only"""
+    PART_SECURE_SUM: _Part.ValueType  # 7
+    """messages and masked vectors of a secure sum: see secure_sums.proto"""
 
 class Part(_Part, metaclass=_PartEnumTypeWrapper):
     """What a tensor discloses; a site's policy allows or refuses each part."""
@@ -63,6 +65,8 @@ PART_CLASS_SHARES: Part.ValueType  # 5
 """an estimate of the site's class distribution, read from its head's norms"""
 PART_CLASS_MODELS: Part.ValueType  # 6
 """per-class global models; from the server only"""
+PART_SECURE_SUM: Part.ValueType  # 7
+"""messages and masked vectors of a secure sum: see secure_sums.proto"""
 Global___Part: _TypeAlias = Part  # noqa: Y015
 
 class _Role:
@@ -131,6 +135,23 @@ class _TaskKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskKind.Val
     """train the base, upload an update"""
     TASK_KIND_SCORE: _TaskKind.ValueType  # 3
     """score the base, report scores"""
+    TASK_KIND_SCORE_SUM: _TaskKind.ValueType  # 4
+    """Of a secure sum, in this order; the base is a blob of secure_sums.proto, and so is what the site uploads.
+    score the base, keep the scores, upload keys; FIT likewise where updates are summed
+    """
+    TASK_KIND_SHARE: _TaskKind.ValueType  # 5
+    """roster: upload sealed shares"""
+    TASK_KIND_HOLDERS: _TaskKind.ValueType  # 6
+    """shares: upload masked flags of the rows that the site holds, where rows need several"""
+    TASK_KIND_AGREE_HOLDERS: _TaskKind.ValueType  # 7
+    """survivors: sign them"""
+    TASK_KIND_REVEAL_HOLDERS: _TaskKind.ValueType  # 8
+    """their signatures: reveal shares"""
+    TASK_KIND_MASK: _TaskKind.ValueType  # 9
+    """shares, or what tells the numbers of holders: upload the masked values"""
+    TASK_KIND_AGREE: _TaskKind.ValueType  # 10
+    """as for the holders"""
+    TASK_KIND_REVEAL: _TaskKind.ValueType  # 11
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper): ...
 
@@ -141,7 +162,42 @@ TASK_KIND_FIT: TaskKind.ValueType  # 2
 """train the base, upload an update"""
 TASK_KIND_SCORE: TaskKind.ValueType  # 3
 """score the base, report scores"""
+TASK_KIND_SCORE_SUM: TaskKind.ValueType  # 4
+"""Of a secure sum, in this order; the base is a blob of secure_sums.proto, and so is what the site uploads.
+score the base, keep the scores, upload keys; FIT likewise where updates are summed
+"""
+TASK_KIND_SHARE: TaskKind.ValueType  # 5
+"""roster: upload sealed shares"""
+TASK_KIND_HOLDERS: TaskKind.ValueType  # 6
+"""shares: upload masked flags of the rows that the site holds, where rows need several"""
+TASK_KIND_AGREE_HOLDERS: TaskKind.ValueType  # 7
+"""survivors: sign them"""
+TASK_KIND_REVEAL_HOLDERS: TaskKind.ValueType  # 8
+"""their signatures: reveal shares"""
+TASK_KIND_MASK: TaskKind.ValueType  # 9
+"""shares, or what tells the numbers of holders: upload the masked values"""
+TASK_KIND_AGREE: TaskKind.ValueType  # 10
+"""as for the holders"""
+TASK_KIND_REVEAL: TaskKind.ValueType  # 11
 Global___TaskKind: _TypeAlias = TaskKind  # noqa: Y015
+
+class _SumSubject:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SumSubjectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SumSubject.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SUM_SUBJECT_UNSPECIFIED: _SumSubject.ValueType  # 0
+    SUM_SUBJECT_UPDATE: _SumSubject.ValueType  # 1
+    SUM_SUBJECT_SCORES: _SumSubject.ValueType  # 2
+
+class SumSubject(_SumSubject, metaclass=_SumSubjectEnumTypeWrapper):
+    """What a secure sum is of."""
+
+SUM_SUBJECT_UNSPECIFIED: SumSubject.ValueType  # 0
+SUM_SUBJECT_UPDATE: SumSubject.ValueType  # 1
+SUM_SUBJECT_SCORES: SumSubject.ValueType  # 2
+Global___SumSubject: _TypeAlias = SumSubject  # noqa: Y015
 
 class _Verdict:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -525,6 +581,8 @@ class Task(_message.Message):
     BASE_DIGEST_FIELD_NUMBER: _builtins.int
     BASE_BYTES_FIELD_NUMBER: _builtins.int
     REMAINING_S_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     run: _builtins.str
     round: _builtins.int
@@ -537,6 +595,10 @@ class Task(_message.Message):
     """size of that blob"""
     remaining_s: _builtins.float
     """seconds until the round's deadline: no clock of the site is trusted, nor compared"""
+    attempt: _builtins.int
+    """of the round, from 1; 0, as of 0.2.0: not told"""
+    subject: Global___SumSubject.ValueType
+    """what is summed; only of a secure sum"""
     def __init__(
         self,
         *,
@@ -547,10 +609,12 @@ class Task(_message.Message):
         base_digest: _builtins.str = ...,
         base_bytes: _builtins.int = ...,
         remaining_s: _builtins.float = ...,
+        attempt: _builtins.int = ...,
+        subject: Global___SumSubject.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "subject", b"subject", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

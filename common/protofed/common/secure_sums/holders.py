@@ -1,7 +1,7 @@
 """How many sites hold each row, opened for all of them before any row is sent: a row of too few is sent by nobody.
 
 A server that lied about the counts could have a row that one site alone holds sent as the "sum" of it. So each site is
-given all masked counts, each signed by its site, with the seeds that open them, and counts for itself.
+given all masked flags, each signed by its site, with the seeds that open them, and counts for itself.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from protofed.common.secure_sums.masking import Masks, Opened, check_opened, unm
 
 
 def signed_vector(masks: Masks, vector: Array, identity: Ed25519PrivateKey) -> bytes:
-    """A site's signature under its masked counts [N] uint64."""
+    """A site's signature under its masked flags [N] uint64."""
     return identity.sign(_statement(masks, vector))
 
 
 def check_vector(masks: Masks, site: SiteId, vector: Array, signature: bytes) -> None:
-    """Check that masked counts are those that a site sent.
+    """Check that masked flags are those that a site sent.
 
     Raises:
         SecureSumError: they are not.
@@ -45,16 +45,16 @@ def counted(
         SecureSumError: something is not what its site sent or promised, or the sum is no count of these sites.
     """
     if not (set(survivors) == vectors.keys() == signatures.keys()):
-        raise SecureSumError("other-survivors", "the masked counts are not those of the survivors")
+        raise SecureSumError("other-survivors", "the masked flags are not those of the survivors")
     for site in survivors:
         check_vector(masks, site, vectors[site], signatures[site])
     check_opened(masks, survivors, seeds)
     counts = unmasked(masks, survivors, (vectors[site] for site in survivors), seeds).view(np.int64)
     if len(counts) and not 0 <= counts.min() <= counts.max() <= len(survivors):
-        raise SecureSumError("bad-vector", "the counts of rows are none: a site sent something else")
+        raise SecureSumError("bad-vector", "the numbers of holders are none: a site sent no flags")
     return counts
 
 
 def _statement(masks: Masks, vector: Array) -> bytes:
     facts = (masks.roster.digest, masks.vector, ",".join(masks.included), digest(vector.tobytes()))
-    return masks.context.bind("counts", *facts)
+    return masks.context.bind("holders", *facts)
