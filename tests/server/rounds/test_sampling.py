@@ -72,13 +72,14 @@ def test_seed_and_round_cannot_be_taken_for_each_other() -> None:
     [(0.07, 100, 7), (1.0, 5, 5), (0.5, 5, 3), (0.1, 5, 1), (0.01, 3, 1), (0.29, 100, 29), (1.0, 0, 1), (0.1, 20, 2)],
 )
 def test_a_cohort_is_the_share_of_the_sites_rounded_up_and_never_empty(rate: float, sites: int, size: int) -> None:
-    assert cohort_size(rate, [str(n) for n in range(sites)]) == size
+    assert cohort_size(Federation(participation=rate), [str(n) for n in range(sites)]) == size
 
 
 @quick
 @given(st.integers(1, 100), st.integers(1, 500))
 def test_percents_are_taken_exactly(percent: int, sites: int) -> None:
-    assert cohort_size(percent / 100, [str(n) for n in range(sites)]) == -(-percent * sites // 100)
+    federation = Federation(participation=percent / 100)
+    assert cohort_size(federation, [str(n) for n in range(sites)]) == -(-percent * sites // 100)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ def test_percents_are_taken_exactly(percent: int, sites: int) -> None:
         ({"min_sites": 5, "quorum": 0.2, "required_sites": ["a", "b", "c"]}, 3),
         ({"min_sites": 2, "quorum": 1, "required_sites": ["a", "a"]}, 1),
         ({"min_sites": 4, "over_selection": 3.0, "quorum": 0.5}, 2),
+        ({"min_sites": 4, "quorum": 0.5, "secure": True}, 3),  # of a sum of two, each knows the other's
     ],
 )
 def test_what_sites_are_told_of_the_cohort_is_what_every_round_has(federation: dict[str, Any], least: int) -> None:

@@ -30,6 +30,9 @@ from protofed.common.errors import ConfigError
 from protofed.common.ids import Id as Id
 from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
 from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.secure_sums.context import FEWEST as FEWEST_SUMMED
+from protofed.common.secure_sums.context import MOST as MOST_SUMMED
+from protofed.common.secure_sums.fixed_point import FixedPoint
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
@@ -44,7 +47,10 @@ MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 # them, so that its daemons go on, and its runs are continued as runs of the same recipe.
 SINCE_0_2_0: dict[str, frozenset[str]] = {
     "federation": frozenset(
-        {"max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"}
+        {
+            *("max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"),
+            *("secure", "sum_limit", "sum_bits"),
+        }
     ),
     "model": frozenset({"pretrained_body"}),
     "evaluation": frozenset({"personal_test_images"}),
@@ -121,6 +127,51 @@ class Federation(StrictModel):
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
         5.0  # between a daemon's heartbeats; it takes 1 s at least
     )
+    secure: bool = False  # the server learns the sum of the updates, and nothing of one; simulations only, as yet
+    sum_limit: Annotated[float, Field(gt=0)] = 65536.0  # largest magnitude of a number that a site puts into a sum
+    sum_bits: Annotated[int, Field(ge=1, le=62)] = 40  # bits of the fraction of such a number
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_screening_under_secure(cls, table: Any) -> Any:
+        """Nobody sees one site's norm: the default of `outlier_factor` is then None."""
+        if isinstance(table, dict) and table.get("secure") is True:
+            return {"outlier_factor": None, **table}
+        return table
+
+    @property
+    def fixed_point(self) -> FixedPoint | None:
+        """How numbers are summed; None: not `secure`.
+
+        Raises:
+            ConfigError: a sum could overflow; no recipe that was read has such keys.
+        """
+        return FixedPoint(self.sum_limit, self.sum_bits, MOST_SUMMED) if self.secure else None
+
+
+def _no_sum(rules: Federation) -> str:
+    """Why rounds by these rules cannot be secure sums; empty: they can."""
+    counted = {"quorum": rules.quorum, "required_sites": len(set(rules.required_sites))}
+    if rules.min_sites < FEWEST_SUMMED:
+        return (
+            f"min_sites = {rules.min_sites}: expected {FEWEST_SUMMED} or more, for of two sites each has the other's "
+            "update by subtracting its own"
+        )
+    if isinstance(rules.quorum, int) and rules.quorum < FEWEST_SUMMED:
+        return f"quorum = {rules.quorum}: expected {FEWEST_SUMMED} updates or more, or a share"
+    for key, value in counted.items():
+        if isinstance(value, int) and value > MOST_SUMMED:
+            return f"{key} asks for {value} sites in a round: a secure sum takes {MOST_SUMMED} at most"
+    if rules.outlier_factor is not None:
+        return (
+            f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, of which the server sees none; "
+            "remove it (max_relative_norm holds: each site scales its own update down to it)"
+        )
+    try:
+        FixedPoint(rules.sum_limit, rules.sum_bits, MOST_SUMMED)
+    except ConfigError as error:
+        return f"{error} (sum_limit, sum_bits)"
+    return ""
 
 
 class Evaluation(StrictModel):
@@ -175,6 +226,16 @@ class Recipe(StrictModel):
             raise ValueError(
                 f"evaluation.personal_test_images = {images}: expected at least {self.classes}, one image of each class"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _secure_sums(self) -> Recipe:
+        rules, defaults = self.federation, Federation.model_fields
+        if rules.secure and (problem := _no_sum(rules)):
+            raise ValueError(f"federation.secure = true: {problem}")
+        unused = [key for key in ("sum_limit", "sum_bits") if getattr(rules, key) != defaults[key].default]
+        if unused and not rules.secure:
+            raise ValueError(f"federation.{unused[0]} is for federation.secure = true; set that, too, or remove it")
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
+from protofed.common.secure_sums.context import FEWEST, MOST
 
 
 class Sampler(Protocol):
@@ -38,9 +39,9 @@ class Uniform:
 
 def quorum_of(federation: Federation, size: int) -> int:
     """Updates that a round of this size needs, or is abandoned."""
-    quorum = federation.quorum
+    quorum, least = federation.quorum, FEWEST if federation.secure else 1
     # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
-    return quorum if isinstance(quorum, int) else max(1, math.ceil(round(quorum * size, 9)))
+    return quorum if isinstance(quorum, int) else max(least, math.ceil(round(quorum * size, 9)))
 
 
 def min_cohort(federation: Federation) -> int:
@@ -49,10 +50,14 @@ def min_cohort(federation: Federation) -> int:
     A round opens with `min_sites` trainers at least, invites its share of them, and is abandoned below its quorum, also
     when updates were set aside after they had arrived. It never counts without its required sites.
     """
-    least = cohort_size(federation.participation, range(federation.min_sites))
+    least = cohort_size(federation, range(federation.min_sites))
     return max(quorum_of(federation, least), len(set(federation.required_sites)))
 
 
-def cohort_size(rate: float, enrolled: Sized) -> int:
-    """ceil(rate * K), at least 1; the product is rounded first, for 0.07 * 100 is 7.000000000000001."""
-    return max(1, math.ceil(round(rate * len(enrolled), 9)))
+def cohort_size(federation: Federation, enrolled: Sized) -> int:
+    """ceil(participation * K), at least 1, and no more than a secure sum takes, if there is one.
+
+    The product is rounded first, for 0.07 * 100 is 7.000000000000001.
+    """
+    size = max(1, math.ceil(round(federation.participation * len(enrolled), 9)))
+    return min(size, MOST) if federation.secure else size

@@ -93,7 +93,7 @@ class RoundRules:
         """Trainers that must be alive before the round is opened; `enrolled` are those of whom it needs a share."""
         if round == 0:
             return self.first_models
-        quorum = quorum_of(self.federation, cohort_size(self.federation.participation, enrolled))
+        quorum = quorum_of(self.federation, cohort_size(self.federation, enrolled))
         return max(self.federation.min_sites, quorum, len(set(self.federation.required_sites)))
 
     def due(self, round: int, every: int) -> bool:
@@ -142,7 +142,7 @@ def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
 
 def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     required = frozenset(rules.federation.required_sites)
-    share = cohort_size(rules.federation.participation, tick.enrolled)
+    share = cohort_size(rules.federation, tick.enrolled)
     quorum = quorum_of(rules.federation, share)
     # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
     size = max(share, quorum, len(required))
