@@ -19,13 +19,14 @@ HALVES = [
 ]
 
 CLIENT = """
-Array ClientMethod CosineHead Distance FailureReason FitContext Loss Part Payload Personal PrototypeHead SiteId
-SplitModel TaskFailedError Tensors Update Weigher class_means class_shares client_methods distribution_gap dump frequent
-frozen inter_class intra_class load named prototypical_contrast remembered stacked train
+Array ClassRows ClientMethod ConfigError CosineHead Distance FailureReason FitContext Loss Part Payload Personal
+PrototypeHead SiteId SplitModel SumForm SummableMethod TaskFailedError Tensors Update Weigher Weighting class_means
+class_shares client_methods distribution_gap dump frequent frozen inter_class intra_class load named
+prototypical_contrast remembered stacked train
 """
 SERVER = """
-NOTHING Array ExpectedUpdate HolderMeans Mean Part Payload ServerMethod SiteId StateError TensorSpec Tensors Update
-Weighting describe like prototype_rows server_methods unit weight_of
+NOTHING Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean Part Payload ServerMethod SiteId StateError SumForm
+SummableMethod Sums TensorSpec Tensors Update Weighting describe like prototype_rows server_methods unit weight_of
 """
 
 

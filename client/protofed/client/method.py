@@ -31,13 +31,16 @@ from protofed.client.training.losses import (
     intra_class,
     prototypical_contrast,
 )
-from protofed.common.errors import FailureReason, TaskFailedError
+from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
+from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 
 __all__ = [
     "Array",
+    "ClassRows",
     "ClientMethod",
+    "ConfigError",
     "CosineHead",
     "Distance",
     "FailureReason",
@@ -49,10 +52,13 @@ __all__ = [
     "PrototypeHead",
     "SiteId",
     "SplitModel",
+    "SumForm",
+    "SummableMethod",
     "TaskFailedError",
     "Tensors",
     "Update",
     "Weigher",
+    "Weighting",
     "class_means",
     "class_shares",
     "client_methods",
@@ -105,6 +111,17 @@ class ClientMethod(Protocol):
 
         Raises:
             TaskFailedError: the site cannot do the task.
+        """
+
+
+class SummableMethod(ClientMethod, Protocol):
+    """A client half whose updates can be summed: its site may take part with `federation.secure = true`."""
+
+    def sum_form(self) -> SumForm:
+        """What of an update is summed, as the server half says it.
+
+        Raises:
+            ConfigError: nothing, with these options; the text says why.
         """
 
 

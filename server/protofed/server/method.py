@@ -11,16 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import ClassVar, Protocol
 
-from protofed.common.errors import StateError
+from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
 from protofed.common.registry import Registry
+from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
+from protofed.common.secure_sums.sums import Sums
 from protofed.common.tensors import HolderMeans, Mean, unit
 
 __all__ = [
     "NOTHING",
     "Array",
+    "ClassRows",
+    "ConfigError",
     "ExpectedUpdate",
     "HolderMeans",
     "Mean",
@@ -29,6 +33,9 @@ __all__ = [
     "ServerMethod",
     "SiteId",
     "StateError",
+    "SumForm",
+    "SummableMethod",
+    "Sums",
     "TensorSpec",
     "Tensors",
     "Update",
@@ -58,7 +65,6 @@ class ExpectedUpdate:
 
 
 NOTHING = ExpectedUpdate(())
-Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
 
 class ServerMethod(Protocol):
@@ -77,6 +83,24 @@ class ServerMethod(Protocol):
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """The next state; `updates` come in site order and can be read once."""
+
+
+class SummableMethod(ServerMethod, Protocol):
+    """A server half that can do with sums: it may run with `federation.secure = true`.
+
+    It then sends all sites the same, for sites that start from different models are never summed; its client half has
+    the same `sum_form`.
+    """
+
+    def sum_form(self) -> SumForm:
+        """What is summed.
+
+        Raises:
+            ConfigError: nothing, with these options; the text says why.
+        """
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """The next state, as `aggregate` makes it of the updates that were summed."""
 
 
 server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
+    Array,
+    ConfigError,
     FitContext,
     Part,
     Payload,
     Personal,
+    SumForm,
+    Tensors,
     Update,
+    Weighting,
     class_shares,
     client_methods,
     distribution_gap,
@@ -23,18 +29,21 @@ from protofed.client.method import (
 )
 
 
-@client_methods.register(cwfedavg=("layers", "weighting"))
+@client_methods.register("cwfedavg")
 @dataclass(frozen=True)
 class CwFedAvgClient:
-    """Train the model that the server mixed for this site; WDR shapes the head's row norms like the class distribution.
+    """Train the model that was mixed for this site; WDR shapes the head's row norms like the class distribution.
 
-    From these norms the server gets an estimate of the site's class distribution, as part CLASS_SHARES.
+    From these norms the server gets an estimate of the site's class distribution, as part CLASS_SHARES, to mix by.
+    Under a secure sum it gets none: all sites are sent all class models, and each mixes by its true distribution.
     """
 
     personal: ClassVar[Personal] = "installed"
 
     wdr: Annotated[float, Field(ge=0)] = 5.0  # lambda; multiplies Omega, as in the paper (released: -wd 10 is 5 here)
-    shares: Literal["norms", "true"] = "norms"  # p~ of the head, or the true p ("w/ Dist."): in simulations only
+    shares: Literal["norms", "true"] = "norms"  # p~ of the head, or the true p ("w/ Dist."): in simulations, or summed
+    layers: Literal["all", "head"] = "all"  # class-wise; with "head" the body is FedAvg's
+    weighting: Weighting = "uniform"  # p_i: 1/M, or n_i/n from sites that disclose n_i
 
     @property
     def sends(self) -> frozenset[Part]:
@@ -42,7 +51,8 @@ class CwFedAvgClient:
         return frozenset({Part.BODY, Part.HEAD, self._shares_part})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Load the model that the server mixed for this site."""
+        """Load the model that the server mixed for this site, or mix its own: sum_j p_j w_j^G."""
+        received = {**received, **_mixed(received.get(Part.CLASS_MODELS, {}), local)}
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
@@ -58,6 +68,33 @@ class CwFedAvgClient:
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, self._shares_part: {"shares": shares.cpu().numpy()}}, loss=loss)
 
+    def sum_form(self) -> SumForm:
+        """The model by class, with this site's true shares; with `layers = "head"` the head by class, and the body."""
+        if self.shares != "true":
+            raise ConfigError('cwfedavg with shares = "norms" sends its shares, which a secure sum is there to avoid')
+        common, by_class = ((Part.BODY,), (Part.HEAD,)) if self.layers == "head" else ((), (Part.BODY, Part.HEAD))
+        return SumForm(common, self.weighting, mixtures=by_class, shares=Part.LABEL_DISTRIBUTION)
+
     @property
     def _shares_part(self) -> Part:
         return Part.CLASS_SHARES if self.shares == "norms" else Part.LABEL_DISTRIBUTION
+
+
+def _mixed(models: Tensors, local: FitContext) -> Payload:
+    """The mixture, by the site's class frequencies, of class models as the server has them; nothing, if it has none.
+
+    Args:
+        models: tensors [R, ...] named `head.weight`, …, and `factors` [C, R], by which R rows make the class models.
+    """
+    if not models:
+        return {}
+    p = local.data.label_frequencies().cpu().numpy()  # [C]
+    weights = p.astype(float) @ models["factors"]  # [R]
+    mixture: dict[Part, dict[str, Array]] = {}
+    for path, stack in models.items():
+        if path != "factors":
+            part, _, name = path.partition(".")
+            real = stack.dtype.kind == "f"  # of BatchNorm's counters it is the largest, as everywhere
+            whole = np.tensordot(weights.astype(stack.dtype), stack, 1) if real else stack.max(axis=0)
+            mixture.setdefault(Part(part), {})[name] = np.asarray(whole)
+    return mixture

@@ -8,7 +8,18 @@ from typing import ClassVar
 import numpy as np
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import FitContext, Part, Payload, Personal, Update, client_methods, dump, load, train
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    SumForm,
+    Update,
+    client_methods,
+    dump,
+    load,
+    train,
+)
 
 
 @client_methods.register("cwfedavg-private")
@@ -38,3 +49,7 @@ class CwFedAvgPrivateClient:
         present = (local.data.label_frequencies() > 0).to(next(local.model.head.parameters()))
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, Part.CLASS_PRESENCE: {"present": present.cpu().numpy()}}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The whole model, and for each class the heads of the sites that have it."""
+        return SumForm((Part.BODY, Part.HEAD), mixtures=(Part.HEAD,), shares=Part.CLASS_PRESENCE)

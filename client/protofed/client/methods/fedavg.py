@@ -7,16 +7,30 @@ from typing import ClassVar
 
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import FitContext, Part, Payload, Personal, Update, client_methods, dump, load, train
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    SumForm,
+    Update,
+    Weighting,
+    client_methods,
+    dump,
+    load,
+    train,
+)
 
 
-@client_methods.register(fedavg=("weighting",))
+@client_methods.register("fedavg")
 @dataclass(frozen=True)
 class FedAvgClient:
     """E epochs of SGD on the cross-entropy, from the global model."""
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
@@ -28,3 +42,7 @@ class FedAvgClient:
         self.install(local, received)
         loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
         return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The whole model."""
+        return SumForm((Part.BODY, Part.HEAD), self.weighting)

@@ -9,11 +9,14 @@ from pydantic import Field
 from torch.nn.functional import cross_entropy, normalize
 
 from protofed.client.method import (
+    ClassRows,
+    ConfigError,
     CosineHead,
     FitContext,
     Part,
     Payload,
     Personal,
+    SumForm,
     Update,
     Weigher,
     class_means,
@@ -55,6 +58,13 @@ class FedNHClient:
         rows = means if self.prototypes == "literal" else {c: normalize(mean, dim=0) for c, mean in means.items()}
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
         return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """Body, scale, and class means."""
+        if self.prototypes == "similarity":
+            raise ConfigError('FedNH with prototypes = "similarity" cannot be summed; expected "uniform" or "literal"')
+        means = (Part.BODY,) if self.fixed_scale else (Part.BODY, Part.HEAD)
+        return SumForm(means, rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
 
     def _weigher(self, local: FitContext) -> Weigher | None:
         if self.means == "plain":

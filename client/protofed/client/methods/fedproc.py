@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from protofed.client.method import (
+    ClassRows,
     FitContext,
     Part,
     Payload,
     Personal,
+    SumForm,
     Update,
+    Weighting,
     class_means,
     client_methods,
     dump,
@@ -27,7 +30,7 @@ from protofed.client.method import (
 )
 
 
-@client_methods.register(fedproc=("weighting",))
+@client_methods.register("fedproc")
 @dataclass(frozen=True)
 class FedProcClient:
     """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first align features with prototypes, then classify."""
@@ -35,6 +38,7 @@ class FedProcClient:
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
 
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
     gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released
     prototypes: Literal["mean", "unit"] = "mean"  # of unit features; "unit": only the mean's direction leaves
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
@@ -53,6 +57,10 @@ class FedProcClient:
         rows = {c: normalize(mean, dim=0) if self.prototypes == "unit" else mean for c, mean in means.items()}
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, Part.PROTOTYPES: named(rows)}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The whole model, and class means."""
+        return SumForm((Part.BODY, Part.HEAD), self.weighting, ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
 
     def _train(self, local: FitContext, received: Payload) -> float:
         like = next(local.model.head.parameters())  # [C, D]

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
+    ClassRows,
     Distance,
     FitContext,
     Part,
     Payload,
     Personal,
     PrototypeHead,
+    SumForm,
     Update,
     class_means,
     client_methods,
@@ -92,3 +94,7 @@ class FedPRPClient:
             local.memory[Part.PROTOTYPES] = {"margins": eps.detach().cpu().numpy()}
         sent = named(frequent(local, means, self.min_samples_per_class))
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The body, and class means."""
+        return SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))

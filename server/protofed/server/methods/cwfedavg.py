@@ -9,11 +9,14 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from protofed.server.method import (
+    ConfigError,
     ExpectedUpdate,
     Mean,
     Part,
     Payload,
     SiteId,
+    SumForm,
+    Sums,
     TensorSpec,
     Update,
     Weighting,
@@ -27,12 +30,16 @@ from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, 
 @server_methods.register(cwfedavg=("wdr",))
 @dataclass(frozen=True)
 class CwFedAvgServer:
-    """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G."""
+    """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G.
+
+    Under a secure sum the server knows neither w_i^L nor p_ij: it is given sum_i p_i p_ij w_i^L and sum_i p_i p_ij, and
+    all sites are sent all class models, of which each makes its own w_i.
+    """
 
     global_model: ClassVar[bool] = False
     layers: Literal["all", "head"] = "all"  # class-wise; with "head" the body is FedAvg's (the authors' version 2)
     weighting: Weighting = "uniform"  # p_i: 1/M, or n_i/n from sites that disclose n_i
-    shares: Literal["norms", "true"] = "norms"  # p_ij: p~ of the head's norms, or true ones (simulations only)
+    shares: Literal["norms", "true"] = "norms"  # p_ij: p~ of the head's norms, or true ones (simulations, secure sums)
 
     def init(self, model: Payload, classes: int) -> Payload:
         """Every class model is the first model: one row."""
@@ -40,7 +47,12 @@ class CwFedAvgServer:
         return {**self._common(model), Part.CLASS_MODELS: models}
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
-        """The site's mixture by its last shares; before its first update, or if they say nothing, all classes alike."""
+        """The site's mixture by its last shares; before its first update, or if they say nothing, all classes alike.
+
+        Class models that were made of sums are sent to all as they are: each site mixes them by its own shares.
+        """
+        if self._is_of_sums(state):
+            return state
         q = state[Part.CLASS_MODELS][FACTORS]
         last = state.get(Part.CLASS_SHARES, {}).get(site, np.zeros(len(q)))
         shares = last if last.any() else np.full(len(q), 1 / len(q))
@@ -76,6 +88,30 @@ class CwFedAvgServer:
         all_shares = {**state.get(Part.CLASS_SHARES, {}), **shares}
         factors = {FACTORS: q / q.sum(axis=1, keepdims=True)}
         return {**common.result(), Part.CLASS_MODELS: {**rows, **factors}, Part.CLASS_SHARES: all_shares}
+
+    def sum_form(self) -> SumForm:
+        """The model by class, with the sites' true shares; with `layers = "head"` the head by class, and the body."""
+        if self.shares != "true":
+            raise ConfigError(
+                'cwfedavg with shares = "norms" sends the server an estimate of each site\'s class distribution; with '
+                'federation.secure = true set shares = "true": the true one enters the sum alone, and nobody sees it'
+            )
+        common = (Part.BODY,) if self.layers == "head" else ()
+        return SumForm(common, self.weighting, mixtures=self._parts, shares=Part.LABEL_DISTRIBUTION)
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`, but with the C class models themselves as the rows, in place of the sites' models."""
+        classes, mass = len(state[Part.CLASS_MODELS][FACTORS]), sums.mixture_mass()
+        models = stacked([self.class_model(state, c) for c in range(classes)], self._parts)
+        for part in self._parts:
+            for name, made in sums.mixtures(part).items():
+                held = (mass > 0).reshape(-1, *(1,) * (made.ndim - 1))
+                models[f"{part}.{name}"] = np.where(held, made, models[f"{part}.{name}"])
+        return {**sums.averaged(state), Part.CLASS_MODELS: {**models, FACTORS: np.eye(classes)}}
+
+    def _is_of_sums(self, state: Payload) -> bool:
+        """Whether the state is one of `from_sums`: several models, and no site's shares."""
+        return Part.CLASS_SHARES not in state and state[Part.CLASS_MODELS][FACTORS].shape[1] > 1
 
     def _common(self, payload: Payload) -> Payload:
         return {Part.BODY: payload[Part.BODY]} if self.layers == "head" else {}

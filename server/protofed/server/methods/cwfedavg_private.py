@@ -16,6 +16,8 @@ from protofed.server.method import (
     Part,
     Payload,
     SiteId,
+    SumForm,
+    Sums,
     TensorSpec,
     Update,
     describe,
@@ -67,6 +69,17 @@ class CwFedAvgPrivateServer:
                 means.add(dict.fromkeys(map(str, held), update.payload[Part.HEAD][name]))
         new = {name: _replaced(state[Part.CLASS_MODELS][name], means.result()) for name, means in heads.items()}
         return {**mean.result(), Part.CLASS_MODELS: new}
+
+    def sum_form(self) -> SumForm:
+        """The whole model, and for each class the heads of the sites that have it."""
+        return SumForm((Part.BODY, Part.HEAD), mixtures=(Part.HEAD,), shares=Part.CLASS_PRESENCE)
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`."""
+        heads, held = sums.mixtures(Part.HEAD), np.flatnonzero(sums.mixture_mass() > 0)
+        rows = {name: {str(c): heads[name][c] for c in held} for name in heads}
+        new = {name: _replaced(stack, rows.get(name, {})) for name, stack in state[Part.CLASS_MODELS].items()}
+        return {**sums.averaged(state), Part.CLASS_MODELS: new}
 
 
 def _replaced(stack: Array, rows: dict[str, Array]) -> Array:

@@ -12,6 +12,8 @@ from protofed.server.method import (
     Part,
     Payload,
     SiteId,
+    SumForm,
+    Sums,
     Update,
     Weighting,
     like,
@@ -46,3 +48,11 @@ class FedAvgServer:
         for update in updates:
             mean.add(update.payload, weight_of(update, self.weighting))
         return mean.result()
+
+    def sum_form(self) -> SumForm:
+        """The whole model."""
+        return SumForm((Part.BODY, Part.HEAD), self.weighting)
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`."""
+        return sums.averaged(state)

@@ -11,12 +11,16 @@ from pydantic import Field
 
 from protofed.server.method import (
     Array,
+    ClassRows,
+    ConfigError,
     ExpectedUpdate,
     HolderMeans,
     Mean,
     Part,
     Payload,
     SiteId,
+    SumForm,
+    Sums,
     Update,
     like,
     prototype_rows,
@@ -62,15 +66,33 @@ class FedNHServer:
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """Eq. (3) and the smoothing of Algorithm 1; a class that nobody holds keeps its prototype."""
         old = state[Part.PROTOTYPES]["mean"]
-        mean, rows, new = Mean(self._averaged), HolderMeans(), old.copy()
+        mean, rows = Mean(self._averaged), HolderMeans()
         for update in updates:
             mean.add(update.payload)
             means = update.payload.get(Part.PROTOTYPES, {})
             rows.add({name: self._weighted(row, old[int(name)]) for name, row in means.items()})
-        for name, row in rows.result().items():
+        return {**state, **mean.result(), Part.PROTOTYPES: {"mean": self._smoothed(old, rows.result())}}
+
+    def sum_form(self) -> SumForm:
+        """Body, scale, and class means, which sites send as unit vectors but with `prototypes = "literal"`."""
+        if self.prototypes == "similarity":
+            raise ConfigError(
+                'FedNH with prototypes = "similarity" weighs each class mean by its own similarity, which no sum does: '
+                'set prototypes = "uniform", or remove federation.secure'
+            )
+        return SumForm(self._averaged, rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`."""
+        new = self._smoothed(state[Part.PROTOTYPES]["mean"], sums.row_means())
+        return {**state, **sums.averaged(state), Part.PROTOTYPES: {"mean": new}}
+
+    def _smoothed(self, old: Array, rows: dict[str, Array]) -> Array:
+        new = old.copy()
+        for name, row in rows.items():
             towards = row if self.prototypes == "literal" else unit(row)
             new[int(name)] = unit(self.prototype_momentum * old[int(name)] + (1 - self.prototype_momentum) * towards)
-        return {**state, **mean.result(), Part.PROTOTYPES: {"mean": new}}
+        return new
 
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng((self.prototype_seed or 0) % 2**64)  # NumPy takes no negative seed

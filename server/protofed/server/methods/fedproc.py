@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.server.method import (
+    Array,
+    ClassRows,
     ExpectedUpdate,
     HolderMeans,
     Mean,
     Part,
     Payload,
     SiteId,
+    SumForm,
+    Sums,
     Update,
     Weighting,
     like,
@@ -52,4 +56,16 @@ class FedProcServer:
         for update in updates:
             mean.add(update.payload, weight_of(update, self.weighting))
             prototypes.add(update.payload.get(Part.PROTOTYPES, {}))
-        return {**mean.result(), Part.PROTOTYPES: {**state.get(Part.PROTOTYPES, {}), **prototypes.result()}}
+        return {**mean.result(), Part.PROTOTYPES: _remembered(state, prototypes.result())}
+
+    def sum_form(self) -> SumForm:
+        """The whole model, and class means."""
+        return SumForm((Part.BODY, Part.HEAD), self.weighting, ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`."""
+        return {**sums.averaged(state), Part.PROTOTYPES: _remembered(state, sums.row_means())}
+
+
+def _remembered(state: Payload, means: dict[str, Array]) -> dict[str, Array]:
+    return {**state.get(Part.PROTOTYPES, {}), **means}

@@ -11,12 +11,15 @@ from pydantic import Field
 
 from protofed.server.method import (
     Array,
+    ClassRows,
     ExpectedUpdate,
     HolderMeans,
     Mean,
     Part,
     Payload,
     SiteId,
+    SumForm,
+    Sums,
     Update,
     like,
     prototype_rows,
@@ -62,9 +65,19 @@ class FedPRPServer:
         for update in updates:
             body.add(update.payload)
             means.add(update.payload.get(Part.PROTOTYPES, {}))
+        return {**state, **body.result(), Part.PROTOTYPES: self._prototypes(state, means.result())}
+
+    def sum_form(self) -> SumForm:
+        """The body, and class means."""
+        return SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`."""
+        return {**state, **sums.averaged(state), Part.PROTOTYPES: self._prototypes(state, sums.row_means())}
+
+    def _prototypes(self, state: Payload, means: dict[str, Array]) -> dict[str, Array]:
         old = state.get(Part.PROTOTYPES, {})
-        moved = {name: self._moved(old.get(name), mean) for name, mean in means.result().items()}
-        return {**state, **body.result(), Part.PROTOTYPES: {**old, **moved}}
+        return {**old, **{name: self._moved(old.get(name), mean) for name, mean in means.items()}}
 
     def _moved(self, old: Array | None, mean: Array) -> Array:
         kept = self.prototype_momentum

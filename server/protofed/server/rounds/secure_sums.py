@@ -1,0 +1,85 @@
+"""Runs under secure sums: which may, and the next state from a total that says nothing of one site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.payload import Array, Payload, Update
+from protofed.common.secure_sums.context import FEWEST, MOST
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.linear_form import SumLayout, form_of
+from protofed.common.secure_sums.sums import Sums
+from protofed.server.method import ServerMethod, SummableMethod
+
+
+def check_secure(recipe: Recipe, method: ServerMethod, *, simulated: bool) -> None:
+    """Check that a recipe with `federation.secure = true` can run so.
+
+    Raises:
+        ConfigError: its method has no linear form with these options, or the sites are real.
+    """
+    if not recipe.federation.secure:
+        return
+    form_of(method, recipe.method.name)
+    if not simulated:  # until the rounds of a server ask for masked vectors
+        raise ConfigError(
+            f"recipe '{recipe.name}' has federation.secure = true: this version's servers cannot run secure sums, only "
+            "simulations can (`protofed simulate`); for real sites remove federation.secure"
+        )
+
+
+def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
+    """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
+    form = cast("SummableMethod", method).sum_form()
+    return SumLayout.of(form, method.expects(state).required, method.broadcast(state, ""))
+
+
+def next_state(
+    method: ServerMethod, state: Payload, layout: SumLayout, total: Array, fixed_point: FixedPoint
+) -> Payload:
+    """The state that a method makes of an opened total [N] uint64."""
+    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point))
+
+
+def unmasked_total(
+    layout: SumLayout, updates: Callable[[], Iterable[Update]], fixed_point: FixedPoint, min_contributors: int
+) -> Array:
+    """The total [N] uint64 that sites' masked vectors open to, for a simulation, which has the updates themselves.
+
+    Args:
+        updates: gives them anew at each call: who holds which class is known only when all were read once.
+
+    Raises:
+        StateError: there are fewer sites than a secure sum takes, or more, or one of their updates cannot be summed.
+    """
+    flags = [_flags(layout, update) for update in updates()]
+    if not FEWEST <= len(flags) <= MOST:
+        raise StateError(f"a secure sum takes {FEWEST} to {MOST} sites; this round has {len(flags)}")
+    kept, total = np.sum(flags, axis=0) >= min_contributors, np.zeros(layout.size, dtype=np.uint64)
+    for update in updates():
+        total += _words(layout, update, fixed_point, kept)
+    return total
+
+
+def _flags(layout: SumLayout, update: Update) -> Array:
+    with _named(update):
+        return layout.flags(update)
+
+
+def _words(layout: SumLayout, update: Update, fixed_point: FixedPoint, kept: Array) -> Array:
+    with _named(update):
+        return layout.words(update, fixed_point, kept)
+
+
+@contextmanager
+def _named(update: Update) -> Iterator[None]:
+    try:
+        yield
+    except SecureSumError as error:
+        raise StateError(f"the update of {update.site} cannot be summed: {error}") from error
