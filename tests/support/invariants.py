@@ -218,7 +218,8 @@ def _recompute(
     for row in published:
         used = [update for update in accepted[row.round] if update.counts]
         if all(blobs.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
-            publisher = Publisher(method, blobs, recipe.classes, recipe.federation.min_contributors)
+            rules = recipe.federation
+            publisher = Publisher(method, blobs, recipe.classes, rules.min_contributors, rules.fixed_point)
             state = publisher.restore(before).state if before is not None else None
             again = publisher.publish(publisher.aggregated(state, used)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from protofed.common.payload import Array, Part, Payload, Tensors
 
 TINY = 1e-12
+BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
 
 
 def unit(rows: Array) -> Array:
@@ -87,6 +89,38 @@ class HolderMeans:
             name: np.asarray(total / total.dtype.type(self._holders[name]))
             for name, total in sorted(self._sums.items())
         }
+
+
+def norm_of(payload: Payload, base: Payload) -> float:
+    """The Euclidean norm of (payload - base) over all floating-point tensors together, of any shapes.
+
+    A tensor counts as it is where the base has none under its path and of its shape. Computed in float64, in which no
+    square of a float32 overflows; a huge float64 makes the norm infinite.
+    """
+    total = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        for part, tensors in payload.items():
+            for name, array in tensors.items():
+                if array.dtype.kind == "f":
+                    total += _squares(array, base.get(part, {}).get(name))
+    return math.sqrt(total)
+
+
+def _squares(array: Array, base: Array | None) -> float:
+    """Sum of squares, block by block: no temporary of the tensor's size, and the same sum on any number of threads."""
+    flat, total = array.reshape(-1), 0.0
+    origin = base.reshape(-1) if base is not None and base.shape == array.shape else None
+    for start in range(0, flat.size, BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        if origin is not None:
+            block -= origin[start : start + BLOCK]
+        total += float(np.einsum("i,i->", block, block))
+    return total
+
+
+def relative_bound(norm: float, factor: float) -> float:
+    """What an update of a model of this norm may have; infinite for a model of zeros, which nothing measures by."""
+    return factor * norm if norm else math.inf
 
 
 def same_tensors(left: Mapping[Part, Tensors], right: Mapping[Part, Tensors]) -> bool:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, describe
 from protofed.common.protocol.messages import Manifest
+from protofed.common.tensors import BLOCK
 from protofed.server.method import ExpectedUpdate
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednh import FedNHServer
 from protofed.server.methods.solo import SoloServer
 from protofed.server.rounds.aggregation import outliers
 from protofed.server.rounds.update_checks import (
-    BLOCK,
     base_problem,
     examined,
     first_model_problem,

@@ -29,6 +29,7 @@ from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, 
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
+from protofed.common.secure_sums.linear_form import form_of
 from protofed.common.version import VERSION
 
 log = structlog.get_logger()
@@ -78,6 +79,7 @@ class Site:
     checkpoints: Callable[[Task], AbstractContextManager[Checkpoints]] = no_checkpoints
     preprocessing_digest: str | None = None
     fit: Train = train_alone
+    simulated: bool = False  # what it hands in stays in this process
     read_policy: Callable[[], Policy] | None = None  # None: the policy never changes, as in a simulation
 
     def refresh_policy(self) -> bool:
@@ -156,6 +158,10 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         recipe = read_recipe(assignment)
         check_preprocessing(recipe, assignment.preprocessing_digest, site.preprocessing_digest)
         method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
+        if recipe.federation.secure:
+            form_of(method, recipe.method.name)
+            if not site.simulated:  # until an agent masks what it hands in
+                raise ConfigError(f"run {recipe.name} has federation.secure = true: this version's sites cannot mask")
         site.policy.admit(recipe.method.name, method.sends)
         check_model(recipe.model, recipe.input, recipe.classes)
         model = site.build_model(recipe)

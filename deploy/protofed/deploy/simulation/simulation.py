@@ -192,7 +192,7 @@ def agents_of(
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
         site_store = MemoryStore() if store is None else store(name)
         rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
-        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared)
+        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, simulated=True)
         return Agent(site, connect(name, roles), elsewhere=elsewhere)
 
     return [agent(name, examples.placed(on_device)) for name, examples in (data or data_of(recipe)).items()]

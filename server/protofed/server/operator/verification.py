@@ -56,7 +56,8 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
             return Verified(
                 VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
             )
-    publisher = Publisher(method_of(recipe), blobs, recipe.classes, recipe.federation.min_contributors)
+    rules = recipe.federation
+    publisher = Publisher(method_of(recipe), blobs, recipe.classes, rules.min_contributors, rules.fixed_point)
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None

@@ -32,6 +32,7 @@ from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import check_same, method_of, resumed
 from protofed.server.rounds.sampling import Uniform
 from protofed.server.rounds.score_memory import ScoreMemory
+from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -53,9 +54,11 @@ class Driver:
         self._recipe, self._run = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
         self._method: ServerMethod = method_of(recipe)
+        check_secure(recipe, self._method, simulated=context.simulated)
         check_best_by(recipe, global_model=self._method.global_model)
         self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
-        self._publisher = Publisher(self._method, context.blobs, recipe.classes, recipe.federation.min_contributors)
+        fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
+        self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums)
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
         self._aggregation = Aggregation(

@@ -20,6 +20,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Scores, TaskKind, Verdict
+from protofed.common.tensors import norm_of, relative_bound
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
@@ -29,7 +30,6 @@ from protofed.server.rounds.update_checks import (
     first_model_problem,
     jump_problem,
     manifest_problem,
-    norm_of,
     scalars_problem,
     size_problem,
 )
@@ -66,7 +66,9 @@ class UploadIntake:
     def __init__(self, recipe: Recipe, context: ServerContext, driver: Driver) -> None:
         self._run, self._classes = recipe.name, recipe.classes
         self._max_norm = recipe.federation.max_update_norm
-        self._max_relative_norm = recipe.federation.max_relative_norm
+        # Under secure sums a site scales its update down by itself: a server that saw it could only turn it away.
+        rules = recipe.federation
+        self._max_relative_norm = math.inf if rules.secure else rules.max_relative_norm
         self._max_model_mb = recipe.federation.max_model_mb
         self._ledger, self._presence, self._blobs = context.ledger, context.presence, context.blobs
         self._metrics, self._clock = context.metrics, context.clock
@@ -106,8 +108,7 @@ class UploadIntake:
         if base is None:
             return examined(data, manifest, None, self._max_norm)
         model, norm = self._base_model(base)
-        # A base of zeros has no norm to measure by.
-        return examined(data, manifest, model, min(self._max_norm, self._max_relative_norm * norm or math.inf))
+        return examined(data, manifest, model, min(self._max_norm, relative_bound(norm, self._max_relative_norm)))
 
     def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record the problem that `examine` returned."""

@@ -9,8 +9,10 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId, Update
+from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
+from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.rows import UpdateRow
@@ -30,10 +32,19 @@ class Publisher:
 
     Args:
         min_contributors: a class to which fewer updates of a round contribute keeps what was published of it before.
+        sums: of a run under secure sums, its fixed point: states are made of the updates' sums alone. None: it is not.
     """
 
-    def __init__(self, method: ServerMethod, blobs: Blobs, classes: int, min_contributors: int) -> None:
+    def __init__(
+        self,
+        method: ServerMethod,
+        blobs: Blobs,
+        classes: int,
+        min_contributors: int,
+        sums: FixedPoint | None = None,
+    ) -> None:
         self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
+        self._fixed_point = sums
         # Payloads stored lately, compared by identity: a method that sends all sites the same object is encoded once.
         self._stored: list[tuple[Payload, Digest, int]] = []
 
@@ -58,8 +69,11 @@ class Publisher:
         return found
 
     def weighs(self, state: Payload | None) -> bool:
-        """Whether the method weighs updates by their sites' example counts; a first model is one update."""
-        return state is not None and self._method.expects(state).weight
+        """Whether the server weighs updates by their sites' example counts; a first model is one update.
+
+        Under secure sums each site weighs its own, and the server sees no count.
+        """
+        return state is not None and self._fixed_point is None and self._method.expects(state).weight
 
     def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
         """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
@@ -71,6 +85,10 @@ class Publisher:
         ordered = sorted(rows, key=lambda row: row.task.site)
         if state is None:
             new = self._method.init(next(self._updates(ordered)).payload, self._classes)
+        elif self._fixed_point is not None:
+            layout = layout_of(self._method, state)
+            total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
+            new = next_state(self._method, state, layout, total, self._fixed_point)
         else:
             new = self._method.aggregate(state, self._shared(state, ordered))
         if path := codec.first_not_finite(new):

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import CodecError
-from protofed.common.payload import Array, Part, Payload, TensorSpec
+from protofed.common.payload import Part, Payload, TensorSpec
 from protofed.common.protocol.messages import Manifest, Scores
 from protofed.common.protocol.score_names import metrics_problem
+from protofed.common.tensors import norm_of
 from protofed.server.method import ExpectedUpdate
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 MAX_UPDATE_BYTES = 4 << 30
 LARGEST_JUMP = 10  # factor between a site's example counts in two rounds: sites grow, but not by that much
-BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
 
 
 def size_problem(manifest: Manifest) -> UpdateProblem | None:
@@ -116,29 +114,6 @@ def jump_problem(weight: float | None, before: float | None) -> UpdateProblem | 
         return None
     text = f"an example count of {weight:g} after {before:g}: expected at most {LARGEST_JUMP} times more or less"
     return UpdateProblem(RejectionCode.COUNT, text)
-
-
-def norm_of(payload: Payload, base: Payload) -> float:
-    """Computed in float64, in which no square of a float32 overflows; a huge float64 makes the norm infinite."""
-    total = 0.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for part, tensors in payload.items():
-            for name, array in tensors.items():
-                if array.dtype.kind == "f":
-                    total += _squares(array, base.get(part, {}).get(name))
-    return math.sqrt(total)
-
-
-def _squares(array: Array, base: Array | None) -> float:
-    """Sum of squares, block by block: no temporary of the tensor's size, and the same sum on any number of threads."""
-    flat, total = array.reshape(-1), 0.0
-    origin = base.reshape(-1) if base is not None and base.shape == array.shape else None
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float64)
-        if origin is not None:
-            block -= origin[start : start + BLOCK]
-        total += float(np.einsum("i,i->", block, block))
-    return total
 
 
 def _shape(spec: TensorSpec) -> str:
