@@ -250,6 +250,24 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
+    def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str]) -> None:
+        """Write down the invitations to the next step of a sum, and that the last step's are closed: all or nothing.
+
+        Args:
+            status: of invitations that are still open.
+            silent: by their sites, what is known of them.
+        """
+        first = tasks[0]
+        theirs = (db.tasks.c.run == first.run) & (db.tasks.c.round == first.round)
+        theirs &= (db.tasks.c.attempt == first.attempt) & (db.tasks.c.subject == first.subject)
+        still_open = theirs & db.tasks.c.task_status.in_(OPEN)
+        with self._write() as connection:
+            for site, reason in silent.items():
+                of_site = still_open & (db.tasks.c.site == site)
+                connection.execute(update(db.tasks).where(of_site).values(task_status=status, reason=reason))
+            connection.execute(update(db.tasks).where(still_open).values(task_status=status))
+            connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
+
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         """What became of an invitation that is open; one whose update stands here already stays reported."""
         still_open = (db.tasks.c.task_id == task_id) & db.tasks.c.task_status.in_(OPEN)

@@ -215,6 +215,13 @@ class MemoryLedger(Ledger):
             self._invited[task.run].setdefault(task.round, []).append(task.task_id)
             self._number(task.run, task.round)
 
+    def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str]) -> None:
+        first = tasks[0]
+        for row in self._open(first.run, first.round, first.attempt):
+            if row.subject is first.subject:
+                self._settle([row], status, silent.get(row.site))
+        self.invite(tasks)
+
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         if (row := self._tasks.get(task_id)) is not None and row.is_open:
             self._settle([row], task, reason)
@@ -261,7 +268,7 @@ class MemoryLedger(Ledger):
     def moved(self, run: str) -> tuple[int, int]:
         tasks = list(self._of(run, None))
         taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if _counted(row))
-        return sum(taken), sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT)
+        return sum(taken), sum(task.bytes_sent for task in tasks)
 
     def set_aside(self, update_row: UpdateRow, reason: str) -> None:
         task_id = update_row.task.task_id

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine, Row, and_, exists, func, inspect, select
+from sqlalchemy import Engine, Row, and_, exists, func, inspect, null, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
@@ -111,12 +113,12 @@ class LedgerReader:
 
     def task(self, task_id: str) -> TaskRow | None:
         """The invitation of that task_id, if there was one."""
-        rows = self._read(select(db.tasks).where(db.tasks.c.task_id == task_id))
+        rows = self._read(select(*self._task_columns).where(db.tasks.c.task_id == task_id))
         return _task(rows[0]) if rows else None
 
     def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
         """The invitations of a run (of a round or some, of one attempt), in the order of rounds and sites."""
-        query = _narrowed(db.tasks, run, round, attempt)
+        query = _narrowed(db.tasks, run, round, attempt).with_only_columns(*self._task_columns)
         order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
         return [_task(row) for row in self._read(query.order_by(*order))]
 
@@ -152,9 +154,11 @@ class LedgerReader:
         return rows[0].weight if rows else None
 
     def moved(self, run: str) -> tuple[int, int]:
-        """Bytes of a run's accepted updates, and of the models that sites were asked to fetch to train."""
+        """Bytes of a run's accepted updates, and of what sites were asked to fetch to train and sum."""
         taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
-        sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, db.tasks.c.kind == TaskKind.FIT)
+        *_, subject = self._task_columns
+        of_updates = (db.tasks.c.kind == TaskKind.FIT) | (subject == Subject.UPDATE)
+        sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, of_updates)
         found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
         received, asked = (int(rows[0][0] or 0) for rows in found)
         return received, asked
@@ -249,6 +253,15 @@ class LedgerReader:
         query = select(db.rounds.c.state).join(newest, same).where(published)
         return {Digest(row.state) for row in self._read(query)}
 
+    @cached_property
+    def _task_columns(self) -> list[Any]:
+        """The columns of tasks; in a ledger of an older version that nobody has opened since, NULL as their subject."""
+        try:
+            known = {column["name"] for column in inspect(self._engine).get_columns(db.tasks.name)}
+        except SQLAlchemyError as error:
+            raise state_error(error) from error
+        return [column if column.name in known else null().label(column.name) for column in db.tasks.c]
+
     def _read(self, query: Any) -> Sequence[Row[Any]]:
         try:
             with self._engine.connect() as connection:
@@ -278,7 +291,8 @@ def _round(row: Row[Any]) -> RoundRow:
 
 def _task(row: Row[Any]) -> TaskRow:
     task = TaskRow(**row._mapping)
-    return replace(task, kind=TaskKind(task.kind))
+    subject = None if task.subject is None else Subject(task.subject)
+    return replace(task, kind=TaskKind(task.kind), subject=subject)
 
 
 def _update(row: Row[Any], task: TaskRow) -> UpdateRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -11,12 +11,13 @@ from blake3 import blake3
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject
 from protofed.server.verdicts import RoundOutcome
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One invitation and what became of it.
+    """One invitation and what became of it; `subject` says what is summed, of a step of a secure sum or its beginning.
 
     `task_status`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its
     update
@@ -33,6 +34,17 @@ class TaskRow:
     base_bytes: int
     task_status: str = "invited"
     reason: str = ""
+    subject: Subject | None = None
+
+    @property
+    def asks_for_update(self) -> bool:
+        """Whether a round asks its sites for what they computed: one such task a site and attempt, sum or not."""
+        return self.kind in (TaskKind.INITIALISE, TaskKind.FIT)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that the site is asked to fetch to train, and to sum what it trained."""
+        return self.base_bytes if self.kind is TaskKind.FIT or self.subject is Subject.UPDATE else 0
 
     @property
     def is_open(self) -> bool:
@@ -78,6 +90,18 @@ class UpdateRow:
             self.digest,
         ]
         return Receipt(self.verdict, self.reason, self.digest, blake3(json.dumps(facts).encode()).hexdigest())
+
+
+def one_a_site(rows: Iterable[UpdateRow]) -> list[UpdateRow]:
+    """Of the commits of one attempt, one for each site whose update the state is made of.
+
+    Under secure sums what it commits first says that it has trained; its update is in the sum if it sent it masked.
+    """
+    counted = [row for row in rows if row.counts]
+    masked = {row.task.site for row in counted if row.task.kind is TaskKind.MASK}
+    return [
+        row for row in counted if row.task.asks_for_update and (row.task.subject is None or row.task.site in masked)
+    ]
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ tasks = Table(
     Column("base_bytes", Integer, nullable=False),
     Column("task_status", String(16), nullable=False),
     Column("reason", String, nullable=False, default=""),
+    Column("subject", String(16)),  # what is summed; NULL: the task is not of a secure sum
     Index("tasks_of_round", "run", "round"),
 )
 updates = Table(
