@@ -163,6 +163,7 @@ class Lab:
     ledger: Ledger
     keep_rounds: int = 2
     work: RunJob = inline
+    sums: bool = False
     clock: Clock = field(default_factory=Clock)
     told: list[frozenset[SiteId] | None] = field(default_factory=list)
     here: dict[SiteId, Role] = field(default_factory=dict)
@@ -174,7 +175,14 @@ class Lab:
         """Another process takes over the ledger and the blobs; the sites enroll again."""
         self.presence = SitePresence(self.ledger, self.clock)
         context = ServerContext(
-            self.ledger, self.blobs, self.presence, self.clock, self.work, self._notify, keep_rounds=self.keep_rounds
+            self.ledger,
+            self.blobs,
+            self.presence,
+            self.clock,
+            self.work,
+            self._notify,
+            keep_rounds=self.keep_rounds,
+            sums=self.sums,
         )
         self.metrics = context.metrics
         self.coordinator = Coordinator(self.recipe, context)
@@ -243,7 +251,7 @@ class Lab:
         )
         if decided is not None:
             return decided
-        found = self.coordinator.intake.examine(data, manifest, task.base_digest)
+        found = self.coordinator.intake.examine(data, manifest, task.base_digest, task.task_id)
         if isinstance(found, UpdateProblem):
             return self.coordinator.intake.refuse(site, task.task_id, manifest, found)
         self.blobs.put(data)

@@ -219,7 +219,9 @@ def _recompute(
         used = [update for update in accepted[row.round] if update.counts]
         if all(blobs.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
             rules = recipe.federation
-            publisher = Publisher(method, blobs, recipe.classes, rules.min_contributors, rules.fixed_point)
+            publisher = Publisher(
+                method, blobs, recipe.classes, rules.min_contributors, rules.fixed_point, recipe.fingerprint()
+            )
             state = publisher.restore(before).state if before is not None else None
             again = publisher.publish(publisher.aggregated(state, used)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"

@@ -31,6 +31,7 @@ class RejectionCode(StrEnum):
     NORM = "norm"  # the update is further from its base than the run allows
     SCALARS = "scalars"  # the metrics have a name or value that no training gives, or are too many
     COUNT = "count"  # the example count is withheld where it is needed, or cannot be
+    SECURE_SUM = "secure-sum"  # a message of a secure sum is not signed by its site, or is for other sites
     EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
 
 

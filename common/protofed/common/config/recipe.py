@@ -49,7 +49,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
     "federation": frozenset(
         {
             *("max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"),
-            *("secure", "sum_limit", "sum_bits"),
+            *("secure", "sum_limit", "sum_bits", "sum_step_s"),
         }
     ),
     "model": frozenset({"pretrained_body"}),
@@ -130,6 +130,7 @@ class Federation(StrictModel):
     secure: bool = False  # the server learns the sum of the updates, and nothing of one; simulations only, as yet
     sum_limit: Annotated[float, Field(gt=0)] = 65536.0  # largest magnitude of a number that a site puts into a sum
     sum_bits: Annotated[int, Field(ge=1, le=62)] = 40  # bits of the fraction of such a number
+    sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
 
     @model_validator(mode="before")
     @classmethod

@@ -51,6 +51,15 @@ def check_signatures(masks: Masks, survivors: Sequence[SiteId], signatures: Mapp
         check_signature(masks.roster.by_site[site].identity, signature, statement, site)
 
 
+def check_signed(masks: Masks, survivors: Sequence[SiteId], site: SiteId, signature: bytes) -> None:
+    """Check that a site of the roster has signed these survivors.
+
+    Raises:
+        SecureSumError: it has not.
+    """
+    check_signature(masks.roster.by_site[site].identity, signature, _statement(masks, survivors), site)
+
+
 def revealed(masks: Masks, survivors: Sequence[SiteId], shares: Mapping[SiteId, SharesOfSite]) -> Revealed:
     """What a site reveals once the survivors are agreed: of each included site one share, never both.
 

@@ -27,6 +27,7 @@ from protofed.deploy.logs import setup
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation
 from protofed.deploy.simulation.worker_processes import crew_of
+from protofed.server.storage.rows import one_a_site
 
 _SECONDS = "seconds"
 
@@ -74,7 +75,7 @@ def _result(running: Simulation, seconds: float) -> Result:
     run, published = recipe.name, [row for row in ledger.rounds(recipe.name) if row.state is not None]
     scores, cohorts = ledger.scores(run), dict[int, tuple[str, ...]]()
     for row in published[1:]:  # the first one is the model before training
-        used = [update for update in ledger.updates(run, row.round, row.attempt) if update.counts]
+        used = one_a_site(ledger.updates(run, row.round, row.attempt))
         cohorts[row.round] = tuple(update.task.site for update in used)
         for update in used if row.round in scores else []:
             if "loss" in update.metrics:

@@ -178,7 +178,7 @@ def _since(info: pb.RunInfo, newest: pb.RoundInfo | None) -> float:
 
 
 def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
-    fits = [task for task in row.sites if task.kind != "score"]
+    fits = [task for task in row.sites if task.kind in ("initialise", "fit")]
     return Attempt(
         round=row.round,
         attempt=row.attempt,

@@ -120,7 +120,7 @@ def _summary(info: pb.RunInfo) -> Text:
 def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
     table = plain_table("round", "attempt", "outcome", "seconds", "tasks", "reason", title="rounds")
     for row in rounds:
-        tasks = Counter(task.task_status for task in row.sites if task.kind != "score")
+        tasks = Counter(task.task_status for task in row.sites if task.kind in ("initialise", "fit"))
         seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
         counts = ", ".join(f"{number} {task}" for task, number in sorted(tasks.items()))
         outcome = "unfinished" if ended and row.outcome == "open" else row.outcome

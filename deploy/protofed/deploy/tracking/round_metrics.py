@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protofed.common.protocol.messages import TaskKind, Verdict, score_family
+from protofed.common.protocol.messages import Verdict, score_family
 from protofed.common.statistics import spreads
 from protofed.server.rounds.aggregation import WEIGHT_CAP
 from protofed.server.storage.reader import LedgerReader
@@ -107,9 +107,7 @@ def round_metrics(ledger: LedgerReader, row: RoundRow, rows: Sequence[RoundRow])
 
 
 def _sites(ledger: LedgerReader, row: RoundRow) -> dict[str, float]:
-    statuses = [
-        task.task_status for task in ledger.tasks(row.run, row.round, row.attempt) if task.kind is not TaskKind.SCORE
-    ]
+    statuses = [task.task_status for task in ledger.tasks(row.run, row.round, row.attempt) if task.asks_for_update]
     count = Counter(statuses)
     counts = {
         "invited": len(statuses),
@@ -125,7 +123,7 @@ def _transfers(ledger: LedgerReader, row: RoundRow, attempts: set[int]) -> dict[
     updates = [update for update in ledger.updates(row.run, row.round) if update.task.attempt in attempts]
     tasks = [task for task in ledger.tasks(row.run, row.round) if task.attempt in attempts]
     received = sum(update.bytes for update in updates if update.verdict is Verdict.ACCEPTED)
-    sent = sum(task.base_bytes for task in tasks if task.kind is TaskKind.FIT)
+    sent = sum(task.bytes_sent for task in tasks)
     return {"transfer/received_mb": received / MB, "transfer/sent_mb": sent / MB}
 
 

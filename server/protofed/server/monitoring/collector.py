@@ -22,7 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity, TaskKind
+from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
@@ -161,7 +161,7 @@ def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
         yield metrics.OPENED.family({(run.run,): newest.opened_at})
     yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)
-    statuses = [task.task_status for task in tasks if task.kind is not TaskKind.SCORE]
+    statuses = [task.task_status for task in tasks if task.asks_for_update]
     yield metrics.ROUND_SITES.family(
         {(task_status,): statuses.count(task_status) for task_status in (*TASK_STATUSES, *statuses)}
     )

@@ -57,7 +57,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
     last = rounds[-1] if rounds else None
     number = last.round if last else 0
     current = ledger.tasks(run, last.round, last.attempt) if last else []
-    fits = [task for task in current if task.kind is not TaskKind.SCORE]
+    fits = [task for task in current if task.asks_for_update]
     received, sent = ledger.moved(run)
     newest = ledger.scored_round(run)
     return Overview(

@@ -14,7 +14,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason, ProtofedError, short
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
-from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
+from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, Verdict, score_family
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
@@ -60,7 +60,8 @@ def norms(records: LedgerReader, rounds: Sequence[RoundRow], blobs: BlobReader, 
     for row in reversed(rounds):
         if row.round == 0 or row.rolled_back:
             continue
-        used = [update for update in records.updates(row.run, row.round, row.attempt) if update.counts]
+        rows = records.updates(row.run, row.round, row.attempt)
+        used = [update for update in rows if update.counts and update.task.subject is None]
         payloads = {
             update.task.site: payload for update in used if (payload := _read(blobs, update.digest)) is not None
         }
@@ -292,7 +293,7 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
         "task_status": task.task_status,
         "cause": _cause(task.reason),
         "reason": task.reason or next((update.set_aside for update in accepted if update.set_aside), ""),
-        "sent": task.base_bytes if task.kind is TaskKind.FIT else 0,
+        "sent": task.bytes_sent,
         "received": sum(update.bytes for update in accepted),
         "norm": accepted[0].norm if accepted else None,
         "weight_capped": any(update.counts and (update.weight or 0.0) > most for update in accepted),

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError, StateError, short
+from protofed.common.errors import ConfigError, SecureSumError, StateError, short
 from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of
@@ -57,14 +57,16 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
                 VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
             )
     rules = recipe.federation
-    publisher = Publisher(method_of(recipe), blobs, recipe.classes, rules.min_contributors, rules.fixed_point)
+    publisher = Publisher(
+        method_of(recipe), blobs, recipe.classes, rules.min_contributors, rules.fixed_point, recipe.fingerprint()
+    )
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None
         most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
         counted = [capped(update, most) for update in used]
         recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted)))
-    except StateError as error:
+    except (SecureSumError, StateError) as error:
         return Verified(VerificationResult.DAMAGED, published, reason=str(error))
     return Verified(
         VerificationResult.SAME if recomputed == published else VerificationResult.DIFFERENT, published, recomputed

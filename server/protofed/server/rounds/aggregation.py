@@ -13,7 +13,7 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Federation
-from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
@@ -195,6 +195,11 @@ class Aggregation:
                 self._end(result)
             case OutOfSpaceError():
                 self._wait(result)
+            case SecureSumError():
+                self._end(phases.Insufficient(f"the secure sum cannot be opened: {result}", self._context.clock()))
+            case dict() if any(row.task.subject is not None for row in used):
+                reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
+                self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
             case DiskFailureError():
                 raise result  # the server ends; another one, with a sound disk, aggregates
             case dict():

@@ -117,7 +117,8 @@ class Coordinator:
         """The task that `next_task` would give."""
         if (row := self._invitations.of(site)) is None:
             return None
-        return Task(row.kind, self.run, row.round, row.task_id, row.base_digest, row.base_bytes, self._remaining())
+        base = row.base_digest, row.base_bytes
+        return Task(row.kind, self.run, row.round, row.task_id, *base, self._remaining(), row.attempt, row.subject)
 
     def invitation(self, site: SiteId) -> str:
         """The id of the site's open task; empty: it has none. May be called from any thread."""
@@ -173,6 +174,8 @@ class Coordinator:
         match self.phase:
             case phases.Collecting():
                 return max(0.0, self.phase.opened + rules.deadline_s - now)
+            case phases.Summing():
+                return max(0.0, self.phase.opened + rules.sum_step_s - now)
             case phases.Evaluating():
                 return max(0.0, self.phase.opened + rules.score_deadline_s - now)
             case _:

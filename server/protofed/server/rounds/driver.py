@@ -15,9 +15,17 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, StateError
+from protofed.common.errors import (
+    ConfigError,
+    ConflictError,
+    DiskFailureError,
+    OutOfSpaceError,
+    SecureSumError,
+    StateError,
+)
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind, score_family
+from protofed.common.secure_sums.context import Subject
 from protofed.common.statistics import spreads
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
 from protofed.server.rounds import phases
@@ -34,6 +42,7 @@ from protofed.server.rounds.sampling import Uniform
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.sum_steps import SumSteps
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -54,17 +63,26 @@ class Driver:
         self._recipe, self._run = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
         self._method: ServerMethod = method_of(recipe)
-        check_secure(recipe, self._method, simulated=context.simulated)
+        check_secure(recipe, self._method, possible=context.simulated or context.sums)
         check_best_by(recipe, global_model=self._method.global_model)
-        self._rules = RoundRules(recipe.rounds, recipe.federation, Uniform(recipe.seed), in_time=not context.simulated)
         fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
-        self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums)
+        self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums, recipe.fingerprint())
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
         self._aggregation = Aggregation(
             self._run, recipe.federation, self._publisher, guarded, self._scores.ranking, self._aggregation_ended
         )
-        self.invitations = Invitations(self._run, self._publisher, context)
+        self.invitations = Invitations(self._run, context)
+        summed = recipe.federation.secure and not context.simulated
+        self.sums = SumSteps(recipe, self._method, context, self.invitations) if summed else None
+        self._rules = RoundRules(
+            recipe.rounds,
+            recipe.federation,
+            Uniform(recipe.seed),
+            in_time=not context.simulated,
+            summed=summed,
+            holders=self.sums is not None and self.sums.holders,
+        )
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -98,7 +116,7 @@ class Driver:
 
     def expected(self, row: TaskRow) -> ExpectedUpdate:
         """What an update that answers the invitation must look like."""
-        if row.kind is TaskKind.INITIALISE or self.published is None:
+        if row.kind is TaskKind.INITIALISE or row.subject is not None or self.published is None:
             return NOTHING
         return self._method.expects(self.published.state)
 
@@ -231,6 +249,8 @@ class Driver:
         match effect:
             case phases.Open(phase):
                 self._open(phase)
+            case phases.AskStep(phase, complete):
+                self._ask_step(phase, complete=complete)
             case phases.Aggregate(phase, complete):
                 self._aggregation.begin(AggregationJob(phase, complete, self.invitations.clear()), self._state)
             case phases.Abandon(round_, attempt, reason):
@@ -254,13 +274,31 @@ class Driver:
         log.info("round opened", run=self._run, round=phase.round, attempt=phase.attempt, cohort=sorted(phase.cohort))
         row = RoundRow(self._run, phase.round, phase.attempt, phase.size, phase.quorum)
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
-        self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t))
+        subject = Subject.UPDATE if phase.round and self._rules.summed else None
+        self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t), subject)
         self._disk_full = False
 
     def _invite(
-        self, kind: TaskKind, number: int, attempt: int, sites: Sites, write: Callable[[Sequence[TaskRow]], None]
+        self,
+        kind: TaskKind,
+        number: int,
+        attempt: int,
+        sites: Sites,
+        write: Callable[[Sequence[TaskRow]], None],
+        subject: Subject | None = None,
     ) -> None:
-        self.invitations.send(kind, number, attempt, sorted(sites), self._state, write)
+        bases = {} if self._state is None else self._publisher.broadcasts(self._state, sorted(sites))
+        self.invitations.send(kind, number, attempt, sorted(sites), bases, write, subject)
+
+    def _ask_step(self, phase: phases.Summing, *, complete: bool) -> None:
+        assert self.sums is not None  # noqa: S101  (no other run has such a phase)
+        try:
+            self.sums.ask(phase, complete=complete)
+        except (OutOfSpaceError, DiskFailureError):
+            raise
+        except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
+            log.error("no secure sum", run=self._run, round=phase.round, step=phase.step, why=str(error))
+            self.handle(phases.Insufficient(f"{phase.step} of the secure sum: {error}", self._context.clock()))
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """`ServerContext.work`, but an error in `done` breaks the run: an executor would swallow it."""
@@ -313,7 +351,8 @@ class Driver:
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
         self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
-        return resumed(last, tasks, self._context.clock(), tries, frozenset(self._recipe.federation.required_sites))
+        required = frozenset(self._recipe.federation.required_sites)
+        return resumed(last, tasks, self._context.clock(), tries, required, holders=self._rules.holders)
 
     def _tick_event(self) -> phases.Tick:
         return replace(self._present(), attempt=self._next_attempt())

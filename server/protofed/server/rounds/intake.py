@@ -24,6 +24,9 @@ from protofed.common.tensors import norm_of, relative_bound
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
+from protofed.server.rounds.sum_checks import is_for_sum
+from protofed.server.rounds.sum_checks import manifest_problem as sum_manifest_problem
+from protofed.server.rounds.summing import STEPS
 from protofed.server.rounds.update_checks import (
     base_problem,
     examined,
@@ -37,6 +40,7 @@ from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 log = structlog.get_logger()
+UPLOADED = (TaskKind.INITIALISE, TaskKind.FIT, *STEPS)
 MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 
 
@@ -86,7 +90,7 @@ class UploadIntake:
             ProtocolError: the site has no such task in this round, or too many updates were rejected for it.
         """
         self._presence.seen(site, instance, task_id)
-        row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self.invitation(site, task_id, *UPLOADED)
         if row.round != round:
             raise ProtocolError(f"the task belongs to round {row.round}, not to round {round}")
         if (settled := self._settled(row, manifest)) is not None:
@@ -95,16 +99,27 @@ class UploadIntake:
         problem = size_problem(manifest) or base_problem(base, row.base_digest)
         if problem is None and row.kind is TaskKind.INITIALISE:
             problem = first_model_problem(manifest, self._classes, self._max_model_mb)
+        elif problem is None and row.subject is not None:
+            problem = self._announced_for_sum(row, manifest)
         elif problem is None:
             problem = manifest_problem(manifest, self._driver.expected(row))
         return self._reject(row, manifest, problem) if problem else None
 
-    def examine(self, data: Buffer, manifest: Manifest, base: Digest | None) -> UpdateProblem | float:
+    def examine(
+        self, data: Buffer, manifest: Manifest, base: Digest | None, task_id: str = ""
+    ) -> UpdateProblem | float:
         """The problem with an update's bytes, or else its norm. May be called from any thread.
+
+        Args:
+            task_id: needed for uploads to a secure sum, whose norm says nothing: 0.
 
         Raises:
             StateError: the model that it started from can no longer be read.
         """
+        if is_for_sum(manifest):
+            check = None if self._driver.sums is None else self._driver.sums.prepared(task_id)
+            # None: the step is over, as `commit` will say.
+            return (check.problem(data, manifest) or 0.0) if check is not None else 0.0
         if base is None:
             return examined(data, manifest, None, self._max_norm)
         model, norm = self._base_model(base)
@@ -112,7 +127,7 @@ class UploadIntake:
 
     def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
         """Record the problem that `examine` returned."""
-        row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self.invitation(site, task_id, *UPLOADED)
         return self._reject(row, manifest, problem)
 
     def commit(
@@ -133,13 +148,14 @@ class UploadIntake:
             norm: as `examine` gave it.
         """
         self._presence.seen(site, instance)
-        row = self.invitation(site, task_id, TaskKind.INITIALISE, TaskKind.FIT)
+        row = self.invitation(site, task_id, *UPLOADED)
         # Since `begin`, the round may have closed, or another upload of this task may have been accepted.
         if (settled := self._settled(row, manifest)) is not None:
             return settled
         if (problem := self._scalars_problem(row, metrics, weight)) is not None:
             return self._reject(row, manifest, problem)
         digest, total = manifest.digest, manifest.total_bytes
+        norm = None if row.subject is not None else norm
         receipt = self._record(UpdateRow(row, Verdict.ACCEPTED, "", digest, total, metrics, weight, norm=norm))
         # After the record: if the process dies here, the restarted one counts the update from the ledger.
         self._driver.answered(row, phases.Arrived(site, self._clock()))
@@ -173,7 +189,7 @@ class UploadIntake:
     def _acceptable_row(self, commit: Commit) -> UpdateRow | None:
         """What would be recorded of a commit if it is accepted; None: `_judged_alone` says what is wrong with it."""
         row, manifest = self._driver.invitations.of(commit.site), commit.manifest
-        if row is None or row.task_id != commit.task_id or row.kind not in (TaskKind.INITIALISE, TaskKind.FIT):
+        if row is None or row.task_id != commit.task_id or row.kind not in UPLOADED:
             return None
         if isinstance(commit.examined, UpdateProblem):
             return None
@@ -183,7 +199,8 @@ class UploadIntake:
                 return None
         except Exception:  # the same error comes when it is judged alone
             return None
-        digest, total, norm = manifest.digest, manifest.total_bytes, commit.examined
+        digest, total = manifest.digest, manifest.total_bytes
+        norm = None if row.subject is not None else commit.examined
         return UpdateRow(row, Verdict.ACCEPTED, "", digest, total, commit.metrics, commit.weight, norm=norm)
 
     def _accepted(self, rows: Sequence[UpdateRow], commits: Sequence[Commit]) -> list[Receipt | Exception]:
@@ -302,6 +319,14 @@ class UploadIntake:
             if update.verdict is Verdict.ACCEPTED and update.task.kind is TaskKind.FIT and update.norm is not None:
                 self._metrics.update_norm(update.norm)
         return receipts
+
+    def _announced_for_sum(self, row: TaskRow, manifest: Manifest) -> UpdateProblem | None:
+        published, sums = self._driver.published, self._driver.sums
+        if sums is None or published is None:
+            raise ProtocolError("this run has no secure sums")
+        if (problem := sum_manifest_problem(manifest, sums.length(row, published))) is None:
+            sums.prepare(row)
+        return problem
 
     def _base_model(self, base: Digest) -> tuple[Payload, float]:
         """The model and its norm."""

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from protofed.common.codec import Digest
 from protofed.common.failpoint import reach
-from protofed.common.payload import Payload, SiteId
+from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.publisher import Publisher
 from protofed.server.storage.rows import TaskRow
 
 
 class Invitations:
     """At most one invitation is open for a site."""
 
-    def __init__(self, run: str, publisher: Publisher, context: ServerContext) -> None:
-        self._run, self._publisher, self._context = run, publisher, context
+    def __init__(self, run: str, context: ServerContext) -> None:
+        self._run, self._context = run, context
         self._open: dict[SiteId, TaskRow] = {}
 
     def of(self, site: SiteId) -> TaskRow | None:
         """The site's open invitation."""
         return self._open.get(site)
+
+    def named(self, task_id: str) -> TaskRow | None:
+        """The open invitation of this id. May be called from any thread."""
+        return next((row for row in tuple(self._open.values()) if row.task_id == task_id), None)
 
     def has(self, row: TaskRow) -> bool:
         """Whether this very invitation is still open."""
@@ -56,21 +61,25 @@ class Invitations:
         round: int,
         attempt: int,
         sites: Sequence[SiteId],
-        state: Payload | None,
+        bases: Mapping[SiteId, tuple[Digest, int]],
         write: Callable[[Sequence[TaskRow]], None],
+        subject: Subject | None = None,
     ) -> None:
-        """Store the broadcast blobs, record the tasks (by `write`), wake the sites: in this order.
+        """Record the tasks (by `write`), wake the sites: in this order, and the bases' blobs are stored before.
+
+        Args:
+            bases: what each site is to fetch, digest and bytes; nothing for a site that is not in it.
 
         A crash in between leaves blobs that no task names (swept at the next start), or tasks that sites find when they
         ask; never a task whose model is missing.
         """
-        sent = self._publisher.broadcasts(state, sites) if state is not None else {}
         reach("broadcast-stored")
         rows = []
         for site in sites:
-            base, nbytes = sent.get(site, (None, 0))
+            base, nbytes = bases.get(site, (None, 0))
             # 128 random bits: a site cannot guess another site's task id, and no restart can repeat one.
-            rows.append(TaskRow(secrets.token_hex(16), self._run, round, attempt, site, kind, base, nbytes))
+            task = TaskRow(secrets.token_hex(16), self._run, round, attempt, site, kind, base, nbytes, subject=subject)
+            rows.append(task)
         write(rows)
         reach("round-opened")
         self._open = {row.site: row for row in rows}

@@ -12,7 +12,7 @@ from protofed.server.method import server_methods
 from protofed.server.rounds.model_warnings import ModelWarning, RunHistory, TrainedRound, model_warnings
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.storage.reader import LedgerReader
-from protofed.server.storage.rows import RoundRow, RunRow
+from protofed.server.storage.rows import RoundRow, RunRow, one_a_site
 from protofed.server.verdicts import RejectionCode
 
 log = structlog.get_logger()
@@ -111,7 +111,7 @@ def _has_global_model(method: str) -> bool:
 def _attempt(row: RoundRow, records: LedgerReader) -> TrainedRound:
     fits = [task for task in records.tasks(row.run, row.round, row.attempt) if task.kind is TaskKind.FIT]
     updates = records.updates(row.run, row.round, row.attempt)
-    used = [update for update in updates if update.counts]
+    used = one_a_site(updates)
     refused = {update.task.site for update in updates if update.code in UNUSABLE}
     failed = {task.site for task in fits if task.reason == FailureReason.NUMERIC}
     answered = {update.task.site for update in used}  # a site may send a sound update after a refused one

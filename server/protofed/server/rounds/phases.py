@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Subject, threshold
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.verdicts import RoundOutcome
 
@@ -69,6 +71,47 @@ class Collecting:
 
 
 @dataclass(frozen=True)
+class Summing:
+    """Waiting for one step of a secure sum; see `rounds.summing`.
+
+    Attributes:
+        step: what the sites of `cohort` are asked for.
+        roster: sites whose keys are in the sum: those that had computed what is summed.
+        size: sites with which the round is complete.
+        quorum: fewest sites whose numbers are summed.
+        holders: whether sites count the holders of each class before they send numbers.
+        opened: when the step was, in seconds of the coordinator's monotonic clock.
+        survivors: sites whose masked numbers are there; nobody before they were asked for.
+    """
+
+    round: int
+    attempt: int
+    subject: Subject
+    step: TaskKind
+    roster: Sites
+    cohort: Sites
+    size: int
+    quorum: int
+    holders: bool
+    opened: float
+    reported: Sites = NOBODY
+    failed: Sites = NOBODY
+    survivors: Sites = NOBODY
+    required: Sites = NOBODY
+    tries: int = 0
+
+    @property
+    def threshold(self) -> int:
+        """Sites that must agree and reveal."""
+        return threshold(len(self.roster))
+
+    @property
+    def awaited(self) -> Sites:
+        """Sites that may still report."""
+        return self.cohort - self.reported - self.failed
+
+
+@dataclass(frozen=True)
 class Aggregating:
     """These sites' updates are being aggregated; `quorum` of them are needed, and those of all required sites."""
 
@@ -106,8 +149,8 @@ class FinishedPhase:
         return self.outcome is RoundOutcome.FAILED
 
 
-Phase: TypeAlias = Idle | Collecting | Aggregating | Evaluating | FinishedPhase
-PHASES = ("idle", "collecting", "aggregating", "evaluating", "finished")
+Phase: TypeAlias = Idle | Collecting | Summing | Aggregating | Evaluating | FinishedPhase
+PHASES = ("idle", "collecting", "summing", "aggregating", "evaluating", "finished")
 
 
 def name(phase: Phase) -> str:
@@ -180,7 +223,7 @@ class ScoresArrived:
 
 @dataclass(frozen=True)
 class Insufficient:
-    """So many updates were set aside that the rest is no quorum."""
+    """So many updates were set aside that the rest is no quorum, or what sites sent gives no sum."""
 
     reason: str
     now: float
@@ -214,6 +257,18 @@ class Open:
 
 
 @dataclass(frozen=True)
+class AskStep:
+    """Ask this cohort for this step of a secure sum.
+
+    Attributes:
+        complete: the round got all updates that it wanted before; of the first step only.
+    """
+
+    phase: Summing
+    complete: bool = False
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """Aggregate the updates of the round's reporting sites, in site order."""
 
@@ -244,4 +299,4 @@ class Finish:
     phase: FinishedPhase
 
 
-Effect: TypeAlias = Open | Aggregate | Abandon | AskScores | Finish
+Effect: TypeAlias = Open | AskStep | Aggregate | Abandon | AskScores | Finish

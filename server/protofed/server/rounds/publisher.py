@@ -14,6 +14,7 @@ from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
+from protofed.server.rounds.sum_record import SumRecord
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.rows import UpdateRow
 
@@ -33,6 +34,7 @@ class Publisher:
     Args:
         min_contributors: a class to which fewer updates of a round contribute keeps what was published of it before.
         sums: of a run under secure sums, its fixed point: states are made of the updates' sums alone. None: it is not.
+        recipe: its fingerprint, which sites bind their masks to.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Publisher:
         classes: int,
         min_contributors: int,
         sums: FixedPoint | None = None,
+        recipe: Digest | None = None,
     ) -> None:
         self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
-        self._fixed_point = sums
+        self._fixed_point, self._recipe = sums, recipe
         # Payloads stored lately, compared by identity: a method that sends all sites the same object is encoded once.
         self._stored: list[tuple[Payload, Digest, int]] = []
 
@@ -81,13 +84,18 @@ class Publisher:
 
         Raises:
             StateError: an update's blob is gone or damaged, or the result is not finite.
+            SecureSumError: what sites revealed does not open their sum.
         """
         ordered = sorted(rows, key=lambda row: row.task.site)
         if state is None:
             new = self._method.init(next(self._updates(ordered)).payload, self._classes)
         elif self._fixed_point is not None:
             layout = layout_of(self._method, state)
-            total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
+            if self._recipe is not None and any(row.task.subject is not None for row in rows):
+                view = self._blobs.view
+                total = SumRecord.of(rows, self._recipe, view, holders=layout.classes > 0).total()
+            else:  # a simulation's, whose updates are here
+                total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
             new = next_state(self._method, state, layout, total, self._fixed_point)
         else:
             new = self._method.aggregate(state, self._shared(state, ordered))

@@ -10,8 +10,10 @@ from protofed.common.config.recipe import Federation, NamedOptions, Recipe, pars
 from protofed.common.config.tables import MAX_NUMBER
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.server.method import ServerMethod, server_methods
-from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites
+from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
+from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
 
 FORMER_DEFAULTS = {"outlier_factor": 100.0}  # of [federation] in 0.2.0; ledgers hold recipes with their defaults
@@ -19,7 +21,9 @@ FORMER_DEFAULTS = {"outlier_factor": 100.0}  # of [federation] in 0.2.0; ledgers
 FORMER_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"fednh": {"scale": 1.0, "prototype_seed": 0}}
 
 
-def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, required: Sites) -> Phase:
+def resumed(
+    last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, required: Sites, *, holders: bool = False
+) -> Phase:
     """The phase after a restart.
 
     Args:
@@ -28,6 +32,7 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
         now: seconds of the new process's monotonic clock; deadlines begin again.
         tries: attempts at its round that were abandoned.
         required: sites without which no round counts, round 0 excepted.
+        holders: as of `phases.Summing`.
     """
     scorings = [task for task in tasks if task.kind is TaskKind.SCORE]
     if last.state is not None and scorings:
@@ -36,24 +41,57 @@ def resumed(last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, re
         return Aggregating(last.round, last.attempt, frozenset())
     if last.abandoned is not None:
         return Idle(last.round, tries)
-    statuses = ("reported", "set-aside", "failed")
-    by_status = {
-        task_status: frozenset(task.site for task in tasks if task.task_status == task_status)
-        for task_status in statuses
-    }
+    if steps := [task for task in tasks if task.kind in STEPS]:
+        asked = [task for task in tasks if task.asks_for_update]
+        return _summing(last, steps, len(asked), now, tries, required, holders=holders)
     collecting = Collecting(
         last.round,
         last.attempt,
-        frozenset(task.site for task in tasks),
+        _sites(tasks),
         last.size,
         last.quorum,
         opened=now,
-        reported=by_status["reported"] | by_status["set-aside"],  # set aside: the aggregation had begun, all had come
-        failed=by_status["failed"],
+        reported=_sites(tasks, "reported", "set-aside"),  # set aside: the aggregation had begun, all had come
+        failed=_sites(tasks, "failed"),
         required=required if last.round else NOBODY,
         tries=tries,
     )
     return replace(collecting, quorum_at=now) if collecting.has_quorum else collecting
+
+
+def _summing(
+    last: RoundRow, steps: Sequence[TaskRow], asked: int, now: float, tries: int, required: Sites, *, holders: bool
+) -> Summing:
+    """The newest step of a sum; those before it are over, for they are closed as it is opened.
+
+    Args:
+        asked: sites that were asked for updates.
+    """
+    by_kind = {kind: [task for task in steps if task.kind is kind] for kind in STEPS}
+    step = [kind for kind in STEPS if by_kind[kind]][-1]
+    newest = by_kind[step]
+    return Summing(
+        last.round,
+        last.attempt,
+        Subject.UPDATE,
+        step,
+        _sites(by_kind[STEPS[0]]),
+        _sites(newest),
+        min(last.size, asked),
+        last.quorum,
+        holders,
+        opened=now,
+        reported=_sites(newest, "reported"),
+        failed=_sites(newest, "failed"),
+        survivors=_sites(by_kind[TaskKind.MASK], "reported") if step is not TaskKind.MASK else NOBODY,
+        required=required,
+        tries=tries,
+    )
+
+
+def _sites(tasks: Sequence[TaskRow], *statuses: str) -> Sites:
+    """The sites of these invitations that have one of these statuses (none: any)."""
+    return frozenset(task.site for task in tasks if not statuses or task.task_status in statuses)
 
 
 def recipe_of(row: RunRow) -> Recipe:

@@ -18,7 +18,7 @@ from protofed.common.secure_sums.sums import Sums
 from protofed.server.method import ServerMethod, SummableMethod
 
 
-def check_secure(recipe: Recipe, method: ServerMethod, *, simulated: bool) -> None:
+def check_secure(recipe: Recipe, method: ServerMethod, *, possible: bool) -> None:
     """Check that a recipe with `federation.secure = true` can run so.
 
     Raises:
@@ -27,11 +27,17 @@ def check_secure(recipe: Recipe, method: ServerMethod, *, simulated: bool) -> No
     if not recipe.federation.secure:
         return
     form_of(method, recipe.method.name)
-    if not simulated:  # until the rounds of a server ask for masked vectors
+    if not possible:  # until the rounds of a server ask for masked vectors
         raise ConfigError(
             f"recipe '{recipe.name}' has federation.secure = true: this version's servers cannot run secure sums, only "
             "simulations can (`protofed simulate`); for real sites remove federation.secure"
         )
+
+
+def holders_of(method: ServerMethod, recipe: Recipe) -> bool:
+    """Whether sites count the holders of each class before they send numbers: the method sums some by class."""
+    form = form_of(method, recipe.method.name)
+    return form.rows is not None or form.shares is not None
 
 
 def layout_of(method: ServerMethod, state: Payload) -> SumLayout:

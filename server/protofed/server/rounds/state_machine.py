@@ -6,6 +6,7 @@
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
     Idle ──Tick[no better score for `patience` scored rounds]──▶ Finished(reason, completed)
     any ──Stop | Broken──▶ Finished(reason, outcome)
+    Under secure sums: Collecting ─▶ Summing, step by step (`summing`) ─▶ Aggregating
 
 Round 0 makes the model: sites are asked for it, because the server runs without PyTorch, and it counts when two of them
 made the same one bit for bit.
@@ -20,6 +21,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
+from protofed.server.rounds import summing
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.rounds.phases import (
     NOBODY,
@@ -29,6 +31,7 @@ from protofed.server.rounds.phases import (
     Aggregating,
     Arrived,
     AskScores,
+    AskStep,
     Broken,
     Collecting,
     Declined,
@@ -44,6 +47,7 @@ from protofed.server.rounds.phases import (
     ScoresArrived,
     Sites,
     Stop,
+    Summing,
     Tick,
 )
 from protofed.server.rounds.sampling import Sampler, cohort_size, quorum_of
@@ -63,6 +67,8 @@ class RoundRules:
     federation: Federation
     sampler: Sampler
     in_time: bool = True  # a simulation's clock stands still
+    summed: bool = False  # sites are asked for masked numbers, in place of updates
+    holders: bool = False  # they count who holds which class before
 
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
@@ -114,6 +120,8 @@ def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
             return _open_if_enough(rules, phase, event) if isinstance(event, Tick) else (phase, [])
         case Collecting():
             return _collect(rules, phase, event)
+        case Summing():
+            return _summed(rules, phase, summing.advanced(phase, event, rules.federation.sum_step_s))
         case Aggregating():
             return _after_aggregation(rules, phase, event)
         case Evaluating():
@@ -206,6 +214,8 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         phase.quorum_at is not None
         and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
     ):
+        if rules.summed and phase.round:
+            return _begin_sum(rules, phase, now, complete)
         closed = Aggregating(
             phase.round, phase.attempt, phase.reported, phase.quorum, phase.required, tries=phase.tries
         )
@@ -221,12 +231,34 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
     return phase, []
 
 
+def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
+    first = summing.begun(phase, now, rules.sampler, holders=rules.holders)
+    if isinstance(first, Summing):
+        return first, [AskStep(first, complete)]
+    return _abandon(rules, phase, first.reason)
+
+
+def _summed(rules: RoundRules, before: Summing, outcome: summing.Outcome) -> Step:
+    match outcome:
+        case Summing():
+            return outcome, [] if outcome.step is before.step else [AskStep(outcome)]
+        case summing.Summed(phase):
+            at = phase.round, phase.attempt, phase.survivors, phase.quorum, phase.required
+            closed = Aggregating(*at, tries=phase.tries)
+            return closed, [Aggregate(closed, outcome.complete)]
+        case summing.NotSummed(reason, now, at_once):
+            pause = 0.0 if at_once else rules.pause(before.round, before.tries + 1)
+            return _abandon(rules, before, reason, now + pause if pause else 0.0)
+        case _:
+            assert_never(outcome)
+
+
 def missing(required: Collection[SiteId]) -> str:
     """The end of a reason that names sites which must take part and do not."""
     return f"; without {', '.join(sorted(required))} no round counts" if required else ""
 
 
-def _abandon(rules: RoundRules, phase: Collecting | Aggregating, why: str, again_at: float = 0.0) -> Step:
+def _abandon(rules: RoundRules, phase: Collecting | Summing | Aggregating, why: str, again_at: float = 0.0) -> Step:
     given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
     if tries < rules.federation.max_attempts:
         return Idle(phase.round, tries, again_at=again_at), [given_up]

@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import nearest
 from protofed.common.payload import SiteId
-from protofed.server.rounds import phases
+from protofed.server.rounds import phases, summing
 from protofed.server.rounds.state_machine import RoundRules
 
 NAMED = 5  # missing sites in a text; the fields have all of them
@@ -121,6 +121,11 @@ def waiting(
             missing = _awaited(phase.awaited, phase.required, absences())
             reported = len(phase.reported)
             return Waiting(WaitReason.UPDATES, phase.round, phase.quorum, reported, missing, seconds_left=left)
+        case phases.Summing():
+            left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
+            missing = _awaited(phase.awaited, phase.required, absences())
+            counts = summing.needed(phase), len(phase.reported)
+            return Waiting(WaitReason.UPDATES, phase.round, *counts, missing, seconds_left=left)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
         case phases.Evaluating():

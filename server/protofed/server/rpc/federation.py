@@ -250,7 +250,7 @@ class FederationService(rpc.FederationServicer):
 
         def examine() -> UpdateProblem | float:
             data = self._blobs.seal(announced.upload)
-            return announced.intake.examine(data, announced.manifest, announced.base)
+            return announced.intake.examine(data, announced.manifest, announced.base, announced.upload.task_id)
 
         def ended(work: asyncio.Future[Any]) -> None:
             self._examinations.release()

@@ -1,0 +1,167 @@
+"""One secure sum as the ledger has it: what each step's sites are sent, and the total, from the uploads before.
+
+All of it is a function of accepted uploads alone, so a restarted server sends the same bytes and computes the same sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from protofed.common.codec import Buffer, Digest
+from protofed.common.errors import SecureSumError
+from protofed.common.payload import Array, Payload, SiteId
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.sum_messages import (
+    HoldersMessage,
+    Message,
+    RosterMessage,
+    SharesMessage,
+    SignatureMessage,
+    SurvivorsMessage,
+    message_of,
+    payload_of,
+)
+from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.keys import KeyAdvert, Roster
+from protofed.common.secure_sums.masking import Masks, Opened, Revealed, opened, unmasked
+from protofed.server.rounds.summing import OF_HOLDERS
+from protofed.server.storage.rows import TaskRow, UpdateRow
+
+M = TypeVar("M", bound=Message)
+_MASKED = {Vector.HOLDERS: TaskKind.HOLDERS, Vector.VALUES: TaskKind.MASK}
+_SIGNED = {Vector.HOLDERS: TaskKind.AGREE_HOLDERS, Vector.VALUES: TaskKind.AGREE}
+_REVEALED = {Vector.HOLDERS: TaskKind.REVEAL_HOLDERS, Vector.VALUES: TaskKind.REVEAL}
+
+
+def context_of(task: TaskRow, recipe: Digest, *, holders: bool) -> SumContext:
+    """What the sum that begins with this task is about.
+
+    Args:
+        recipe: the run's fingerprint.
+    """
+    assert task.subject is not None  # noqa: S101  (it begins a sum)
+    vectors = (Vector.HOLDERS, Vector.VALUES) if holders else (Vector.VALUES,)
+    base = task.base_digest or Digest("")
+    return SumContext(task.run, task.round, task.attempt, task.subject, recipe, base, vectors)
+
+
+def vector_of(kind: TaskKind) -> Vector:
+    """The vector that a step is about; VALUES for those before either."""
+    return Vector.HOLDERS if kind in OF_HOLDERS else Vector.VALUES
+
+
+@dataclass(frozen=True)
+class SumRecord:
+    """One sum up to the step that its newest uploads answer.
+
+    Attributes:
+        uploads: digests of accepted ones, by step and site.
+        read: gives a blob.
+    """
+
+    context: SumContext
+    uploads: Mapping[TaskKind, Mapping[SiteId, Digest]]
+    read: Callable[[Digest], Buffer]
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[UpdateRow], recipe: Digest, read: Callable[[Digest], Buffer], *, holders: bool
+    ) -> SumRecord:
+        """The sum of one attempt.
+
+        Args:
+            rows: all commits of the attempt.
+
+        Raises:
+            SecureSumError: no site has begun it, or two began it with different models.
+        """
+        uploads: dict[TaskKind, dict[SiteId, Digest]] = {}
+        contexts: list[SumContext] = []
+        for row in rows:
+            if row.counts and row.task.subject is not None:
+                uploads.setdefault(row.task.kind, {})[row.task.site] = row.digest
+                if row.task.kind is TaskKind.FIT:
+                    contexts.append(context_of(row.task, recipe, holders=holders))
+        if not contexts:
+            raise SecureSumError("too-few-sites", "no site has sent keys")
+        if any(context != contexts[0] for context in contexts):
+            raise SecureSumError("other-base", "the sites of this sum were sent different models")
+        return cls(contexts[0], uploads, read)
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The keys of all sites that sent some."""
+        return Roster(self.context, tuple(self._all(TaskKind.FIT, KeyAdvert).values()))
+
+    def masks(self, vector: Vector) -> Masks:
+        """Which masks are in a vector: those of the sites that dealt shares; with holders, that also sent flags."""
+        counted = vector is Vector.VALUES and Vector.HOLDERS in self.context.vectors
+        return Masks(self.roster, vector, self._sites(TaskKind.HOLDERS if counted else TaskKind.SHARE))
+
+    def survivors(self, vector: Vector) -> tuple[SiteId, ...]:
+        """The sites whose masked vectors are there."""
+        return self._sites(_MASKED[vector])
+
+    def bases(self, step: TaskKind, sites: Iterable[SiteId]) -> dict[SiteId, Payload]:
+        """By site, what it is sent for a step: the same object for all, where it is the same for all.
+
+        Raises:
+            SecureSumError: what sites sent does not give it.
+        """
+        vector = vector_of(step)
+        match step:
+            case TaskKind.SHARE:
+                message: Message = RosterMessage(self.roster.adverts)
+            case TaskKind.MASK if Vector.HOLDERS in self.context.vectors:
+                message = self._holders()
+            case TaskKind.HOLDERS | TaskKind.MASK:
+                return self._deliveries(sites)
+            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+                message = SurvivorsMessage(self.survivors(vector), {})
+            case TaskKind.REVEAL_HOLDERS | TaskKind.REVEAL:
+                signed = self._all(_SIGNED[vector], SignatureMessage)
+                signatures = {site: told.signature for site, told in signed.items()}
+                message = SurvivorsMessage(self.survivors(vector), signatures)
+            case _:
+                raise ValueError(f"{step} is no step of a sum that is sent something of it")
+        return dict.fromkeys(sites, payload_of(message))
+
+    def total(self) -> Array:
+        """The sum [N] uint64 of the survivors' numbers.
+
+        Raises:
+            SecureSumError: what sites revealed does not open it.
+        """
+        masks, survivors = self.masks(Vector.VALUES), self.survivors(Vector.VALUES)
+        vectors = (self._vector(TaskKind.MASK, site) for site in survivors)
+        return unmasked(masks, survivors, vectors, self._opened(Vector.VALUES))
+
+    def _deliveries(self, sites: Iterable[SiteId]) -> dict[SiteId, Payload]:
+        dealt = {site: told.sealed for site, told in self._all(TaskKind.SHARE, SharesMessage).items()}
+        return {
+            site: payload_of(SharesMessage({by: sealed[site] for by, sealed in dealt.items() if by != site}))
+            for site in sites
+        }
+
+    def _holders(self) -> HoldersMessage:
+        signed = self._all(TaskKind.HOLDERS, SignatureMessage)
+        vectors = {site: self._vector(TaskKind.HOLDERS, site) for site in signed}
+        signatures = {site: told.signature for site, told in signed.items()}
+        return HoldersMessage(vectors, signatures, self._opened(Vector.HOLDERS))
+
+    def _opened(self, vector: Vector) -> Opened:
+        return opened(self.masks(vector), self.survivors(vector), self._all(_REVEALED[vector], Revealed))
+
+    def _sites(self, kind: TaskKind) -> tuple[SiteId, ...]:
+        return tuple(sorted(self.uploads.get(kind, {})))
+
+    def _all(self, kind: TaskKind, message: type[M]) -> dict[SiteId, M]:
+        return {site: message_of(self.read(self.uploads[kind][site]), message)[0] for site in self._sites(kind)}
+
+    def _vector(self, kind: TaskKind, site: SiteId) -> Array:
+        _, vector = message_of(self.read(self.uploads[kind][site]), SignatureMessage)
+        assert vector is not None  # noqa: S101  (`sum_checks` lets no other in)
+        return vector

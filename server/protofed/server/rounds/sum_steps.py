@@ -1,0 +1,105 @@
+"""Asks sites for the steps of a run's secure sums, and says what their uploads must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
+from protofed.common.payload import Payload, SiteId
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import MOST
+from protofed.common.secure_sums.linear_form import SumLayout
+from protofed.server.method import ServerMethod
+from protofed.server.rounds import phases
+from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.invitations import Invitations
+from protofed.server.rounds.publisher import Published
+from protofed.server.rounds.secure_sums import holders_of, layout_of
+from protofed.server.rounds.sum_checks import SumCheck, length_of
+from protofed.server.rounds.sum_record import SumRecord, context_of
+from protofed.server.storage.rows import TaskRow, UpdateRow
+
+log = structlog.get_logger()
+
+
+class SumSteps:
+    """The secure sums of one run; all methods but `prepared` are called from the coordinator's thread."""
+
+    def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
+        self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
+        self.holders = holders_of(method, recipe)
+        self._ledger, self._blobs, self._invitations = context.ledger, context.blobs, invitations
+        self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address
+        self._record: tuple[tuple[int, int, TaskKind], SumRecord] | None = None  # by round, attempt and step
+        self._checks: dict[str, SumCheck] = {}  # by task_id, of the step that is open
+
+    def ask(self, phase: phases.Summing, *, complete: bool) -> None:
+        """Store what each site is sent, record the tasks with the end of the last step's, wake the sites.
+
+        Args:
+            complete: the round needs none of the updates that are not there yet.
+
+        Raises:
+            SecureSumError: what sites have sent gives nothing to go on with.
+            StateError: an upload can no longer be read, or something cannot be written.
+        """
+        at = phase.round, phase.attempt
+        log.info("secure sum goes on", run=self._run, round=phase.round, step=phase.step, cohort=sorted(phase.cohort))
+        rows = self._ledger.updates(self._run, *at)
+        if phase.step is TaskKind.SHARE:
+            rows = self._without_undrawn(rows, phase.roster)
+        self._checks = {}
+        record = self._recorded(rows)
+        self._record = (*at, phase.step), record
+        sites = sorted(phase.cohort)
+        bases = self._stored(record.bases(phase.step, sites))
+        status, silent = "not-needed" if complete else "late", self._invitations.clear()
+        self._invitations.send(
+            phase.step, *at, sites, bases, lambda tasks: self._ledger.go_on(tasks, status, silent), phase.subject
+        )
+
+    def length(self, task: TaskRow, published: Published) -> int | None:
+        """The length of the masked vector that answers a task; None: there is none."""
+        if self._layout is None or self._layout[0] != published.address:
+            self._layout = published.address, layout_of(self._method, published.state)
+        layout = self._layout[1]
+        return length_of(task.kind, layout.size, layout.classes)
+
+    def prepare(self, task: TaskRow) -> None:
+        """Read what the upload that answers an open task is examined by."""
+        if task.kind is TaskKind.FIT:
+            context = context_of(task, self._recipe, holders=self.holders)
+            self._checks[task.task_id] = SumCheck(task.kind, task.site, context, None)
+            return
+        at = task.round, task.attempt, task.kind
+        if self._record is None or self._record[0] != at:  # after a restart
+            self._record = at, self._recorded(self._ledger.updates(self._run, task.round, task.attempt))
+        record = self._record[1]
+        self._checks[task.task_id] = SumCheck(task.kind, task.site, record.context, record)
+
+    def prepared(self, task_id: str) -> SumCheck | None:
+        """What `prepare` read; None: the step is over. May be called from any thread."""
+        return self._checks.get(task_id)
+
+    def _recorded(self, rows: Sequence[UpdateRow]) -> SumRecord:
+        return SumRecord.of(rows, self._recipe, self._blobs.view, holders=self.holders)
+
+    def _without_undrawn(self, rows: Sequence[UpdateRow], roster: phases.Sites) -> list[UpdateRow]:
+        """Set aside the updates that more sites have than a sum takes: a restarted server must not count them."""
+        undrawn = [row for row in rows if row.counts and row.task.site not in roster]
+        for row in undrawn:
+            self._ledger.set_aside(row, f"a secure sum takes {MOST} sites")
+        return [row for row in rows if row not in undrawn]
+
+    def _stored(self, payloads: Mapping[SiteId, Payload]) -> dict[SiteId, tuple[Digest, int]]:
+        """Digest and bytes by site; what is the same object for all is stored once."""
+        stored: dict[int, tuple[Digest, int]] = {}
+        for payload in payloads.values():
+            if id(payload) not in stored:
+                pieces = codec.encoded(payload)
+                stored[id(payload)] = self._blobs.put(*pieces), sum(map(len, pieces))
+        return {site: stored[id(payload)] for site, payload in payloads.items()}

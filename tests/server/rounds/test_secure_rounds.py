@@ -1,0 +1,296 @@
+"""Whole rounds under secure sums, through the real coordinator, ledger and blobs, with sites in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.server.conftest import Lab, recipe
+from tests.support.sum_sites import SumSite, total_of
+
+from protofed.common import codec
+from protofed.common.codec import Digest
+from protofed.common.errors import ConfigError
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.protocol.messages import Task, TaskKind, Verdict
+from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
+from protofed.server.operator.overview import overview
+from protofed.server.operator.verification import VerificationResult, verify_round
+from protofed.server.rounds import phases
+from protofed.server.rounds.resume import method_of
+from protofed.server.rounds.secure_sums import layout_of, next_state
+from protofed.server.rounds.summing import STEPS
+from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.memory_ledger import MemoryLedger
+from protofed.server.storage.rows import one_a_site
+
+SITES = ("ann", "bob", "cyd", "dan", "eli")
+HELD = {"ann": (0, 1), "bob": (0,), "cyd": (0, 2), "dan": (1,), "eli": (0, 1)}  # class 2: cyd alone
+METHODS = {"fedavg": False, "fedprp": True}  # whether holders are counted
+FIVE: dict[str, Any] = {"federation": {"secure": True, "min_sites": 3, "quorum": 3, "score_every": 0}}
+
+
+@dataclass
+class Secure:
+    """A run of five sites under secure sums; round 1 is open."""
+
+    method: str
+    ledger: Ledger = field(default_factory=Ledger)
+    lab: Lab = field(init=False)
+    sites: dict[SiteId, SumSite] = field(init=False)
+    updates: dict[SiteId, Update] = field(init=False)
+
+    def __post_init__(self) -> None:
+        asked = recipe(method={"name": self.method}, **FIVE)
+        self.lab = Lab(asked, MemoryBlobs(), self.ledger, keep_rounds=0, sums=True)
+        self.lab.enroll(*SITES)
+        self.lab.later(0)
+        self.lab.first_models()
+        assert self.lab.coordinator.published is not None
+        self.start = self.lab.coordinator.published.state
+        self.server = method_of(asked)
+        self.layout = layout_of(self.server, self.start)
+        self.updates = {site: self._update(site) for site in SITES}
+        self.sites = {site: self._site(site) for site in SITES}
+
+    def _update(self, site: SiteId) -> Update:
+        rng = np.random.default_rng(SITES.index(site))
+        expected = self.server.expects(self.start)
+        payload: dict[Part, dict[str, np.ndarray]] = {}
+        held = [spec for spec in expected.optional if int(spec.name) in HELD[site]]
+        for spec in (*expected.required, *held):
+            payload.setdefault(spec.part, {})[spec.name] = rng.normal(size=spec.shape).astype(spec.dtype)
+        return Update(site, payload)
+
+    def _site(self, site: SiteId) -> SumSite:
+        fixed = self.lab.recipe.federation.fixed_point
+        assert fixed is not None
+        update, layout = self.updates[site], self.layout
+        flags = layout.flags(update) if layout.classes else None
+        read, digest = self.lab.blobs.view, self.lab.recipe.fingerprint()
+        return SumSite(site, digest, read, flags, lambda kept: layout.words(update, fixed, kept))
+
+    @property
+    def steps(self) -> list[TaskKind]:
+        """Those of a round, FIT first."""
+        return [TaskKind.FIT, *(kind for kind in STEPS if METHODS[self.method] or "holders" not in kind)]
+
+    def answer(self, sites: Iterable[SiteId], task: Task | None = None) -> None:
+        for site in sites:
+            asked = task or self.lab.task(site)
+            receipt = self.lab.push(site, self.sites[site].answer(asked), asked)
+            assert receipt.verdict is Verdict.ACCEPTED, receipt.reason
+
+    def asked(self) -> dict[SiteId, TaskKind]:
+        return {site: kind for site in SITES if (kind := self.lab.asked(site)) is not None}
+
+    def go_to(self, step: TaskKind) -> list[SiteId]:
+        """Answer everything before this step; who is asked for it."""
+        while set(self.asked().values()) != {step}:
+            self.answer(list(self.asked()))
+        return list(self.asked())
+
+    def finish(self, number: int = 1) -> None:
+        """Answer whatever is asked until the round is over."""
+        while isinstance(self.lab.phase, phases.Collecting | phases.Summing) and self.lab.phase.round == number:
+            self.answer([*self.asked()][:1])
+
+    def bases(self) -> dict[SiteId, Digest | None]:
+        return {site: self.lab.task(site).base_digest for site in self.asked()}
+
+    def state_of(self, sites: Iterable[SiteId], holders: Iterable[SiteId] | None = None) -> Payload:
+        """The state that the plain sum of these sites' words gives."""
+        fixed = self.lab.recipe.federation.fixed_point
+        assert fixed is not None
+        kept = None
+        if self.layout.classes:
+            flags = {site: self.layout.flags(self.updates[site]) for site in holders or sites}
+            kept = total_of(flags) >= 2
+        words = {site: self.layout.words(self.updates[site], fixed, kept) for site in sites}
+        return next_state(self.server, self.start, self.layout, total_of(words), fixed)
+
+    def published(self, number: int = 1) -> Digest:
+        state = self.ledger.state("test", number)
+        assert state is not None
+        return state
+
+
+def digest(state: Payload) -> Digest:
+    return codec.digest(codec.encode(state))
+
+
+@pytest.fixture(params=METHODS)
+def run(request: pytest.FixtureRequest) -> Secure:
+    return Secure(request.param)
+
+
+def test_a_round_asks_for_each_step_in_order_and_publishes_what_the_plain_sum_gives(run: Secure) -> None:
+    for step in run.steps:
+        assert run.asked() == dict.fromkeys(SITES, step)
+        task = run.lab.task("ann")
+        assert (task.attempt, task.subject) == (1, "update")
+        run.answer(SITES)
+    assert run.published() == digest(run.state_of(SITES))
+    (_, row) = run.ledger.rounds("test")[:2]
+    assert row.complete
+    assert run.asked() == dict.fromkeys(SITES, TaskKind.FIT)
+    run.finish(2)
+    assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE)
+    assert run.lab.task("ann").subject is None
+
+
+def test_the_sum_says_other_than_one_site_alone(run: Secure) -> None:
+    run.finish()
+    assert digest(run.state_of(SITES)) == run.published() != digest(run.state_of(SITES[1:]))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_site_that_drops_out_at_a_step_ends_nothing_but_where_a_class_could_be_left_alone(
+    run: Secure, step: TaskKind
+) -> None:
+    if step not in run.steps:
+        pytest.skip("no such step without class rows")
+    run.go_to(step)
+    run.answer(SITES[1:])
+    run.lab.later(60.0, alive=SITES)
+    rows = METHODS[run.method]
+    if rows and step in (TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK):
+        assert "of the secure sum: 4 of 5 sites, 5 are needed" in str(run.ledger.rounds("test")[-1].abandoned)
+        run.lab.later(0.0)
+        assert run.asked() == dict.fromkeys(SITES, TaskKind.FIT)
+        assert run.lab.task("ann").attempt == 2
+        run.finish()
+        assert run.published() == digest(run.state_of(SITES))
+        return
+    run.finish()
+    in_sum = SITES if step in (TaskKind.AGREE, TaskKind.REVEAL) else SITES[1:]
+    assert run.published() == digest(run.state_of(in_sum))
+    assert run.ledger.rounds("test")[1].complete is (in_sum == SITES)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_with_fewer_than_t_sites_the_attempt_is_abandoned(run: Secure, step: TaskKind) -> None:
+    if step not in run.steps:
+        pytest.skip("no such step without class rows")
+    run.go_to(step)
+    run.answer(SITES[:3])  # t = 4 of 5
+    run.lab.later(60.0, alive=SITES)
+    row = run.ledger.rounds("test")[-1]
+    assert f"{step} of the secure sum: 3 of 5 sites" in str(row.abandoned)
+    assert isinstance(run.lab.phase, phases.Idle)
+    assert run.lab.phase.tries == 1
+    assert run.ledger.state("test", 1) is None
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_restart_at_any_step_sends_the_same_and_gives_the_same_state(run: Secure, step: TaskKind) -> None:
+    if step not in run.steps:
+        pytest.skip("no such step without class rows")
+    sites = run.go_to(step)
+    before, phase = run.bases(), run.lab.phase
+    run.lab.restart()
+    assert (run.lab.phase, run.bases()) == (phase, before)
+    run.answer(sites[:2])
+    half = run.lab.phase
+    run.lab.restart()
+    assert run.lab.phase == half
+    run.answer(sites[2:])
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+@pytest.mark.parametrize("step", [TaskKind.FIT, *STEPS])
+def test_a_process_that_dies_before_it_asks_for_the_next_step_asks_for_it_after_a_restart(
+    run: Secure, step: TaskKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if step not in run.steps or step is TaskKind.REVEAL:
+        pytest.skip("no step follows")
+    sites = run.go_to(step)
+    run.answer(sites[:-1])
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.ledger, "go_on", die)
+        with pytest.raises(KeyboardInterrupt):
+            run.answer(sites[-1:])
+    run.lab.restart()
+    run.lab.later(0.0)
+    assert set(run.asked().values()) == {run.steps[run.steps.index(step) + 1]}
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_two_different_uploads_for_a_step_are_equivocation(run: Secure, step: TaskKind) -> None:
+    if step not in run.steps:
+        pytest.skip("no such step without class rows")
+    run.go_to(step)
+    task = run.lab.task("ann")
+    run.answer(["ann"])
+    assert run.lab.push("ann", run.sites["ann"].answer(task), task).verdict is Verdict.DUPLICATE
+    receipt = run.lab.push("ann", payload_of(SignatureMessage(b"another")), task)
+    assert receipt.verdict is Verdict.INVALID
+    assert "another update was already accepted" in receipt.reason
+
+
+def test_what_is_not_signed_for_this_very_sum_is_refused_by_name(run: Secure) -> None:
+    task = run.lab.task("ann")
+    run.sites["ann"].recipe = codec.digest(b"another recipe")
+    receipt = run.lab.push("ann", run.sites["ann"].answer(task), task)
+    assert (receipt.verdict, "not signed by it for this sum" in receipt.reason) == (Verdict.INVALID, True)
+    run.sites["ann"] = run._site("ann")
+    stranger = run.sites["bob"].answer(run.lab.task("bob"))
+    assert "expected the keys of ann" in run.lab.push("ann", stranger, task).reason
+    run.go_to(TaskKind.AGREE)
+    task = run.lab.task("ann")
+    false = payload_of(SignatureMessage(bytes(64)))
+    assert run.lab.push("ann", false, task).verdict is Verdict.INVALID
+    plain: Payload = {Part.BODY: {"w": np.zeros(3, np.float32)}}
+    assert "expected the tensors message of part" in run.lab.push("ann", plain, task).reason
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+def test_a_vector_of_another_length_is_refused(run: Secure) -> None:
+    run.go_to(TaskKind.MASK)
+    short = payload_of(SignatureMessage(b""), np.zeros(run.layout.size - 1, np.uint64))
+    receipt = run.lab.push("ann", short)
+    assert f"expected uint64 [{run.layout.size}]" in receipt.reason
+
+
+def test_an_upload_that_comes_after_its_step_is_stale(run: Secure) -> None:
+    run.go_to(TaskKind.AGREE)
+    task = run.lab.task("ann")
+    run.answer(SITES[1:])
+    run.lab.later(60.0, alive=SITES)
+    assert run.lab.push("ann", run.sites["ann"].answer(task), task).verdict is Verdict.STALE
+
+
+def test_a_published_sum_is_verified_and_counted_once_a_site(run: Secure) -> None:
+    run.go_to(TaskKind.AGREE)
+    run.finish()
+    found = verify_round(run.ledger, run.lab.blobs, "test", 1, 1)
+    assert found.finding is VerificationResult.SAME
+    rows = run.ledger.updates("test", 1, 1)
+    assert sorted(row.task.site for row in one_a_site(rows)) == list(SITES)
+    seen = overview(run.ledger, "test")
+    assert seen is not None
+    assert (seen.invited, seen.reported) == (5, 0)
+
+
+def test_in_memory_the_same_state_comes_out() -> None:
+    first, second = Secure("fedprp"), Secure("fedprp", MemoryLedger())
+    for run in (first, second):
+        run.finish()
+    assert first.published() == second.published()
+
+
+def test_servers_that_cannot_ask_sites_for_sums_refuse_the_recipe() -> None:
+    with pytest.raises(ConfigError, match=r"federation\.secure"):
+        Lab(recipe(**FIVE), MemoryBlobs(), Ledger(), sums=False)

@@ -1,0 +1,112 @@
+"""Sites of secure sums in memory, one object a site: they answer each task of a server as an agent does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.common.secure_sums.parties import Party
+
+from protofed.common.codec import Buffer, Digest
+from protofed.common.payload import Array, Payload, SiteId
+from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.protocol.sum_messages import (
+    HoldersMessage,
+    RosterMessage,
+    SharesMessage,
+    SignatureMessage,
+    SurvivorsMessage,
+    message_of,
+    payload_of,
+)
+from protofed.common.secure_sums import survivors
+from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.holders import counted, signed_vector
+from protofed.common.secure_sums.keys import Roster
+from protofed.common.secure_sums.masking import Masks, masked
+
+
+@dataclass
+class SumSite:
+    """One site.
+
+    Attributes:
+        recipe: the run's fingerprint.
+        read: gives a blob that the server has.
+        flags: which classes it holds, [R] uint64; None: the method sums nothing by class.
+        numbers: its words [N] uint64, with only the classes [R] bool that enough sites hold; None: with all.
+    """
+
+    site: SiteId
+    recipe: Digest
+    read: Callable[[Digest], Buffer]
+    flags: Array | None
+    numbers: Callable[[Array | None], Array]
+    fewest: int = 2
+    sent: dict[str, Payload] = field(default_factory=dict)  # by task_id
+
+    def answer(self, task: Task) -> Payload:
+        """What it uploads; the same for a task that it has answered."""
+        if task.task_id not in self.sent:
+            self.sent[task.task_id] = self._answered(task)
+        return self.sent[task.task_id]
+
+    def _answered(self, task: Task) -> Payload:
+        assert task.base_digest is not None
+        if task.kind is TaskKind.FIT:
+            assert task.subject is not None
+            vectors = (Vector.VALUES,) if self.flags is None else (Vector.HOLDERS, Vector.VALUES)
+            at = task.run, task.round, task.attempt, task.subject
+            self.party = Party(self.site, SumContext(*at, self.recipe, task.base_digest, vectors))
+            return payload_of(self.party.advert())
+        base = self.read(task.base_digest)
+        match task.kind:
+            case TaskKind.SHARE:
+                self.roster = Roster(self.party.context, message_of(base, RosterMessage)[0].adverts)
+                return payload_of(SharesMessage(self.party.deal(self.roster)))
+            case TaskKind.HOLDERS:
+                masks = self._take(base, Vector.HOLDERS)
+                assert self.flags is not None
+                vector = masked(masks, self.party.secrets, self.flags)
+                return payload_of(SignatureMessage(signed_vector(masks, vector, self.party.identity)), vector)
+            case TaskKind.MASK if self.flags is None:
+                return self._masked(self._take(base, Vector.VALUES), None)
+            case TaskKind.MASK:
+                told, _ = message_of(base, HoldersMessage)
+                alive = tuple(told.vectors)
+                counts = counted(self.holders, alive, told.vectors, told.signatures, told.seeds)
+                return self._masked(Masks(self.roster, Vector.VALUES, alive), counts >= self.fewest)
+            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+                alive = message_of(base, SurvivorsMessage)[0].sites
+                return payload_of(SignatureMessage(survivors.signed(self._masks(task), alive, self.party.identity)))
+            case TaskKind.REVEAL_HOLDERS | TaskKind.REVEAL:
+                agreed, _ = message_of(base, SurvivorsMessage)
+                masks = self._masks(task)
+                survivors.check_signatures(masks, agreed.sites, agreed.signatures)
+                return payload_of(survivors.revealed(masks, agreed.sites, self.party.shares))
+            case _:
+                raise AssertionError(f"{self.site} was asked for {task.kind}")
+
+    def _take(self, base: Buffer, vector: Vector) -> Masks:
+        deliveries = message_of(base, SharesMessage)[0].sealed
+        self.party.take(self.roster, deliveries)
+        masks = Masks(self.roster, vector, tuple(sorted({*deliveries, self.site})))
+        if vector is Vector.HOLDERS:
+            self.holders = masks
+        else:
+            self.values = masks
+        return masks
+
+    def _masked(self, masks: Masks, kept: Array | None) -> Payload:
+        self.values = masks
+        vector = masked(masks, self.party.secrets, self.numbers(kept))
+        return payload_of(SignatureMessage(b""), vector)
+
+    def _masks(self, task: Task) -> Masks:
+        return self.values if task.kind in (TaskKind.AGREE, TaskKind.REVEAL) else self.holders
+
+
+def total_of(words: Mapping[SiteId, Array]) -> Array:
+    """The sum that the masked words of these sites open to."""
+    return np.asarray(np.sum(list(words.values()), axis=0, dtype=np.uint64))
