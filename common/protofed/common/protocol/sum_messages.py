@@ -17,6 +17,7 @@ from protofed.common.codec import Buffer
 from protofed.common.errors import CodecError
 from protofed.common.ids import is_id
 from protofed.common.payload import Array, Part, Payload, SiteId
+from protofed.common.pki.endorsement import Endorsement
 from protofed.common.secure_sums.context import MOST
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.masking import Opened, Revealed
@@ -95,6 +96,24 @@ def message_of(data: Buffer, kind: type[M]) -> tuple[M, Array | None]:
     if not isinstance(message, kind):
         raise CodecError(f"a message of a secure sum is a {type(message).__name__}; expected a {kind.__name__}")
     return message, vector
+
+
+def packed_endorsement(endorsement: Endorsement | None) -> bytes:
+    """An endorsement as an advert has it; none in plain text."""
+    return b"" if endorsement is None else pb.SumEndorsement(**vars(endorsement)).SerializeToString(deterministic=True)
+
+
+def endorsement_of(data: bytes) -> Endorsement:
+    """What `packed_endorsement` gave.
+
+    Raises:
+        CodecError: it cannot be read.
+    """
+    try:
+        message = pb.SumEndorsement.FromString(data)
+    except DecodeError as error:
+        raise CodecError("the endorsement of an identity cannot be read") from error
+    return Endorsement(message.certificate, message.signature)
 
 
 def _is_vector(vector: Array | None) -> bool:

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import (
 
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import UNREADABLE
+from protofed.common.pki.codes import code
 from protofed.common.storage import files
-from protofed.deploy.certs.codes import code
 
 LONGEST = 256 << 10  # bytes; a larger file cannot be a certificate and is not read
 

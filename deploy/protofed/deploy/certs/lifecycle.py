@@ -22,6 +22,7 @@ from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
 from protofed.common.ids import check_id
 from protofed.common.pki.certificate import is_authority, load
+from protofed.common.pki.codes import differences
 from protofed.common.pki.identity import (
     AUTHORITIES,
     CERTIFICATE,
@@ -35,7 +36,6 @@ from protofed.common.pki.identity import (
 from protofed.common.storage import files as storage_files
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs.authority import ISSUED, Authority, make_authority, read_authority, sign
-from protofed.deploy.certs.codes import differences
 from protofed.deploy.certs.request import Request, check_hosts, make_request, read_request
 
 __all__ = [

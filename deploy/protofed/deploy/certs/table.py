@@ -17,10 +17,10 @@ from rich.text import Text
 from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
 from protofed.common.pki.certificate import load
+from protofed.common.pki.codes import code
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import ISSUED
-from protofed.deploy.certs.codes import code
 
 RED_DAYS, YELLOW_DAYS = 7, 30
 _WIDTHS: Mapping[str, int] = {  # columns, and the characters that each needs
