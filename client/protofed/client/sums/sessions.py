@@ -1,0 +1,145 @@
+"""Sessions of sums on disk: one file for each attempt, and for each run what stays of those that are over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from protofed.client.sums.session import Session
+from protofed.common.errors import SecureSumError, StateError
+from protofed.common.ids import check_id
+from protofed.common.payload import SiteId
+from protofed.common.secure_sums.context import Subject, Vector
+from protofed.common.storage import files
+
+FOLDER = ".sums"  # in the state folder; run names cannot begin with a dot
+MOST_ROUNDS = 200  # of which is remembered who was summed; sums of earlier ones are refused
+
+
+@dataclass(frozen=True)
+class Past:
+    """What stays of the attempts at one sum.
+
+    Attributes:
+        over: attempts up to this one are over, their secrets wiped: none of them begins again.
+        opened: the survivors for whom this site has revealed VALUES; None: it has not.
+    """
+
+    over: int = 0
+    opened: tuple[SiteId, ...] | None = None
+
+
+T = TypeVar("T")
+_SESSION = TypeAdapter(Session)
+_PAST = TypeAdapter(dict[str, Past])
+
+
+class Sessions:
+    """The sessions of one site. Every write replaces a file at once, and is durable before the method returns.
+
+    Args:
+        folder: `FOLDER` of the site's state folder; created by the first write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        files.sweep([folder, *(path for path in folder.glob("*") if path.is_dir())])
+
+    def find(self, run: str, round: int, attempt: int, subject: Subject) -> Session | None:
+        """The session of a sum; None: none was begun.
+
+        Raises:
+            SecureSumError: the attempt is over.
+            StateError: a file is damaged: without it the site could promise a second time.
+        """
+        past = self._past(run)
+        if attempt <= past.get(_key(round, subject), Past()).over or (
+            len(past) >= MOST_ROUNDS and round < min(map(_round, past))
+        ):
+            raise SecureSumError(
+                "attempt-over", f"attempt {attempt} of the sum of round {round} is over here; its secrets are wiped"
+            )
+        path = self._path(run, round, attempt, subject)
+        return _read(path, _SESSION) if path.exists() else None
+
+    def opened(self, session: Session) -> tuple[SiteId, ...] | None:
+        """For whom the site has revealed VALUES of this round and subject, in whichever attempt; None: it has not."""
+        return self._past(session.run).get(_key(session.round, session.subject), Past()).opened
+
+    def save(self, session: Session) -> None:
+        """Store a session; what it has opened is remembered after it is wiped, and before it is opened.
+
+        Raises:
+            OutOfSpaceError, DiskFailureError: nothing may be sent of it.
+        """
+        if Vector.VALUES in session.revealed and self.opened(session) is None:
+            self._remember(session, replace(self._of(session), opened=session.survivors[Vector.VALUES]))
+        path = self._path(session.run, session.round, session.attempt, session.subject)
+        files.write(path, _SESSION.dump_json(session))
+
+    def wipe_before(self, run: str, round: int, attempt: int, subject: Subject) -> None:
+        """Wipe the sums of a run that are over, as a task of this one tells: those of other rounds, and before.
+
+        The scores of a round are summed once its updates have been.
+        """
+        for session in self._all(run):
+            same_round = session.round == round
+            later = same_round and (session.subject is subject or subject is Subject.UPDATE)
+            if not (later and session.attempt >= attempt):
+                self._wipe(session)
+
+    def wipe(self, run: str) -> None:
+        """Wipe all sums of a run: it is over, or the site has left it."""
+        for session in self._all(run):
+            self._wipe(session)
+
+    def wipe_all_but(self, run: str) -> None:
+        """Wipe the sums of all other runs."""
+        for path in self._folder.glob("*") if self._folder.is_dir() else ():
+            if path.is_dir() and path.name != run:
+                self.wipe(path.name)
+
+    def _wipe(self, session: Session) -> None:
+        past = self._of(session)
+        self._remember(session, replace(past, over=max(past.over, session.attempt)))
+        self._path(session.run, session.round, session.attempt, session.subject).unlink(missing_ok=True)
+
+    def _remember(self, session: Session, past: Past) -> None:
+        kept = {**self._past(session.run), _key(session.round, session.subject): past}
+        newest = sorted(kept, key=_round)[-MOST_ROUNDS:]
+        path = self._folder / f"{check_id('run', session.run)}.json"
+        files.write(path, _PAST.dump_json({key: kept[key] for key in newest}))
+
+    def _of(self, session: Session) -> Past:
+        return self._past(session.run).get(_key(session.round, session.subject), Past())
+
+    def _past(self, run: str) -> dict[str, Past]:
+        path = self._folder / f"{check_id('run', run)}.json"  # no id has a dot, so no run's folder has this name
+        return _read(path, _PAST) if path.exists() else {}
+
+    def _all(self, run: str) -> list[Session]:
+        return [_read(path, _SESSION) for path in sorted((self._folder / check_id("run", run)).glob("[0-9]*.json"))]
+
+    def _path(self, run: str, round: int, attempt: int, subject: Subject) -> Path:
+        return self._folder / check_id("run", run) / f"{round:06d}-{attempt}-{subject}.json"
+
+
+def _key(round: int, subject: Subject) -> str:
+    return f"{round}/{subject}"
+
+
+def _round(key: str) -> int:
+    return int(key.partition("/")[0])
+
+
+def _read(path: Path, adapter: TypeAdapter[T]) -> T:
+    try:
+        return adapter.validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise StateError(
+            f"{path} cannot be read ({why}); restore it, or remove it once the run's round is over"
+        ) from error

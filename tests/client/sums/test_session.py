@@ -1,0 +1,257 @@
+"""A site's part in one sum: what it does for an honest server, and what it never does for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.common.secure_sums.parties import CONTEXT, identity_of, numbers_of
+from tests.support.sum_server import SumServer, steps_of, vector_of
+
+from protofed.client.sums import session as steps
+from protofed.client.sums.session import Session
+from protofed.client.sums.sessions import FOLDER, Sessions
+from protofed.common import codec
+from protofed.common.codec import digest
+from protofed.common.errors import SecureSumError, StateError
+from protofed.common.payload import Array, Payload, SiteId
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.sum_messages import RosterMessage, SharesMessage, SurvivorsMessage, payload_of
+from protofed.common.secure_sums import keys
+from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.keys import KeyAdvert
+
+SITES = ("ann", "bob", "cleo", "dan")
+PLAIN = replace(CONTEXT, vectors=(Vector.VALUES,))
+HELD = {"ann": [1, 0, 1], "bob": [1, 0, 0], "cleo": [1, 1, 0], "dan": [0, 1, 1]}  # row 0 alone is held by three
+
+
+def flags_of(site: SiteId) -> Array:
+    return np.array(HELD[site], dtype=np.uint64)
+
+
+def no_check(_: Iterable[KeyAdvert]) -> None:
+    pass
+
+
+class Sites:
+    """Four sites and their server, whose sessions pass through their files at every step."""
+
+    def __init__(self, folder: Path, context: SumContext = CONTEXT) -> None:
+        self.context, self.server = context, SumServer(context)
+        self.stores = {site: Sessions(folder / site / FOLDER) for site in SITES}
+        self.numbers = numbers_of(SITES, 9)
+        for site in SITES:
+            session = steps.begun(context, site, identity_of(site), b"")
+            self.stores[site].save(session)
+            self.server.take(TaskKind.FIT, site, codec.encode(steps.advertise(self.session(site))))
+
+    def session(self, site: SiteId) -> Session:
+        context = self.context
+        found = self.stores[site].find(context.run, context.round, context.attempt, context.subject)
+        assert found is not None
+        return found
+
+    def answer(self, site: SiteId, step: TaskKind, blob: bytes | None = None) -> bytes:
+        """What a site sends for a blob, the server's own unless told otherwise; its session is stored."""
+        session, payload = self._worked(self.session(site), step, blob or self.server.blob(step, site))
+        self.stores[site].save(session)
+        return codec.encode(payload)
+
+    def _worked(self, session: Session, step: TaskKind, blob: bytes) -> tuple[Session, Payload]:
+        before, identity = self.stores[session.site].opened(session), identity_of(session.site)
+        match step:
+            case TaskKind.SHARE:
+                return steps.share(session, blob, no_check)
+            case TaskKind.HOLDERS:
+                return steps.send_flags(session, blob, flags_of(session.site), identity)
+            case TaskKind.MASK:
+                kept = steps.open_flags(session, blob, 1)
+                if kept is not None:
+                    assert kept.tolist() == [True, False, False]
+                return steps.send_values(session, blob, self.numbers[session.site])
+            case TaskKind.AGREE | TaskKind.AGREE_HOLDERS:
+                return steps.agree(session, blob, vector_of(step), identity, before)
+            case _:
+                return steps.reveal(session, blob, vector_of(step), before)
+
+    def until(self, last: TaskKind | None, silent: dict[TaskKind, SiteId] | None = None) -> Sites:
+        """Work through all steps before `last`; sites fall silent from a step on."""
+        alive = list(SITES)
+        for step in steps_of(self.context):
+            if step is last:
+                break
+            if silent and step in silent:
+                alive.remove(silent[step])
+            for site in alive:
+                self.server.take(step, site, self.answer(site, step))
+        return self
+
+
+def refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(SecureSumError) as caught:
+        call()
+    return caught.value.code
+
+
+@pytest.mark.parametrize("context", [CONTEXT, PLAIN], ids=["rows", "no rows"])
+def test_the_server_learns_the_sum(tmp_path: Path, context: SumContext) -> None:
+    sites = Sites(tmp_path, context).until(None)
+    expected = sum(sites.numbers.values(), np.zeros(9, dtype=np.uint64))
+    assert sites.server.total().tolist() == expected.tolist()
+    if context is CONTEXT:
+        assert sites.server.counts().tolist() == [3, 2, 2]
+
+
+@pytest.mark.parametrize("step", [TaskKind.SHARE, TaskKind.MASK, TaskKind.AGREE])
+def test_a_site_drops_out(tmp_path: Path, step: TaskKind) -> None:
+    sites = Sites(tmp_path, PLAIN).until(None, {step: "bob"})
+    there = SITES if step is TaskKind.AGREE else ("ann", "cleo", "dan")
+    expected = sum((sites.numbers[site] for site in there), np.zeros(9, dtype=np.uint64))
+    assert sites.server.total().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("step", steps_of(CONTEXT))
+def test_the_same_bytes_again(tmp_path: Path, step: TaskKind) -> None:
+    sites = Sites(tmp_path).until(step)
+    blob = sites.server.blob(step, "ann")
+    unsaved, _ = sites._worked(sites.session("ann"), step, blob)  # killed before it was stored
+    first = sites.answer("ann", step, blob)
+    assert sites.answer("ann", step, blob) == first
+    if step is not TaskKind.SHARE:  # whose shares are drawn at random, and sent by nobody who has not stored them
+        assert unsaved == sites.session("ann")
+    sites.until(None)
+    assert sites.answer("ann", step, blob) == first
+
+
+def test_a_session_is_for_its_owner_only_and_says_no_secret(tmp_path: Path) -> None:
+    sites = Sites(tmp_path).until(None)
+    [path] = (tmp_path / "ann" / FOLDER / CONTEXT.run).glob("*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "root" not in repr(sites.session("ann"))
+
+
+def other_roster(sites: Sites) -> bytes:
+    """The roster with another advert of bob's, soundly signed by him."""
+    adverts = {advert.site: advert for advert in sites.server.roster.adverts}
+    secrets = keys.SiteSecrets(b"2" * keys.ROOT_BYTES, CONTEXT, "bob")
+    adverts["bob"] = keys.advertised(secrets, identity_of("bob"), b"")
+    return codec.encode(payload_of(RosterMessage(tuple(adverts.values()))))
+
+
+def test_a_second_roster_is_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    second = other_roster(sites)
+    sites.answer("ann", TaskKind.SHARE)
+    before = sites.session("ann")
+    assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, second)) == "second-roster"
+    assert sites.session("ann") == before
+
+
+def test_a_roster_without_the_site_or_with_other_keys_of_it_is_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    others = tuple(advert for advert in sites.server.roster.adverts if advert.site != "ann")
+    without = codec.encode(payload_of(RosterMessage(others)))
+    assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, without)) == "not-in-roster"
+    assert refusal(lambda: sites.answer("bob", TaskKind.SHARE, other_roster(sites))) == "replaced-keys"
+    few = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts[:2])))
+    assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, few)) == "too-few-sites"
+
+
+def test_an_advert_for_another_model_is_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    adverts = {advert.site: advert for advert in sites.server.roster.adverts}
+    other = replace(CONTEXT, base=digest(b"another model"))
+    adverts["bob"] = keys.advertised(keys.SiteSecrets(b"2" * 32, other, "bob"), identity_of("bob"), b"")
+    blob = codec.encode(payload_of(RosterMessage(tuple(adverts.values()))))
+    assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, blob)) == "bad-signature"
+    assert refusal(lambda: steps.check_same(sites.session("ann"), other)) == "other-base"
+    steps.check_same(sites.session("ann"), CONTEXT)
+
+
+def test_an_identity_that_is_not_pinned_is_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+
+    def trust(adverts: Iterable[KeyAdvert]) -> None:
+        assert [advert.site for advert in adverts] == ["bob", "cleo", "dan"]
+        raise SecureSumError("changed-identity", "")
+
+    blob = sites.server.blob(TaskKind.SHARE, "ann")
+    assert refusal(lambda: steps.share(sites.session("ann"), blob, trust)) == "changed-identity"
+
+
+def survivors(*sites: SiteId) -> bytes:
+    return codec.encode(payload_of(SurvivorsMessage(sites, {})))
+
+
+@pytest.mark.parametrize("step", [TaskKind.AGREE_HOLDERS, TaskKind.AGREE])
+def test_a_second_set_of_survivors_is_refused(tmp_path: Path, step: TaskKind) -> None:
+    sites = Sites(tmp_path).until(step)
+    assert refusal(lambda: sites.answer("ann", step, survivors("bob", "cleo", "dan"))) == "other-survivors"
+    assert refusal(lambda: sites.answer("ann", step, survivors("ann", "bob"))) == "too-few-sites"
+    sites.answer("ann", step)
+    assert refusal(lambda: sites.answer("ann", step, survivors("ann", "bob", "cleo"))) == "second-survivors"
+    reveal = TaskKind.REVEAL if step is TaskKind.AGREE else TaskKind.REVEAL_HOLDERS
+    assert refusal(lambda: sites.answer("ann", reveal, survivors("ann", "bob", "dan"))) == "second-survivors"
+    assert refusal(lambda: sites.answer("ann", reveal, survivors(*SITES))) == "too-few-sites"  # signatures
+    assert sites.session("ann").revealed == (() if step is TaskKind.AGREE_HOLDERS else (Vector.HOLDERS,))
+
+
+def test_other_shares_and_other_numbers_are_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN).until(TaskKind.MASK)
+    sites.answer("ann", TaskKind.MASK)
+    session, blob = sites.session("ann"), sites.server.blob(TaskKind.MASK, "ann")
+    other = sites.numbers["ann"] + np.uint64(1)
+    assert refusal(lambda: steps.send_values(session, blob, other)) == "other-numbers"
+    fewer = codec.encode(payload_of(SharesMessage({"bob": b"", "cleo": b""})))
+    assert refusal(lambda: sites.answer("ann", TaskKind.MASK, fewer)) == "second-shares"
+    assert refusal(lambda: sites.answer("bob", TaskKind.MASK, fewer)) == "bad-shares"
+
+
+def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    session = sites.session("ann")
+    agreed = survivors(*SITES)
+    for call in (
+        lambda: steps.agree(session, agreed, Vector.VALUES, identity_of("ann")),
+        lambda: steps.reveal(session, agreed, Vector.VALUES),
+        lambda: steps.send_values(session, b"", flags_of("ann")),
+    ):
+        assert refusal(call) == "out-of-order"
+
+
+def test_another_attempt_after_revealing_only_with_the_same_survivors(tmp_path: Path) -> None:
+    Sites(tmp_path, PLAIN).until(None)
+    again = Sites(tmp_path, replace(PLAIN, attempt=2)).until(TaskKind.AGREE, {TaskKind.MASK: "bob"})
+    for site in ("ann", "cleo", "dan"):
+        assert refusal(lambda site=site: again.answer(site, TaskKind.AGREE)) == "other-survivors"  # type: ignore[misc]
+    third = Sites(tmp_path, replace(PLAIN, attempt=3)).until(None)
+    assert third.server.total().tolist() == sum(third.numbers.values(), np.zeros(9, np.uint64)).tolist()
+
+
+def test_what_is_over_is_wiped_and_never_begins_again(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN).until(None)
+    store, opened = sites.stores["ann"], sites.session("ann")
+    store.wipe_before(PLAIN.run, PLAIN.round, PLAIN.attempt, PLAIN.subject)  # the same sum: nothing is over
+    assert sites.session("ann") == opened
+    store.wipe_before(PLAIN.run, PLAIN.round + 1, 1, PLAIN.subject)
+    assert not list((tmp_path / "ann" / FOLDER / PLAIN.run).glob("*"))
+    assert refusal(lambda: sites.session("ann")) == "attempt-over"
+    assert store.find(PLAIN.run, PLAIN.round, PLAIN.attempt + 1, PLAIN.subject) is None
+    assert store.opened(opened) == SITES
+    store.save(replace(opened, attempt=2, revealed=(), survivors={}))
+    store.wipe_all_but(PLAIN.run)
+    assert store.find(PLAIN.run, PLAIN.round, 2, PLAIN.subject) is not None
+    store.wipe_all_but("another")
+    assert refusal(lambda: store.find(PLAIN.run, PLAIN.round, 2, PLAIN.subject)) == "attempt-over"
+
+
+def test_a_damaged_session_is_no_new_one(tmp_path: Path) -> None:
+    sites = Sites(tmp_path)
+    [path] = (tmp_path / "ann" / FOLDER / CONTEXT.run).glob("*.json")
+    path.write_bytes(b"{}")
+    with pytest.raises(StateError, match="damaged"):
+        sites.session("ann")
