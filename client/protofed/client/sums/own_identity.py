@@ -1,0 +1,54 @@
+"""The site's identity for secure sums: an Ed25519 key in its state folder, which other sites pin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from protofed.common.errors import StateError
+from protofed.common.storage import files
+
+FILE = "sum-identity.pem"
+
+
+def load_or_create(folder: Path) -> Ed25519PrivateKey:
+    """The identity of a state folder; made if there is none.
+
+    Raises:
+        StateError: it cannot be read or written, or is damaged. It is never replaced silently: other sites would refuse
+            the new one.
+    """
+    path = folder / FILE
+    if not path.exists():
+        made = Ed25519PrivateKey.generate()
+        files.write(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return load(folder)
+
+
+def load(folder: Path) -> Ed25519PrivateKey:
+    """The identity of a state folder.
+
+    Raises:
+        StateError: there is none, or it cannot be read.
+    """
+    path = folder / FILE
+    try:
+        key = load_pem_private_key(path.read_bytes(), None)
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}; let this daemon's user own it") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise StateError(
+            f"{path} holds no Ed25519 key; restore it, or remove it to have another one, which each other site must "
+            "then pin (`protofed client peers pin`)"
+        )
+    return key
