@@ -8,6 +8,7 @@ import pytest
 
 from protofed.common.config.recipe import SINCE_0_2_0, Federation, Recipe, parse
 from protofed.common.errors import ConfigError
+from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.server.rounds.resume import method_of
 from protofed.server.rounds.sampling import cohort_size, quorum_of
 from protofed.server.rounds.secure_sums import check_secure
@@ -27,7 +28,7 @@ def federation(**keys: Any) -> Federation:
         ({"quorum": 2}, "quorum = 2"),
         ({"quorum": 51}, "quorum asks for 51"),
         ({"required_sites": [f"site-{n}" for n in range(51)]}, "required_sites asks for 51"),
-        ({"outlier_factor": 20.0}, "outlier_factor"),
+        ({"outlier_factor": 10.0}, "outlier_factor"),
         ({"sum_bits": 42}, "at most 64"),
         ({"sum_limit": 1e6}, "at most 64"),
         ({"secure": False, "sum_bits": 30}, "sum_bits is for"),
@@ -43,7 +44,9 @@ def test_a_recipe_that_cannot_be_summed_is_refused_when_it_is_read(keys: dict[st
 def test_nobody_compares_norms_and_a_share_of_a_sum_is_of_a_sum() -> None:
     rules = federation()
     assert rules.outlier_factor is None
-    assert Federation(min_sites=3).outlier_factor is not None
+    plain = small_recipe("fedavg")
+    assert plain.federation.outlier_factor is not None
+    assert with_overrides(plain, read_overrides(["federation.secure=true"])).federation.outlier_factor is None
     assert rules.fixed_point is not None
     assert (rules.fixed_point.limit, rules.fixed_point.bits, rules.fixed_point.most) == (65536.0, 40, 50)
     assert Federation().fixed_point is None

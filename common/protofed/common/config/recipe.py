@@ -135,9 +135,10 @@ class Federation(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _no_screening_under_secure(cls, table: Any) -> Any:
-        """Nobody sees one site's norm: the default of `outlier_factor` is then None."""
-        if isinstance(table, dict) and table.get("secure") is True:
-            return {"outlier_factor": None, **table}
+        """Nobody sees one site's norm: `outlier_factor` is then None, where it says no more than its usual default."""
+        default = cls.model_fields["outlier_factor"].default
+        if isinstance(table, dict) and table.get("secure") is True and table.get("outlier_factor", default) == default:
+            return {**table, "outlier_factor": None}
         return table
 
     @property
