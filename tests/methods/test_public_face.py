@@ -21,7 +21,7 @@ HALVES = [
 CLIENT = """
 Array ClassRows ClientMethod ConfigError CosineHead Distance FailureReason FitContext Loss Part Payload Personal
 PrototypeHead SiteId SplitModel SumForm SummableMethod TaskFailedError Tensors Update Weigher Weighting class_means
-class_shares client_methods distribution_gap dump frequent frozen inter_class intra_class load named
+class_shares client_methods distribution_gap dump frequent frozen inter_class intra_class load mixture named
 prototypical_contrast remembered stacked train
 """
 SERVER = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.mixture import mixture
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import (
@@ -69,6 +70,7 @@ __all__ = [
     "inter_class",
     "intra_class",
     "load",
+    "mixture",
     "named",
     "prototypical_contrast",
     "remembered",

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
-    Array,
     ConfigError,
     FitContext,
     Part,
     Payload,
     Personal,
     SumForm,
-    Tensors,
     Update,
     Weighting,
     class_shares,
@@ -25,6 +22,7 @@ from protofed.client.method import (
     distribution_gap,
     dump,
     load,
+    mixture,
     train,
 )
 
@@ -52,7 +50,8 @@ class CwFedAvgClient:
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the model that the server mixed for this site, or mix its own: sum_j p_j w_j^G."""
-        received = {**received, **_mixed(received.get(Part.CLASS_MODELS, {}), local)}
+        if Part.CLASS_MODELS in received:
+            received = {**received, **mixture(received[Part.CLASS_MODELS], local.data.label_frequencies())}
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 
@@ -78,23 +77,3 @@ class CwFedAvgClient:
     @property
     def _shares_part(self) -> Part:
         return Part.CLASS_SHARES if self.shares == "norms" else Part.LABEL_DISTRIBUTION
-
-
-def _mixed(models: Tensors, local: FitContext) -> Payload:
-    """The mixture, by the site's class frequencies, of class models as the server has them; nothing, if it has none.
-
-    Args:
-        models: tensors [R, ...] named `head.weight`, …, and `factors` [C, R], by which R rows make the class models.
-    """
-    if not models:
-        return {}
-    p = local.data.label_frequencies().cpu().numpy()  # [C]
-    weights = p.astype(float) @ models["factors"]  # [R]
-    mixture: dict[Part, dict[str, Array]] = {}
-    for path, stack in models.items():
-        if path != "factors":
-            part, _, name = path.partition(".")
-            real = stack.dtype.kind == "f"  # of BatchNorm's counters it is the largest, as everywhere
-            whole = np.tensordot(weights.astype(stack.dtype), stack, 1) if real else stack.max(axis=0)
-            mixture.setdefault(Part(part), {})[name] = np.asarray(whole)
-    return mixture

@@ -1,0 +1,40 @@
+"""A site's own mixture of class models, as cwFedAVG's server sends them under secure sums (METHODS §3)."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from protofed.common.errors import CodecError
+from protofed.common.payload import Array, Part, Payload, Tensors
+
+FACTORS = "factors"
+
+
+def mixture(models: Tensors, shares: Tensor) -> Payload:
+    """sum_j p_j w_j^G, for the site's own p.
+
+    Args:
+        models: tensors [R, ...] named `head.weight`, …, and `factors` [C, R], by which R rows make the C class models.
+        shares: p [C].
+
+    Raises:
+        CodecError: the tensors are not such ones: a server sent them.
+    """
+    p = shares.cpu().numpy().astype(float)
+    factors = models.get(FACTORS)
+    if factors is None or factors.ndim != 2 or len(factors) != len(p):
+        raise CodecError(f"class models without {FACTORS} [{len(p)}, R]")
+    weights = p @ factors  # [R]
+    mixed: dict[Part, dict[str, Array]] = {}
+    for path, stack in models.items():
+        if path != FACTORS:
+            part, _, name = path.partition(".")
+            if part not in (Part.BODY, Part.HEAD) or stack.shape[:1] != weights.shape:
+                raise CodecError(
+                    f"class models {path[:80]} {list(stack.shape)}: expected {len(weights)} rows of a model"
+                )
+            real = stack.dtype.kind == "f"  # of BatchNorm's counters it is the largest, as everywhere
+            whole = np.tensordot(weights.astype(stack.dtype), stack, 1) if real else stack.max(axis=0)
+            mixed.setdefault(Part(part), {})[name] = np.asarray(whole)
+    return mixed
