@@ -415,3 +415,17 @@ def test_a_policy_without_them_refuses_true_shares_before_and_after_training(sit
     with pytest.raises(PolicyViolationError, match="'label-distribution' is not in this site's policy"):
         policy.release(method.fit(site(lr=0.1), RECEIVED))
     policy.admit("cwfedavg", CwFedAvgClient().sends)
+
+
+def test_class_models_are_mixed_only_where_the_true_shares_are_summed(local_of: LocalOf, linear: Linear) -> None:
+    """A server that learns what a site sends must not have it begin where the site's true distribution puts it."""
+    site = linear(np.eye(2), 2)
+    local = local_of(site, np.zeros((4, 2)), [0, 0, 0, 1], 2)
+    first = {Part.BODY: dump(site.body), Part.HEAD: dump(site.head)}
+    heads = np.zeros((2, *first[Part.HEAD]["weight"].shape))
+    heads[0], heads[1] = 1.0, 5.0
+    received = {**first, Part.CLASS_MODELS: {"head.weight": heads, "head.bias": np.zeros((2, 2)), FACTORS: np.eye(2)}}
+    CwFedAvgClient().install(local, received)
+    assert not dump(site.head)["weight"].any()
+    CwFedAvgClient(shares="true").install(local, received)
+    np.testing.assert_allclose(dump(site.head)["weight"], 0.75 * 1 + 0.25 * 5)

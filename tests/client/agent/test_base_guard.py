@@ -165,3 +165,17 @@ def test_the_first_model_counts_as_such_even_if_it_was_seen_as_another() -> None
 
 def test_sites_share_no_memory_of_bases() -> None:
     assert MemoryStore().last_base("run") is None
+
+
+def test_of_class_models_the_sites_own_mixture_is_checked() -> None:
+    site = harness()
+    site.fit(1, SEEDS_OWN)
+    work(site.agent(), 1)
+    stacks = {f"{part}.{name}": np.stack([array] * 2) for part in SEEDS_OWN for name, array in SEEDS_OWN[part].items()}
+    wild = {path: stack * 1000 if stack.dtype.kind == "f" else stack for path, stack in stacks.items()}
+    classes = int(RUN["classes"])
+    mixed = {Part.CLASS_MODELS: {**wild, "factors": np.full((classes, 2), 0.5)}}
+    refused = site.fit(2, mixed)
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+    assert declined_by_policy(site, refused)

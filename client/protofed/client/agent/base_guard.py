@@ -7,6 +7,7 @@ import structlog
 from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.models.mixture import start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
     BaseProblem,
@@ -41,10 +42,11 @@ class BaseGuard:
         self._built_responses: tuple[str, dict[str, Response]] | None = None
 
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
-        """Accept the base of a FIT or SCORE task, or refuse it.
+        """Accept the base of a FIT or SCORE task, or refuse it; of class models also what this site makes of them.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.
+            CodecError: it has class models that are none.
             StateError: the last base cannot be read, or this one cannot be stored.
         """
         if not self._site.policy.rules.limits.check_base:
@@ -53,9 +55,11 @@ class BaseGuard:
         key = (task.run, task.base_digest, version == 0)
         if key == self._accepted:
             return
-        if (problem := self._problem(run, task, base, version)) is not None:
-            raise _refusal(task, problem)
-        self._site.store.keep_base(task.run, version, base)
+        start = start_of(base, run.data.label_frequencies())
+        for model in (base,) if start is base else (base, start):
+            if (problem := self._problem(run, task, model, version)) is not None:
+                raise _refusal(task, problem)
+        self._site.store.keep_base(task.run, version, start)
         self._accepted = key
         log.info("model accepted", run=task.run, round=task.round, digest=task.base_digest)
 

@@ -9,11 +9,12 @@ from typing import Protocol
 
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Train
+from protofed.client.models.mixture import start_of
 from protofed.client.models.split import dump, load
 from protofed.client.privacy.own_norm import within_bounds
 from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.state.store import FitOutcome, SiteState
-from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints
+from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
@@ -81,7 +82,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
         PolicyRefusedError: as of `withhold_rare_units`.
     """
     local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
-    start = _own_start(work, local, base)
+    start = start_of(base, local.data.label_frequencies())
     update = train(work.run, work.task, local, base)
     reach("fit-done")
     leaving = withhold_rare_units(update.payload, start, local.model, local.data, work.fewest)
@@ -89,14 +90,6 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
         leaving = within_bounds(leaving, start, work.run.recipe.federation)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
     return FitOutcome(replace(update, payload=leaving), local.memory, personal)
-
-
-def _own_start(work: Computation, local: FitContext, base: Payload) -> Payload:
-    """The model that a fit starts from: the one that was sent, or what the site itself makes of class models."""
-    if Part.CLASS_MODELS not in base or Part.HEAD in base:
-        return base
-    work.run.method.install(local, base)
-    return {**base, Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
 
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:

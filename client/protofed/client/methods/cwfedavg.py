@@ -50,7 +50,7 @@ class CwFedAvgClient:
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the model that the server mixed for this site, or mix its own: sum_j p_j w_j^G."""
-        if Part.CLASS_MODELS in received:
+        if self.shares == "true" and Part.CLASS_MODELS in received:  # else what is sent would tell the true p
             received = {**received, **mixture(received[Part.CLASS_MODELS], local.data.label_frequencies())}
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])

@@ -11,6 +11,20 @@ from protofed.common.payload import Array, Part, Payload, Tensors
 FACTORS = "factors"
 
 
+def start_of(base: Payload, shares: Tensor) -> Payload:
+    """The model that a site's fit starts from: the one that was sent, or its mixture, if class models alone were.
+
+    Args:
+        shares: p [C], of the site.
+
+    Raises:
+        CodecError: as `mixture`.
+    """
+    if Part.CLASS_MODELS not in base or Part.HEAD in base:
+        return base
+    return {**base, **mixture(base[Part.CLASS_MODELS], shares)}
+
+
 def mixture(models: Tensors, shares: Tensor) -> Payload:
     """sum_j p_j w_j^G, for the site's own p.
 
