@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
@@ -498,3 +500,38 @@ def test_digests_are_kept_as_they_are(ledger: Ledger) -> None:
     (row,) = ledger.updates("run", 1)
     assert row.digest == Digest(digest(b"u"))
     assert row.task.base_digest == BASE
+
+
+# Secure sums
+
+
+def test_the_next_step_of_a_sum_closes_the_last_one_in_the_same_transaction(ledger: Ledger) -> None:
+    tasks = [replace(invited(site), subject=Subject.UPDATE) for site in ("ann", "bob", "cyd")]
+    ledger.open_round(RoundRow("run", 1, 1, size=3, quorum=1), tasks)
+    ledger.judge(update(tasks[0]))
+    score = invited("cyd", kind=TaskKind.SCORE)
+    ledger.invite([score])
+    share = replace(invited("ann", kind=TaskKind.SHARE), subject=Subject.UPDATE)
+    with pytest.raises(StateError):
+        ledger.go_on([tasks[0]], "late", {})
+    assert task_statuses(ledger)[tasks[1].task_id] == "invited"
+    ledger.go_on([share], "late", {"bob": "silent"})
+    found = {task.task_id: (task.task_status, task.reason, task.subject) for task in ledger.tasks("run", 1)}
+    assert found == {
+        tasks[0].task_id: ("reported", "", "update"),
+        tasks[1].task_id: ("late", "silent", "update"),
+        tasks[2].task_id: ("late", "", "update"),
+        score.task_id: ("invited", "", None),
+        share.task_id: ("invited", "", "update"),
+    }
+
+
+def test_a_ledger_of_before_is_read_without_being_opened(url: str) -> None:
+    with closing(Ledger(url)) as ledger:
+        opened(ledger, "ann")
+        tasks, moved = ledger.tasks("run"), ledger.moved("run")
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+        file.execute("ALTER TABLE tasks DROP COLUMN subject")
+    with closing(LedgerReader(url)) as reader:
+        assert (reader.tasks("run"), reader.moved("run")) == (tasks, moved)
+        assert reader.task(tasks[0].task_id) == tasks[0]

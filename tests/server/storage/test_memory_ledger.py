@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
@@ -21,10 +22,10 @@ RUNS, SITES, ROUNDS, ATTEMPTS = ("run", "other"), ("ann", "bob", "cyd"), range(3
 runs, sites = st.sampled_from(RUNS), st.sampled_from(SITES)
 rounds, attempts = st.sampled_from(ROUNDS), st.sampled_from(ATTEMPTS)
 digests = st.sampled_from([digest(bytes([number])) for number in range(6)])
-kinds = st.sampled_from([TaskKind.FIT, TaskKind.SCORE])
+kinds = st.sampled_from([TaskKind.FIT, TaskKind.MASK, TaskKind.SCORE])
 text = st.sampled_from(["", "why", "because"])
 scores = st.dictionaries(st.sampled_from(["global.accuracy", "personal.pm_v", "loss"]), st.sampled_from([0.0, 0.5, 1]))
-tasks = st.builds(
+of_none = st.builds(
     lambda *at: TaskRow("-".join(map(str, at[:5])), *at),
     runs,
     rounds,
@@ -33,6 +34,9 @@ tasks = st.builds(
     kinds,
     digests,
     st.integers(0, 9),
+)
+tasks = st.builds(
+    lambda task, subject: replace(task, subject=subject), of_none, st.sampled_from([None, Subject.UPDATE])
 )
 updates = st.builds(
     UpdateRow,
@@ -75,6 +79,9 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     "abandon": st.tuples(*at, text),
     "mark_scored": st.tuples(runs, rounds),
     "invite": st.tuples(st.lists(tasks, min_size=1, max_size=3)),
+    "go_on": st.tuples(
+        st.lists(tasks, min_size=1, max_size=3), st.sampled_from(["late", "not-needed"]), st.just({"ann": "silent"})
+    ),
     "set_task_status": st.tuples(tasks.map(lambda task: task.task_id), st.sampled_from(["started", "failed"]), text),
     "judge": st.tuples(updates),
     "add_scores": st.tuples(tasks, scores),

@@ -217,10 +217,11 @@ class MemoryLedger(Ledger):
 
     def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str]) -> None:
         first = tasks[0]
-        for row in self._open(first.run, first.round, first.attempt):
+        rows = self._open(first.run, first.round, first.attempt)
+        self.invite(tasks)
+        for row in rows:
             if row.subject is first.subject:
                 self._settle([row], status, silent.get(row.site))
-        self.invite(tasks)
 
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         if (row := self._tasks.get(task_id)) is not None and row.is_open:
