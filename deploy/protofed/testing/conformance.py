@@ -19,8 +19,10 @@ from protofed.client.method import client_methods
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.common import codec, plugins
 from protofed.common.config.recipe import Recipe, read_recipe
+from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
+from protofed.common.secure_sums.linear_form import SumForm, form_of
 from protofed.common.statistics import spreads
 from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
 from protofed.server.method import server_methods
@@ -102,6 +104,11 @@ class MethodConformance:
         for half in (client_methods.get(method), server_methods.get(method)):
             assert dataclasses.is_dataclass(half)
             assert half.__dataclass_params__.frozen
+
+    def test_halves_that_can_be_summed_say_the_same_of_it(self, method: str) -> None:
+        halves = client_methods.build(method, {}), server_methods.build(method, {})
+        client, server = (_form(half, method) for half in halves)
+        assert client == server
 
     def test_a_recipe_on_digits_uses_the_method(self, method: str, recipe: Recipe) -> None:
         assert recipe.method.name == method
@@ -245,6 +252,14 @@ def _finished(recipe: Recipe) -> Iterator[FinishedRun]:
             patched.setattr(Policy, "release", recorded)
             running.go()
         yield FinishedRun(running, released)
+
+
+def _form(half: object, method: str) -> SumForm | None:
+    """The linear form of a half with its defaults; None: it has none."""
+    try:
+        return form_of(half, method)
+    except ConfigError:
+        return None
 
 
 def _has_published(running: Simulation, rounds: int) -> bool:
