@@ -25,6 +25,7 @@ from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import DirectLink, simulation
 from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
+from protofed.testing.small_recipe import small_recipe
 
 METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]
@@ -355,3 +356,14 @@ def test_the_command_ends_with_77_where_the_policy_refuses(capfd: pytest.Capture
 def test_every_part_says_what_it_discloses() -> None:
     assert all(part.discloses.endswith(".") for part in Part)
     assert len({part.discloses for part in Part}) == len(Part)
+
+
+def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
+    federation = {"min_sites": 3, "secure": True}
+    method = {"name": "cwfedavg", "shares": "true"}
+    plan = site_plan(small_recipe("cwfedavg", method=method, federation=federation))
+    assert {spec.part for spec in plan.incoming} == {Part.CLASS_MODELS}  # each site mixes them itself
+    with pytest.raises(ConfigError, match="norms"):
+        site_plan(small_recipe("cwfedavg", federation=federation))
+    with pytest.raises(ConfigError, match="solo"):
+        site_plan(small_recipe("solo", federation=federation))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,10 +25,13 @@ from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
+from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
-from protofed.server.method import server_methods
+from protofed.server.method import ServerMethod, SummableMethod, server_methods
 from protofed.server.rounds.resume import as_begun
+from protofed.server.rounds.secure_sums import layout_of
 
 LOSS = "after training"  # the rows of scalars: the models and data that a site's scores are of
 OWN, OWN_LOCAL = "own model, shared test set", "own model, own test set"
@@ -111,7 +114,7 @@ def site_plan(
         examples: of the site's training set; None: not known, and the limits that depend on it are left out.
 
     Raises:
-        ConfigError: the recipe names an unknown method, model or option.
+        ConfigError: the recipe names an unknown method, model or option, or one that secure sums do not have.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
@@ -120,6 +123,8 @@ def site_plan(
     model = _first_model(recipe, policy)
     first = server.init(model, recipe.classes)
     expected = server.expects(first)
+    if recipe.federation.secure:
+        form_of(client, name)
     # One such update is aggregated below: it says what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
@@ -135,7 +140,7 @@ def site_plan(
             for specs, optional in ((expected.required, False), (expected.optional, True))
             for spec in specs
         ),
-        incoming=describe(server.broadcast(server.aggregate(first, [update]), "site")),
+        incoming=describe(server.broadcast(_after(server, first, update, secure=recipe.federation.secure), "site")),
         scalars=scalars,
         released=_released(scalars, policy),
         count_needed=expected.weight,
@@ -170,6 +175,14 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "asked": dict(plan.asked),
         "limits": [asdict(check) for check in plan.limits],
     }
+
+
+def _after(server: ServerMethod, state: Payload, update: Update, *, secure: bool) -> Payload:
+    """The state after a round of one update."""
+    if not secure:
+        return server.aggregate(state, [update])
+    layout = layout_of(server, state)
+    return cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)))
 
 
 def _plain(spec: TensorSpec) -> dict[str, Any]:
