@@ -28,7 +28,7 @@ PHASE = Metric(
     "protofed_round_phase",
     "gauge",
     ("run", "phase"),
-    "1 for the current phase, 0 for the others: idle, collecting, aggregating, evaluating, finished.",
+    "1 for the current phase, 0 for the others: idle, collecting, summing, aggregating, evaluating, finished.",
 )
 WAITING = Metric(
     "protofed_run_waiting",

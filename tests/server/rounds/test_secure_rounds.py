@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.conftest import Lab, recipe
+from tests.server.conftest import Lab, daemon, recipe
 from tests.support.sum_sites import SumSite, total_of
 
 from protofed.common import codec
@@ -17,9 +17,11 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import Task, TaskKind, Verdict
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
+from protofed.common.secure_sums.shares import Share
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
+from protofed.server.rounds.intake import Commit
 from protofed.server.rounds.resume import method_of
 from protofed.server.rounds.secure_sums import layout_of, next_state
 from protofed.server.rounds.summing import STEPS
@@ -294,3 +296,67 @@ def test_in_memory_the_same_state_comes_out() -> None:
 def test_servers_that_cannot_ask_sites_for_sums_refuse_the_recipe() -> None:
     with pytest.raises(ConfigError, match=r"federation\.secure"):
         Lab(recipe(**FIVE), MemoryBlobs(), Ledger(), sums=False)
+
+
+def test_uploads_of_a_step_that_are_committed_together_count_as_one_by_one(run: Secure) -> None:
+    while isinstance(run.lab.phase, phases.Collecting | phases.Summing) and run.lab.phase.round == 1:
+        commits = []
+        for site in run.asked():
+            task = run.lab.task(site)
+            manifest, data = run.lab.announce(run.sites[site].answer(task))
+            intake = run.lab.coordinator.intake
+            assert intake.begin(site, daemon(site), task.task_id, 1, task.base_digest, manifest) is None
+            found = intake.examine(data, manifest, task.base_digest, task.task_id)
+            run.lab.blobs.put(data)
+            commits.append(Commit(site, daemon(site), task.task_id, manifest, {}, None, found))
+        answers = run.lab.coordinator.intake.commit_all(commits)
+        assert [getattr(answer, "verdict", answer) for answer in answers] == [Verdict.ACCEPTED] * len(SITES)
+    assert run.published() == digest(run.state_of(SITES))
+    assert {row.norm for row in run.ledger.updates("test", 1)} == {None}
+
+
+def test_false_shares_end_the_attempt_and_not_the_run(run: Secure) -> None:
+    run.go_to(TaskKind.REVEAL)
+    liars = SITES[:2]  # three true shares of five are left, t is four
+    for site in liars:
+        shares = run.sites[site].party.shares
+        for dealer, dealt in shares.items():
+            shares[dealer] = {vector: Share(bytes(16), bytes(16)) for vector in dealt}
+    run.answer(SITES)
+    row = run.ledger.rounds("test")[-1]
+    assert "do not give the seed that was promised" in str(row.abandoned)
+    assert isinstance(run.lab.phase, phases.Idle)
+    run.lab.later(run.lab.phase.again_at, alive=SITES)
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+def test_one_false_share_does_no_harm(run: Secure) -> None:
+    run.go_to(TaskKind.REVEAL)
+    shares = run.sites["ann"].party.shares
+    for dealer, dealt in shares.items():
+        shares[dealer] = {vector: Share(bytes(16), bytes(16)) for vector in dealt}
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+@pytest.mark.parametrize("step", [TaskKind.SHARE, TaskKind.REVEAL])
+def test_a_damaged_upload_ends_the_attempt_and_not_the_run(run: Secure, step: TaskKind) -> None:
+    run.go_to(step)
+    run.answer(SITES[1:])
+    (lost,) = [row for row in run.ledger.updates("test", 1) if (row.task.kind, row.task.site) == (step, "bob")]
+    run.lab.blobs.discard(lost.digest)
+    run.answer(SITES[:1])
+    row = run.ledger.rounds("test")[-1]
+    assert "secure sum" in str(row.abandoned)
+    assert isinstance(run.lab.phase, phases.Idle)
+    assert run.ledger.state("test", 1) is None
+
+
+def test_a_run_says_which_sites_a_step_waits_for(run: Secure) -> None:
+    run.go_to(TaskKind.SHARE)
+    run.answer(SITES[:2])
+    waits = run.lab.coordinator._driver.waiting(dict)
+    assert waits is not None
+    assert waits.text == "waits for the part of cyd, dan, eli in a secure sum; has 2, needs 4"
+    assert run.lab.task("cyd").remaining_s == 60.0

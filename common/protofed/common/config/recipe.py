@@ -235,7 +235,9 @@ class Recipe(StrictModel):
         rules, defaults = self.federation, Federation.model_fields
         if rules.secure and (problem := _no_sum(rules)):
             raise ValueError(f"federation.secure = true: {problem}")
-        unused = [key for key in ("sum_limit", "sum_bits") if getattr(rules, key) != defaults[key].default]
+        unused = [
+            key for key in ("sum_limit", "sum_bits", "sum_step_s") if getattr(rules, key) != defaults[key].default
+        ]
         if unused and not rules.secure:
             raise ValueError(f"federation.{unused[0]} is for federation.secure = true; set that, too, or remove it")
         return self

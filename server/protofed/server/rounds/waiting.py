@@ -29,6 +29,7 @@ class WaitReason(StrEnum):
     BACK_OFF = "back-off"  # until the next attempt
     DISK = "disk"  # the server's is full
     UPDATES = "updates"  # of the open round
+    SUM = "sum"  # a step of the open round's secure sum
     SCORES = "scores"
 
 
@@ -96,6 +97,8 @@ class Waiting:
                 return "waits for space on the server's disk"
             case WaitReason.UPDATES:
                 return f"waits for updates of {listed}{more}; has {self.has}, the quorum is {self.needed}"
+            case WaitReason.SUM:
+                return f"waits for the part of {listed}{more} in a secure sum; has {self.has}, needs {self.needed}"
             case WaitReason.SCORES:
                 return f"waits for scores of {listed}{more}"
             case _:
@@ -125,7 +128,7 @@ def waiting(
             left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
             counts = summing.needed(phase), len(phase.reported)
-            return Waiting(WaitReason.UPDATES, phase.round, *counts, missing, seconds_left=left)
+            return Waiting(WaitReason.SUM, phase.round, *counts, missing, seconds_left=left)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
         case phases.Evaluating():
