@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
 
 from protofed.client.privacy import update_checks
 from protofed.client.privacy.rules import PolicyRules as PolicyRules
-from protofed.client.privacy.score_disclosures import tells_of_classes
+from protofed.client.privacy.score_disclosures import is_own, tells_of_classes
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
 from protofed.common.config.recipe import read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import NOT_ON_THE_WIRE, Part, Tensors, Update, describe
+from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Tensors, Update, describe
 from protofed.common.protocol.messages import Manifest, Scores, score_family
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 
 _GATE = object()
 
@@ -34,6 +38,37 @@ class Released:
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
             raise PolicyViolationError("an update leaves only through Policy.release")
+
+
+@dataclass(frozen=True)
+class ReleasedVector:
+    """What of an update the policy lets into a secure sum; only `Policy.release_sum` can make one.
+
+    Its numbers leave under masks only: `client.sums` makes the masked vector of them.
+    """
+
+    layout: SumLayout
+    _update: Update = field(repr=False)
+    _gate: InitVar[object] = None
+
+    def __post_init__(self, _gate: object) -> None:
+        if _gate is not _GATE:
+            raise PolicyViolationError("numbers leave in a sum only through Policy.release_sum")
+
+    def flags(self) -> Array:
+        """Which classes are in it, [C] uint64 of 0 and 1."""
+        return self.layout.flags(self._update)
+
+    def words(self, fixed_point: FixedPoint, kept: Array | None) -> Array:
+        """The site's terms of all sums, [N] uint64.
+
+        Args:
+            kept: [C] bool, the classes that enough sites hold; None: nothing is summed by class.
+
+        Raises:
+            SecureSumError: as of `SumLayout.words`.
+        """
+        return self.layout.words(self._update, fixed_point, kept)
 
 
 @dataclass(frozen=True)
@@ -103,11 +138,12 @@ class Policy:
             )
         return cls(rules, PolicyOrigin(path.name, version))
 
-    def admit(self, method: str, sends: frozenset[Part]) -> None:
+    def admit(self, method: str, sends: frozenset[Part], form: SumForm | None = None) -> None:
         """Check a run's method before anything is trained for it.
 
         Args:
             sends: the parts that the method's updates have.
+            form: what of them is summed, in a run with secure sums; None: it has none.
 
         Raises:
             PolicyRefusedError: naming the rule.
@@ -115,11 +151,15 @@ class Policy:
         if method not in self.rules.methods:
             allowed = ", ".join(sorted(self.rules.methods))
             raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
-        for part in sorted(sends):
-            if part not in self.rules.parts:
+        if form is None and self.rules.secure == "required":
+            text = "this site's policy lets updates leave only in a secure sum (secure = required); the run has none"
+            raise PolicyRefusedError("secure", text)
+        rules = self.rules if form is None else _in_a_sum(self.rules)
+        for part in sorted(sends if form is None else sends - _only_summed(form)):
+            if part not in rules.parts:
                 text = f"method '{method}' sends '{part}', which is not in this site's policy (parts)"
                 raise PolicyRefusedError("parts", text, part=part)
-            if (refusal := update_checks.refusal_of_part(self.rules, part)) is not None:
+            if (refusal := update_checks.refusal_of_part(rules, part)) is not None:
                 raise PolicyRefusedError(*refusal, part=part)
 
     def admit_head(self, head: Tensors, classes: int) -> None:
@@ -145,6 +185,8 @@ class Policy:
         Raises:
             PolicyRefusedError: naming the rule; nothing of the update has left.
         """
+        if self.rules.secure == "required":
+            raise PolicyRefusedError("secure", "an update leaves only in a secure sum (secure = required)")
         update_checks.check(self.rules, update.payload, context)
         leaving = update_checks.withhold(self.rules, update.payload, context)
         # Sizes last: withheld rows do not count.
@@ -153,11 +195,52 @@ class Policy:
         update_checks.check_size(self.rules, len(data))
         manifest = Manifest(describe(leaving), len(data), codec.digest(data))
         weight = update.weight if self.rules.example_count else None
-        return Released(manifest, data, self._named(update.metrics), weight, _GATE)
+        return Released(manifest, data, self.release_scores(update.metrics).scores, weight, _GATE)
+
+    def release_first(self, update: Update, context: GateContext | None = None) -> Released:
+        """`release` of a run's first model, which contains nothing of the site's data: rule `secure` lets it leave."""
+        return replace(self, rules=self.rules.model_copy(update={"secure": "allowed"})).release(update, context)
+
+    def release_sum(self, update: Update, layout: SumLayout, context: GateContext | None = None) -> ReleasedVector:
+        """Check an update, remove what the rules demand, and let the rest into a secure sum.
+
+        Rules about what tells the site's classes do not hold in it, and the shares by which it mixes leave in no other
+        way; all others do.
+
+        Raises:
+            PolicyRefusedError: as of `release`.
+        """
+        rules, hidden = _in_a_sum(self.rules), _only_summed(layout.form)
+        shown = {part: tensors for part, tensors in update.payload.items() if part not in hidden}
+        update_checks.check(rules, shown, context)
+        summed = {part: tensors for part, tensors in update.payload.items() if part in hidden}
+        update_checks.check_finite(rules, summed, context)
+        leaving = update_checks.withhold(rules, {**shown, **summed}, context)
+        update_checks.check_tensor_sizes(rules, leaving)
+        update_checks.check_size(rules, 8 * layout.size)
+        weight = update.weight if rules.example_count else None
+        return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
+
+    def release_step(self, message: Payload) -> Released:
+        """A site's message of a secure sum: keys, shares, signatures, or a masked vector.
+
+        Raises:
+            PolicyRefusedError: it is no such message.
+        """
+        if message.keys() != {Part.SECURE_SUM} or any(
+            array.dtype not in (np.uint8, np.uint64) for array in message[Part.SECURE_SUM].values()
+        ):
+            raise PolicyRefusedError("secure", "this is no message of a secure sum: nothing was sent")
+        data = codec.encode(message)
+        update_checks.check_size(self.rules, len(data))
+        return Released(Manifest(describe(message), len(data), codec.digest(data)), data, {}, None, _GATE)
 
     def release_scores(self, scores: Scores) -> ReleasedScores:
-        """The scores that the policy names; the others stay."""
-        return ReleasedScores(self._named(scores), _GATE)
+        """The scores that the policy names; the others stay, and the site's own ones if they leave only in a sum."""
+        named = self._named(scores)
+        if self.rules.secure != "allowed":
+            named = {name: value for name, value in named.items() if not is_own(name)}
+        return ReleasedScores(named, _GATE)
 
     def release_telemetry(self, measured: Mapping[str, float]) -> ReleasedTelemetry:
         """The numbers that the policy names; of these, negative and non-finite ones stay, too."""
@@ -168,3 +251,13 @@ class Policy:
 
     def _named(self, scalars: Scores) -> Scores:
         return {name: value for name, value in sorted(scalars.items()) if score_family(name) in self.rules.metrics}
+
+
+def _in_a_sum(rules: PolicyRules) -> PolicyRules:
+    """The rules that hold for what leaves in a secure sum: it tells nothing of this site's classes."""
+    return rules.model_copy(update={"secure": "allowed", "hide_class_presence": False})
+
+
+def _only_summed(form: SumForm) -> frozenset[Part]:
+    """The part that never leaves but in a sum: the true shares of classes, which no policy can name."""
+    return frozenset({form.shares} if form.shares is not None else ()) & NOT_ON_THE_WIRE

@@ -32,6 +32,10 @@ class PolicyRules(StrictModel):
     min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
     min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
     hide_class_presence: bool = False  # what has a row a class leaves only under a secure sum: no run offers one yet
+    secure: Literal["allowed", "rows", "required"] = (
+        "allowed"  # what leaves only in a secure sum: class rows and own scores; or everything but the first model
+    )
+    summed_metrics: frozenset[str] = frozenset()  # own scores that may leave in a sum of three sites or more
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always

@@ -92,6 +92,8 @@ def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
         reason = "is an estimate of the class distribution, which this site's policy does not let out"
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
+    if part in BY_CLASS and rules.secure != "allowed":
+        return "secure", f"part '{part}' has a row a class, which leaves only in a secure sum (secure = {rules.secure})"
     if part in BY_CLASS and rules.hide_class_presence:
         return "hide_class_presence", f"part '{part}' has a row a class (hide_class_presence); {HIDDEN_CLASSES}"
     return None

@@ -1,0 +1,84 @@
+"""What the policy lets into a secure sum, and what it lets leave in no other way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError, ReleasedVector
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common.errors import PolicyViolationError
+from protofed.common.payload import Part, Payload, Update, describe
+from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout
+
+FORM = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
+SENT: Payload = {Part.BODY: {"w": np.zeros(2, np.float32)}, Part.PROTOTYPES: {"mean": np.zeros((3, 2), np.float32)}}
+ROW = np.array([1.0, 2.0], dtype=np.float32)
+UPDATE = Update(
+    "ann", {Part.BODY: {"w": ROW}, Part.PROTOTYPES: {"0": ROW, "2": ROW}}, {"loss": 1.0, "global.accuracy": 0.5}, 7.0
+)
+LAYOUT = SumLayout.of(FORM, describe(UPDATE.payload), SENT)
+CONTEXT = GateContext(np.array([20, 0, 3]))
+FIXED = FixedPoint(65536.0, 40, 50)
+
+
+def policy(**table: Any) -> Policy:
+    rules = {"methods": ["fednh"], "parts": ["body", "prototypes"], "metrics": ["loss", "global.accuracy"], **table}
+    return Policy(PolicyRules.model_validate(rules))
+
+
+@pytest.mark.parametrize("rule", [{}, {"secure": "rows"}, {"secure": "required"}, {"hide_class_presence": True}])
+def test_rows_leave_in_a_sum_but_those_of_too_few_examples(rule: dict[str, Any]) -> None:
+    gate = policy(min_samples_per_class=10, **rule)
+    gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}), FORM)
+    released = gate.release_sum(UPDATE, LAYOUT, CONTEXT)
+    assert released.flags().tolist() == [1, 0, 0]  # of class 2 it has three examples
+    numbers = FIXED.decoded(released.words(FIXED, np.array([False, True, True])))
+    assert not LAYOUT.named(numbers)["rows"].any()
+    assert LAYOUT.named(numbers)["mean/body/w"].tolist() == [1.0, 2.0]
+    assert "20" not in repr(released)
+
+
+def test_other_rules_hold_in_a_sum() -> None:
+    for gate, update, rule in (
+        (policy(parts=["body"]), UPDATE, "parts"),
+        (policy(max_update_mb=1e-6), UPDATE, "max_update_mb"),
+        (policy(), Update("ann", {**UPDATE.payload, Part.BODY: {"w": ROW * np.inf}}, {}, None), "finite"),
+    ):
+        with pytest.raises(PolicyRefusedError) as caught:
+            gate.release_sum(update, LAYOUT, CONTEXT)
+        assert caught.value.rule == rule
+
+
+@pytest.mark.parametrize("secure", ["rows", "required"])
+def test_what_leaves_only_in_a_sum_leaves_in_no_other_way(secure: str) -> None:
+    gate = policy(secure=secure, min_samples_per_class=1)
+    with pytest.raises(PolicyRefusedError, match="secure = "):
+        gate.release(UPDATE, CONTEXT)
+    with pytest.raises(PolicyRefusedError, match="secure = "):
+        gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}))
+    assert gate.release_scores(UPDATE.metrics).scores == {"global.accuracy": 0.5}
+    first = Update("ann", {Part.BODY: SENT[Part.BODY]}, {}, None)
+    assert gate.release_first(first).data
+
+
+def test_rows_alone_let_the_body_leave() -> None:
+    body = Update("ann", {Part.BODY: {"w": ROW}}, UPDATE.metrics, None)
+    assert policy(secure="rows").release(body, CONTEXT).metrics == {"global.accuracy": 0.5}
+    with pytest.raises(PolicyRefusedError):
+        policy(secure="required").release(body, CONTEXT)
+    assert policy().release(body, CONTEXT).metrics == {"global.accuracy": 0.5, "loss": 1.0}
+
+
+def test_only_the_gate_makes_a_vector_and_only_messages_are_steps() -> None:
+    with pytest.raises(PolicyViolationError):
+        ReleasedVector(LAYOUT, UPDATE)
+    message = payload_of(SignatureMessage(b""), np.zeros(2, np.uint64))
+    assert policy().release_step(message).metrics == {}
+    for wrong in (UPDATE.payload, {**message, **UPDATE.payload}, {Part.SECURE_SUM: {"vector": ROW}}):
+        with pytest.raises(PolicyRefusedError):
+            policy().release_step(wrong)
