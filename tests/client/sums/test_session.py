@@ -17,14 +17,16 @@ from protofed.client.sums.sessions import FOLDER, Sessions
 from protofed.common import codec
 from protofed.common.codec import digest
 from protofed.common.errors import SecureSumError, StateError
-from protofed.common.payload import Array, Payload, SiteId
+from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.sum_messages import RosterMessage, SharesMessage, SurvivorsMessage, payload_of
 from protofed.common.secure_sums import keys
 from protofed.common.secure_sums.context import SumContext, Vector
 from protofed.common.secure_sums.keys import KeyAdvert
+from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
 
 SITES = ("ann", "bob", "cleo", "dan")
+LAYOUT = SumLayout(SumForm((Part.HEAD,)), (Field("mean/head/bias", (9,), "float32"),), 0)
 PLAIN = replace(CONTEXT, vectors=(Vector.VALUES,))
 HELD = {"ann": [1, 0, 1], "bob": [1, 0, 0], "cleo": [1, 1, 0], "dan": [0, 1, 1]}  # row 0 alone is held by three
 
@@ -45,7 +47,7 @@ class Sites:
         self.stores = {site: Sessions(folder / site / FOLDER) for site in SITES}
         self.numbers = numbers_of(SITES, 9)
         for site in SITES:
-            session = steps.begun(context, site, identity_of(site), b"")
+            session = steps.begun(context, LAYOUT, site, identity_of(site), b"")
             self.stores[site].save(session)
             self.server.take(TaskKind.FIT, site, codec.encode(steps.advertise(self.session(site))))
 
@@ -69,7 +71,7 @@ class Sites:
             case TaskKind.HOLDERS:
                 return steps.send_flags(session, blob, flags_of(session.site), identity)
             case TaskKind.MASK:
-                kept = steps.open_flags(session, blob, 1)
+                kept = steps.open_flags(session, blob, 3)
                 if kept is not None:
                     assert kept.tolist() == [True, False, False]
                 return steps.send_values(session, blob, self.numbers[session.site])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -17,12 +19,13 @@ from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
+from protofed.client.agent.sum_steps import SumSteps, is_summed
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.client.state.daily_counts import Counted
-from protofed.client.state.store import SiteState
+from protofed.client.state.store import COUNTED, SiteState
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
@@ -43,6 +46,7 @@ from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
 
 log = structlog.get_logger()
+T = TypeVar("T")
 REJECTED_PAUSE_S = 1.0  # so that a server that repeats a wrong task is not asked in a tight loop
 EXCLUDED_PAUSE_S = 30.0
 INCIDENT_PAUSE_S = 2.0
@@ -90,6 +94,7 @@ class Agent:
         self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
         self._bases = BaseModelCache(link, self._status, self._check_base)
         self._scorer = Scorer(site, self._status, self._bases, self._elsewhere)
+        self._sums = SumSteps(site, link.fetch)
         self._own_scores = OwnScoreKeeper(site, self._status)
 
     @property
@@ -134,6 +139,7 @@ class Agent:
             log.info("run finished", run=self._assignment.run, reason=answer.reason)
             self._enrolled = False
             self._enrollment.leave()
+            self._sums.over(self._assignment.run)
         return answer
 
     def _log_refusal(self, error: ProtocolError) -> None:
@@ -197,6 +203,7 @@ class Agent:
         self._assignment, self._enrolled, self._status.run = answer, True, answer.run
         self._status.left_run = ""  # a site that had left the run has come back
         if isinstance(self._run, PreparedRun):
+            self._sums.drop_over(answer.run)
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
                 self._attempt(task, lambda task=task, update=update: self._push_staged(task, update))  # type: ignore[misc]
@@ -206,6 +213,7 @@ class Agent:
         """Remove what waits to be sent of a run that the site has left."""
         try:
             self._site.store.abandon(run)
+            self._sums.over(run)
         except StateError as error:  # it stays, and the link sends none of it
             log.warning("what was computed for a run that this site has left stays", run=run, why=str(error))
 
@@ -218,6 +226,7 @@ class Agent:
             self._run = failure
             log.error("this site cannot take part in the run", run=assignment.run, why=str(failure))
             return
+        self._sums.only(assignment.run)
         self._settled = set(self._site.store.settled(assignment.run))
         self._site.store.retain(assignment.keep_rounds)
         self._own_scores.take_up(assignment.run)
@@ -229,7 +238,7 @@ class Agent:
         log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
         self._status.task_id, self._status.fit_progress = task.task_id, FitProgress()
         work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
-        self._attempt(task, lambda: work[task.kind](task))
+        self._attempt(task, lambda: work.get(task.kind, self._sum_step)(task))
 
     def _attempt(self, task: Task, work: Callable[[], None]) -> None:
         """Run `work`, or decline the task by a reason code; the error's text stays in this site's log."""
@@ -267,7 +276,8 @@ class Agent:
         """Make the run's first model from its seed; it contains nothing of this site's data."""
         run = self._begun(task)
         first = first_model(run.recipe, self._site.policy.rules.plugins)
-        self._push(task, self._release(task, Update(self._site.name, first)))
+        update, context = Update(self._site.name, first), run.gate_context()
+        self._push(task, self._passed(task, lambda: self._site.policy.release_first(update, context)))
 
     def _fit(self, task: Task) -> None:
         """Train and push; an update of this task that is staged already is pushed without training again."""
@@ -285,12 +295,18 @@ class Agent:
             work = self._fit_from(run, task, state)
             outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
-            released = self._release(task, outcome.update)
+            if summed := is_summed(self._site, run):
+                self._passed(task, lambda: self._sums.vector(run, task, outcome.update, base))
+            else:
+                released = self._release(task, outcome.update)
             self._site.store.stage(task, outcome)
             reach("staged")
             self._own_scores.keep(task, outcome.update.metrics)
         # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
-        self._push(task, released)
+        if summed:
+            self._push_staged(task, outcome.update)
+        else:
+            self._push(task, released)
 
     def _fit_from(self, run: PreparedRun, task: Task, state: SiteState) -> Computation:
         return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)
@@ -319,26 +335,45 @@ class Agent:
             raise
 
     def _push_staged(self, task: Task, update: Update) -> None:
-        self._push(task, self._release(task, update))
+        run = self._prepared(task)
+        if is_summed(self._site, run):
+            base = partial(self._bases.get, task)
+            self._push(task, self._passed(task, lambda: self._sums.begin(run, task, update, base)))
+        else:
+            self._push(task, self._release(task, update))
+
+    def _sum_step(self, task: Task) -> None:
+        run = self._prepared(task)
+        released = self._passed(task, lambda: self._sums.step(run, task))
+        self._push(task, released, self._sums.staged(task)[0] if task.kind is TaskKind.MASK else None)
 
     def _release(self, task: Task, update: Update) -> Released:
         """Pass the update through the site's policy: the last function before the link."""
         context = self._prepared(task).gate_context()
+        return self._passed(task, lambda: self._site.policy.release(update, context))
+
+    def _passed(self, task: Task, gate: Callable[[], T]) -> T:
+        """What the gate releases; what it refuses is counted and audited."""
         try:
-            return self._site.policy.release(update, context)
+            return gate()
         except PolicyViolationError as violation:
             self._on_refusal(task, violation)
             raise
 
-    def _push(self, task: Task, released: Released) -> None:
+    def _push(self, task: Task, released: Released, settles: Task | None = None) -> None:
+        """Push what was released; the receipt settles what was staged for `settles`, or for the task itself."""
         self._status.activity = Activity.UPLOADING
         receipt = self._link.push(task, released)
         reach("pushed")
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
         self._settled.add(task.task_id)
-        if task.kind is TaskKind.FIT:
-            self._site.store.settle(task, receipt)
+        if task.kind is TaskKind.FIT and not (
+            receipt.verdict in COUNTED and is_summed(self._site, self._prepared(task))
+        ):
+            settles = task  # the keys of a secure sum count only with the numbers that follow
+        if settles is not None:
+            self._site.store.settle(settles, receipt)
             reach("settled")
             self._scorer.clear()
         if receipt.verdict is Verdict.INVALID:

@@ -22,6 +22,7 @@ from protofed.client.privacy.policy import GateContext, Policy
 from protofed.client.privacy.run_limits import RunFacts
 from protofed.client.privacy.site_secret import run_seed
 from protofed.client.state.store import SiteState, Store
+from protofed.client.sums.membership import Membership
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.common.codec import digest
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
@@ -33,7 +34,9 @@ from protofed.common.secure_sums.linear_form import form_of
 from protofed.common.version import VERSION
 
 log = structlog.get_logger()
-_ROUNDS: dict[TaskKind, Callable[[int], tuple[int, int]]] = {  # first and last valid round, by the run's rounds
+_ROUNDS: dict[
+    TaskKind, Callable[[int], tuple[int, int]]
+] = {  # first and last valid round, by the run's rounds; others: as FIT
     TaskKind.INITIALISE: lambda _: (0, 0),
     TaskKind.FIT: lambda rounds: (1, rounds),
     TaskKind.SCORE: lambda rounds: (1, rounds),
@@ -80,6 +83,7 @@ class Site:
     preprocessing_digest: str | None = None
     fit: Train = train_alone
     simulated: bool = False  # what it hands in stays in this process
+    membership: Membership | None = None  # of secure sums; None: this site takes part in no run with them
     read_policy: Callable[[], Policy] | None = None  # None: the policy never changes, as in a simulation
 
     def refresh_policy(self) -> bool:
@@ -137,7 +141,7 @@ class PreparedRun:
         Raises:
             TaskFailedError: its round is not one of the run, or its base is larger than `MOST_BYTES`.
         """
-        least, most = _ROUNDS[task.kind](self.recipe.rounds)
+        least, most = _ROUNDS.get(task.kind, _ROUNDS[TaskKind.FIT])(self.recipe.rounds)
         if not least <= task.round <= most:
             raise TaskFailedError(
                 FailureReason.REFUSED, f"a {task.kind} task of round {task.round}: expected {least} to {most}"
@@ -158,15 +162,16 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         recipe = read_recipe(assignment)
         check_preprocessing(recipe, assignment.preprocessing_digest, site.preprocessing_digest)
         method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
+        form = None
         if recipe.federation.secure:
-            form_of(method, recipe.method.name)
-            if not site.simulated:  # until an agent masks what it hands in
-                raise ConfigError(f"run {recipe.name} has federation.secure = true: this version's sites cannot mask")
-        site.policy.admit(recipe.method.name, method.sends)
+            form = form_of(method, recipe.method.name)
+            if not site.simulated and site.membership is None:
+                raise ConfigError(f"run {recipe.name} has federation.secure = true: this site has no identity for sums")
+        site.policy.admit(recipe.method.name, method.sends, form)
         check_model(recipe.model, recipe.input, recipe.classes)
         model = site.build_model(recipe)
         # By the model's own head: which tensors of it a method sends is known only after the first fit.
-        if Part.HEAD in method.sends:
+        if Part.HEAD in method.sends and form is None:
             site.policy.admit_head(dump(model.head), recipe.classes)
         offered, plugins = digest(assignment.recipe.encode()), site.policy.rules.plugins
         facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort)

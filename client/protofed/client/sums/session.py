@@ -30,8 +30,9 @@ from protofed.common.protocol.sum_messages import (
     payload_of,
 )
 from protofed.common.secure_sums import holders, keys, masking, shares, survivors
-from protofed.common.secure_sums.context import FEWEST, Subject, SumContext, Vector
+from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.keys import KeyAdvert, Roster, SiteSecrets
+from protofed.common.secure_sums.linear_form import SumLayout
 from protofed.common.secure_sums.masking import Masks
 
 M = TypeVar("M", KeyAdvert, RosterMessage, SharesMessage, SurvivorsMessage, HoldersMessage)
@@ -46,6 +47,7 @@ class Session:
 
     Attributes:
         recipe, base: digests, as the site has read them by itself.
+        layout: of its vector of values; the model that it follows from is not at hand at a later step.
         root: of all its secrets for this sum.
         advert: its own.
         roster: RosterMessage that it was sent first.
@@ -65,6 +67,7 @@ class Session:
     recipe: str
     base: str
     vectors: tuple[Vector, ...]
+    layout: SumLayout
     root: bytes = field(repr=False)
     advert: bytes = field(repr=False)
     roster: bytes = field(default=b"", repr=False)
@@ -89,13 +92,15 @@ class Session:
         return SiteSecrets(self.root, self.context, self.site)
 
 
-def begun(context: SumContext, site: SiteId, identity: Ed25519PrivateKey, endorsement: bytes) -> Session:
+def begun(
+    context: SumContext, layout: SumLayout, site: SiteId, identity: Ed25519PrivateKey, endorsement: bytes
+) -> Session:
     """A new session, with secrets drawn at random, and its advert."""
     root = secrets.token_bytes(keys.ROOT_BYTES)
     advert = keys.advertised(SiteSecrets(root, context, site), identity, endorsement)
     facts = (context.run, context.round, context.attempt, context.subject)
     blob = codec.encode(payload_of(advert))
-    return Session(*facts, site, context.recipe, context.base, context.vectors, root, blob)
+    return Session(*facts, site, context.recipe, context.base, context.vectors, layout, root, blob)
 
 
 def check_same(session: Session, context: SumContext) -> None:
@@ -160,7 +165,7 @@ def open_flags(session: Session, blob: Buffer, fewest: int) -> Array | None:
     """The rows [R] bool that at least so many sites hold, counted from what all sites sent; None: the sum has no rows.
 
     Args:
-        fewest: holders of a row that leaves; less than 3 counts as 3, since of two each knows the other's.
+        fewest: holders of a row that leaves; of one alone none does, whatever a recipe says.
 
     Raises:
         SecureSumError: the survivors are not those that this site agreed to, or what they sent is not theirs.
@@ -172,7 +177,7 @@ def open_flags(session: Session, blob: Buffer, fewest: int) -> Array | None:
     if agreed is None or tuple(message.vectors) != agreed:
         raise SecureSumError("second-survivors", "the flags are not those of the sites that this site agreed to")
     counts = holders.counted(masks, agreed, message.vectors, message.signatures, message.seeds)
-    return np.asarray(counts >= max(fewest, FEWEST))
+    return np.asarray(counts >= max(fewest, 2))
 
 
 def send_values(session: Session, blob: Buffer, numbers: Array) -> tuple[Session, Payload]:

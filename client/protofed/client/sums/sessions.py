@@ -55,15 +55,18 @@ class Sessions:
             SecureSumError: the attempt is over.
             StateError: a file is damaged: without it the site could promise a second time.
         """
-        past = self._past(run)
-        if attempt <= past.get(_key(round, subject), Past()).over or (
-            len(past) >= MOST_ROUNDS and round < min(map(_round, past))
-        ):
+        if self.is_over(run, round, attempt, subject):
             raise SecureSumError(
                 "attempt-over", f"attempt {attempt} of the sum of round {round} is over here; its secrets are wiped"
             )
         path = self._path(run, round, attempt, subject)
         return _read(path, _SESSION) if path.exists() else None
+
+    def is_over(self, run: str, round: int, attempt: int, subject: Subject) -> bool:
+        """Whether an attempt is over, its secrets wiped."""
+        past = self._past(run)
+        forgotten = len(past) >= MOST_ROUNDS and round < min(map(_round, past))
+        return forgotten or attempt <= past.get(_key(round, subject), Past()).over
 
     def opened(self, session: Session) -> tuple[SiteId, ...] | None:
         """For whom the site has revealed VALUES of this round and subject, in whichever attempt; None: it has not."""

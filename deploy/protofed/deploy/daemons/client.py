@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
+    from protofed.client.sums.membership import Membership
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
@@ -116,6 +117,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         _warn_of_held_out_scores(settings, policy)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
+        site.membership = _membership(settings, identity)
         agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
         _until_replaced(settings, identity, status, lambda: _take_part(agent, until_finished=until_finished))
 
@@ -258,6 +260,13 @@ def _site(
         preprocessing_digest=settings.data.preprocessing_digest,
         read_policy=policy,
     )
+
+
+def _membership(settings: ClientSettings, identity: LiveIdentity | None) -> Membership:
+    """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
+    from protofed.client.sums.membership import membership_of
+
+    return membership_of(settings.state, lambda: None if identity is None else identity.current())
 
 
 def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:

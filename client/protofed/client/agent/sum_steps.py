@@ -1,0 +1,176 @@
+"""The tasks of a secure sum: what the site hands in for each, once its session of the sum is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.privacy.policy import PolicyRefusedError, Released, ReleasedVector
+from protofed.client.sums import session as steps
+from protofed.client.sums.membership import Membership
+from protofed.client.sums.session import Session
+from protofed.common.codec import Digest
+from protofed.common.errors import FailureReason, SecureSumError, TaskFailedError
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, SiteId, Update, describe
+from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_sums.linear_form import SumLayout, form_of
+
+log = structlog.get_logger()
+_OF_HOLDERS = (TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS)
+_STEPS = (*_OF_HOLDERS, TaskKind.SHARE, TaskKind.MASK, TaskKind.AGREE, TaskKind.REVEAL)
+
+
+def is_summed(site: Site, run: PreparedRun) -> bool:
+    """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
+    return run.recipe.federation.secure and not site.simulated
+
+
+class SumSteps:
+    """Works on one site's tasks of secure sums.
+
+    Raises:
+        PolicyRefusedError: from every method: the step is refused by the code of its SecureSumError, or by the policy.
+        StateError: from every method: a session cannot be read or written; nothing was sent.
+    """
+
+    def __init__(self, site: Site, fetch: Callable[[Task], bytes]) -> None:
+        self._site, self._fetch = site, fetch
+
+    def begin(self, run: PreparedRun, task: Task, update: Update, base: Callable[[], Payload]) -> Released:
+        """The site's keys, for a FIT task whose update is staged; the same bytes again if it had begun.
+
+        Args:
+            base: what the fit started from.
+        """
+        with _refusals():
+            sessions, context = self._membership().sessions, self._context(run, task)
+            sessions.wipe_before(task.run, task.round, task.attempt, Subject.UPDATE)
+            found = sessions.find(task.run, task.round, task.attempt, Subject.UPDATE)
+            if found is not None:
+                steps.check_same(found, context)
+                return self._released(found)
+            session = self._begun(run, task, update, base())
+            sessions.save(session)
+            reach("sum-begun")
+            return self._released(session)
+
+    def vector(self, run: PreparedRun, task: Task, update: Update, base: Payload) -> ReleasedVector:
+        """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
+        with _refusals():
+            self._context(run, task)
+            layout = SumLayout.of(form_of(run.method, run.recipe.method.name), describe(update.payload), base)
+            return self._site.policy.release_sum(update, layout, run.gate_context())
+
+    def step(self, run: PreparedRun, task: Task) -> Released:
+        """What the site hands in for a later step, of the update that is staged for this sum."""
+        if not is_summed(self._site, run) or task.kind not in _STEPS:
+            raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
+        with _refusals():
+            membership = self._membership()
+            session = self._session(task)
+            session, payload = self._worked(run, task, session, membership.sessions.opened(session))
+            membership.sessions.save(session)
+            reach(f"sum-{task.kind}")
+            return self._site.policy.release_step(payload)
+
+    def staged(self, task: Task) -> tuple[Task, Update]:
+        """What is staged for the sum that a task is of, with the task that it was trained for.
+
+        Raises:
+            TaskFailedError: nothing is.
+        """
+        for fitted, update in self._site.store.unsettled(task.run):
+            if (fitted.round, fitted.attempt) == (task.round, task.attempt):
+                return fitted, update
+        text = f"no update waits here for the sum of round {task.round}, attempt {task.attempt}"
+        raise TaskFailedError(FailureReason.REFUSED, text)
+
+    def drop_over(self, run: str) -> None:
+        """Remove what is staged for sums that are over: the server opened its round again, without this site."""
+        if self._site.membership is None:
+            return
+        for task, _ in self._site.store.unsettled(run):
+            if task.attempt and self._site.membership.sessions.is_over(run, task.round, task.attempt, Subject.UPDATE):
+                self._site.store.settle(task, Receipt(Verdict.STALE, "its sum is over", Digest(""), ""))
+
+    def over(self, run: str) -> None:
+        """Wipe the secrets of a run that is over, or that the site has left."""
+        if self._site.membership is not None:
+            self._site.membership.sessions.wipe(run)
+
+    def only(self, run: str) -> None:
+        """Wipe the secrets of all other runs."""
+        if self._site.membership is not None:
+            self._site.membership.sessions.wipe_all_but(run)
+
+    def _worked(
+        self, run: PreparedRun, task: Task, session: Session, before: tuple[SiteId, ...] | None
+    ) -> tuple[Session, Payload]:
+        membership, blob = self._membership(), self._fetch(task)
+        vector = Vector.HOLDERS if task.kind in _OF_HOLDERS else Vector.VALUES
+        match task.kind:
+            case TaskKind.SHARE:
+                return steps.share(session, blob, membership.peers.trust)
+            case TaskKind.HOLDERS:
+                flags = self._released_vector(run, session, task).flags()
+                return steps.send_flags(session, blob, flags, membership.identity)
+            case TaskKind.MASK:
+                federation = run.recipe.federation
+                kept = steps.open_flags(session, blob, federation.min_contributors)
+                assert federation.fixed_point is not None  # noqa: S101  (the run has secure sums)
+                words = self._released_vector(run, session, task).words(federation.fixed_point, kept)
+                return steps.send_values(session, blob, words)
+            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+                return steps.agree(session, blob, vector, membership.identity, before)
+            case _:
+                return steps.reveal(session, blob, vector, before)
+
+    def _begun(self, run: PreparedRun, task: Task, update: Update, base: Payload) -> Session:
+        layout, membership = self.vector(run, task, update, base).layout, self._membership()
+        return steps.begun(
+            self._context(run, task), layout, self._site.name, membership.identity, membership.endorsement()
+        )
+
+    def _released(self, session: Session) -> Released:
+        return self._site.policy.release_step(steps.advertise(session))
+
+    def _released_vector(self, run: PreparedRun, session: Session, task: Task) -> ReleasedVector:
+        return self._site.policy.release_sum(self.staged(task)[1], session.layout, run.gate_context())
+
+    def _session(self, task: Task) -> Session:
+        if task.subject is None:
+            raise SecureSumError("out-of-order", f"a {task.kind} task that does not say what is summed")
+        found = self._membership().sessions.find(task.run, task.round, task.attempt, task.subject)
+        if found is None:
+            raise SecureSumError("out-of-order", f"a {task.kind} task of a sum that this site has not begun")
+        return found
+
+    def _context(self, run: PreparedRun, task: Task) -> SumContext:
+        """Of what this site itself was given: it signs nothing that names another recipe or model."""
+        if task.attempt < 1 or task.base_digest is None:
+            raise SecureSumError("out-of-order", "a fit of a run with secure sums that does not say its attempt")
+        form = form_of(run.method, run.recipe.method.name)
+        by_class = form.rows is not None or form.shares is not None
+        vectors = (Vector.HOLDERS, Vector.VALUES) if by_class else (Vector.VALUES,)
+        at = (task.run, task.round, task.attempt, Subject.UPDATE)
+        return SumContext(*at, Digest(run.recipe.fingerprint()), task.base_digest, vectors)
+
+    def _membership(self) -> Membership:
+        if self._site.membership is None:
+            raise TaskFailedError(FailureReason.REFUSED, "this site has no identity for secure sums")
+        return self._site.membership
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What must not be acted on is refused, counted and audited as what the policy refuses, by its code."""
+    try:
+        yield
+    except SecureSumError as error:
+        rule = f"secure-sum.{error.code}"
+        raise PolicyRefusedError(rule, f"{error} ({rule})") from error

@@ -1,0 +1,200 @@
+"""Daemons of four sites in a secure sum, with the server's part by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model
+from tests.support.sum_server import SumServer, steps_of
+
+from protofed.client.agent.agent import Agent
+from protofed.client.method import client_methods
+from protofed.client.privacy.policy import Released
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.sums.membership import membership_of
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import FailureReason
+from protofed.common.payload import Array, Part, describe
+from protofed.common.protocol.messages import Receipt, Task, TaskKind
+from protofed.common.protocol.sum_messages import RosterMessage, payload_of
+from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_sums.linear_form import SumLayout, form_of
+
+SITES = ("ann", "bob", "cleo", "dan")
+SECURE: dict[str, Any] = {**RUN, "federation": {"heartbeat_s": 0.125, "secure": True, "min_sites": 3}}
+BASE = first_model()
+
+
+class Daemon:
+    """One site's daemon, which may be killed at any call."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.refused = folder / name, list[str]()
+        self.made = AgentHarness(DiskStore(self.folder), SECURE, dict(RULES), name=name)
+        self.agent = self._start()
+
+    def _start(self) -> Agent:
+        agent = self.made.agent()
+        agent._site.membership = membership_of(self.folder, lambda: None)
+        agent._on_refusal = lambda _, violation: self.refused.append(str(violation))
+        return agent
+
+    def killed(self) -> None:
+        self.made.restart(self.folder)
+        self.agent = self._start()
+
+    def work(self, task: Task, base: bytes) -> bytes | None:
+        """What the daemon uploads for a task; None: it declined it."""
+        before = len(self.made.link.pushed)
+        self.made.link.blobs[str(task.base_digest)] = base
+        self.made.link.tasks.append(task)
+        while self.made.link.tasks:
+            self.agent.step(0.0)
+        mine = [released for pushed, released in self.made.link.pushed[before:] if pushed.task_id == task.task_id]
+        return mine[-1].data if mine else None
+
+    @property
+    def uploads(self) -> list[tuple[Task, Released]]:
+        return self.made.link.pushed
+
+
+class Round:
+    """Round 1 of the run, at four sites."""
+
+    def __init__(self, folder: Path, attempt: int = 1, daemons: dict[str, Daemon] | None = None) -> None:
+        base = codec.encode(BASE)
+        recipe = Recipe.model_validate(SECURE).fingerprint()
+        at = ("run", 1, attempt, Subject.UPDATE)
+        self.server = SumServer(SumContext(*at, recipe, codec.digest(base), (Vector.VALUES,)))
+        self.daemons = daemons or {site: Daemon(folder, site) for site in SITES}
+        for site, daemon in self.daemons.items():
+            self.server.take(TaskKind.FIT, site, self.sent(daemon, TaskKind.FIT, base))
+
+    def task(self, kind: TaskKind, base: bytes, name: str = "") -> Task:
+        context = self.server.context
+        name = name or f"{kind}-{context.attempt}"
+        at = (codec.digest(base), len(base), 60.0, context.attempt, Subject.UPDATE)
+        return Task(kind, context.run, context.round, name, *at)
+
+    def sent(self, daemon: Daemon, kind: TaskKind, base: bytes | None = None) -> bytes:
+        """What a daemon uploads for a step."""
+        data = base or self.server.blob(kind, daemon.made.name)
+        upload = daemon.work(self.task(kind, data), data)
+        assert upload is not None, daemon.refused
+        return upload
+
+    def until(self, last: TaskKind | None) -> Round:
+        for step in steps_of(self.server.context):
+            if step is last:
+                break
+            there = self.server.uploads.get(step, {})
+            for site in sorted(self.daemons.keys() - there.keys()):
+                self.server.take(step, site, self.sent(self.daemons[site], step))
+        return self
+
+
+def expected(round_: Round) -> Array:
+    """The sum of what the sites trained, which their stores know."""
+    total = None
+    for daemon in round_.daemons.values():
+        [(_, update)] = daemon.made.store.unsettled("run")
+        layout = SumLayout.of(form_of(client_methods.build("fedavg", {}), "fedavg"), describe(update.payload), BASE)
+        fixed_point = Recipe.model_validate(SECURE).federation.fixed_point
+        assert fixed_point is not None
+        words = layout.words(update, fixed_point)
+        total = words if total is None else total + words
+    assert total is not None
+    return total
+
+
+def test_the_server_gets_the_sum_and_no_update(tmp_path: Path) -> None:
+    round_ = Round(tmp_path).until(TaskKind.MASK)
+    summed = expected(round_)
+    round_.until(None)
+    assert round_.server.total().tolist() == summed.tolist()
+    for daemon in round_.daemons.values():
+        assert [set(codec.decode(released.data)) for _, released in daemon.uploads if released.data] == [
+            {Part.SECURE_SUM}
+        ] * len(daemon.uploads)
+        assert all(released.metrics == {} and released.weight is None for _, released in daemon.uploads)
+        assert daemon.made.store.newest_counted("run") == 1
+        assert daemon.made.store.unsettled("run") == []
+        assert daemon.refused == []
+
+
+@pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, Subject.UPDATE, "", ""))])  # type: ignore[arg-type]
+def test_a_killed_daemon_sends_the_same_bytes(tmp_path: Path, step: TaskKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    round_ = Round(tmp_path).until(TaskKind.SHARE if step is TaskKind.FIT else step)
+    ann = round_.daemons["ann"]
+    base = codec.encode(BASE) if step is TaskKind.FIT else round_.server.blob(step, "ann")
+    killed: list[bytes] = []
+    push = ann.made.link.push
+
+    def kill(task: Task, released: Released) -> Receipt:
+        if task.kind is step and not killed:
+            killed.append(released.data)
+            raise KeyboardInterrupt
+        return push(task, released)
+
+    monkeypatch.setattr(ann.made.link, "push", kill)
+    ann.killed()
+    with pytest.raises(KeyboardInterrupt):
+        ann.work(round_.task(step, base), base)
+    ann.made.link.tasks.clear()
+    ann.killed()
+    upload = ann.work(round_.task(step, base), base)
+    assert upload == killed[0]
+    if step is TaskKind.FIT:
+        assert upload == round_.server.uploads[step]["ann"]
+    else:
+        round_.server.take(step, "ann", upload)
+    round_.until(None)
+    round_.server.total()
+
+
+def test_a_round_that_is_opened_again(tmp_path: Path) -> None:
+    first = Round(tmp_path).until(TaskKind.MASK)
+    again = Round(tmp_path, attempt=2, daemons=first.daemons).until(TaskKind.MASK)
+    summed = expected(again)
+    assert again.until(None).server.total().tolist() == summed.tolist()
+    ann = first.daemons["ann"]
+    blob = first.server.blob(TaskKind.MASK, "ann")
+    assert ann.work(first.task(TaskKind.MASK, blob, "late"), blob) is None
+    assert "secure-sum.attempt-over" in ann.refused[-1]
+
+
+def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None:
+    round_ = Round(tmp_path)
+    ann = round_.daemons["ann"]
+    others = tuple(advert for advert in round_.server.roster.adverts if advert.site != "ann")
+    blob = codec.encode(payload_of(RosterMessage(others)))
+    assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
+    assert "secure-sum.not-in-roster" in ann.refused[-1]
+    assert ann.made.declined()[-1] == ("share-1", FailureReason.POLICY)
+    other = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
+    assert ann.work(round_.task(TaskKind.FIT, other, "another"), other) is None
+    assert "secure-sum.other-base" in ann.refused[-1]
+
+
+def test_a_server_cannot_have_a_plain_update_of_a_secure_run(tmp_path: Path) -> None:
+    daemon, base = Daemon(tmp_path, "ann"), codec.encode(BASE)
+    plain = Task(TaskKind.FIT, "run", 1, "plain", codec.digest(base), len(base), 60.0)
+    assert daemon.work(plain, base) is None
+    assert "secure-sum.out-of-order" in daemon.refused[-1]
+    assert daemon.uploads == []
+    daemon.killed()
+    daemon.agent.step(0.0)  # what is staged is handed in again at the enrolling
+    assert daemon.uploads == []
+
+
+def test_a_run_without_secure_sums_has_no_steps_of_them(tmp_path: Path) -> None:
+    made = AgentHarness(DiskStore(tmp_path / "ann"))
+    made.offer(TaskKind.SHARE, 1, BASE)
+    made.offer(TaskKind.SCORE_SUM, 1, BASE)
+    agent = made.agent()
+    agent.step(0.0)
+    agent.step(0.0)
+    assert [reason for _, reason in made.declined()] == [FailureReason.REFUSED] * 2
