@@ -45,13 +45,14 @@ class FixedPoint:
             SecureSumError: a number is not finite, or beyond the limit.
         """
         wide = np.asarray(numbers, dtype=np.float64)
-        largest = float(np.max(np.abs(wide), initial=0.0))  # NaN, if there is one
+        largest = max(-float(np.min(wide, initial=0.0)), float(np.max(wide, initial=0.0)))  # NaN, if there is one
         if not largest <= self.limit:
             raise SecureSumError(
                 "beyond-the-limit", f"a number of {largest:g} cannot be summed: expected at most {self.limit:g}"
             )
-        return np.rint(np.ldexp(wide, self.bits)).astype(np.int64).view(np.uint64)
+        scaled = np.multiply(wide, 2.0**self.bits, out=np.empty_like(wide))  # exact
+        return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
 
     def decoded(self, total: Array) -> Array:
         """A sum as float64."""
-        return np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)
+        return np.multiply(total.view(np.int64), 2.0**-self.bits, dtype=np.float64)
