@@ -198,3 +198,11 @@ def test_a_run_without_secure_sums_has_no_steps_of_them(tmp_path: Path) -> None:
     agent.step(0.0)
     agent.step(0.0)
     assert [reason for _, reason in made.declined()] == [FailureReason.REFUSED] * 2
+
+
+def test_a_site_without_an_identity_takes_no_part(tmp_path: Path) -> None:
+    made = AgentHarness(DiskStore(tmp_path / "ann"), SECURE)
+    made.fit()
+    made.agent().step(0.0)
+    assert [reason for _, reason in made.declined()] == [FailureReason.REFUSED]
+    assert made.link.pushed == []

@@ -19,7 +19,7 @@ from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
-from protofed.client.agent.sum_steps import SumSteps, is_summed
+from protofed.client.agent.sum_steps import SumSteps, check_member, is_summed
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rules import PolicyRules
@@ -222,6 +222,7 @@ class Agent:
         self._bases.clear()
         try:
             self._run = prepare(self._site, assignment)
+            check_member(self._site, self._run)
         except TaskFailedError as failure:
             self._run = failure
             log.error("this site cannot take part in the run", run=assignment.run, why=str(failure))

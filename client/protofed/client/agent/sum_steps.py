@@ -30,6 +30,17 @@ def is_summed(site: Site, run: PreparedRun) -> bool:
     return run.recipe.federation.secure and not site.simulated
 
 
+def check_member(site: Site, run: PreparedRun) -> None:
+    """Check that a site can take part in secure sums, if a run has them; ranks that only train need no identity.
+
+    Raises:
+        TaskFailedError: it cannot.
+    """
+    if is_summed(site, run) and site.membership is None:
+        text = f"run {run.recipe.name} has federation.secure = true, and this site has no identity for secure sums"
+        raise TaskFailedError(FailureReason.REFUSED, text)
+
+
 class SumSteps:
     """Works on one site's tasks of secure sums.
 
