@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model
 from tests.support.sum_server import SumServer, steps_of
@@ -17,7 +18,7 @@ from protofed.client.sums.membership import membership_of
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
-from protofed.common.payload import Array, Part, describe
+from protofed.common.payload import Array, Part, Payload, describe
 from protofed.common.protocol.messages import Receipt, Task, TaskKind
 from protofed.common.protocol.sum_messages import RosterMessage, payload_of
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
@@ -31,9 +32,9 @@ BASE = first_model()
 class Daemon:
     """One site's daemon, which may be killed at any call."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, recipe: dict[str, Any] = SECURE) -> None:
         self.folder, self.refused = folder / name, list[str]()
-        self.made = AgentHarness(DiskStore(self.folder), SECURE, dict(RULES), name=name)
+        self.made = AgentHarness(DiskStore(self.folder), recipe, dict(RULES), name=name)
         self.agent = self._start()
 
     def _start(self) -> Agent:
@@ -206,3 +207,31 @@ def test_a_site_without_an_identity_takes_no_part(tmp_path: Path) -> None:
     made.agent().step(0.0)
     assert [reason for _, reason in made.declined()] == [FailureReason.REFUSED]
     assert made.link.pushed == []
+
+
+def test_classes_are_counted_before_their_rows_leave(tmp_path: Path) -> None:
+    recipe = {**SECURE, "method": {"name": "fednh"}}
+    width = BASE[Part.HEAD]["weight"].shape[1]
+    base: Payload = {
+        Part.BODY: BASE[Part.BODY],
+        Part.HEAD: {"scale": np.array(1.0, dtype=np.float32)},
+        Part.PROTOTYPES: {"mean": np.eye(3, width, dtype=np.float32)},
+    }
+    data, read = codec.encode(base), Recipe.model_validate(recipe)
+    at = ("run", 1, 1, Subject.UPDATE)
+    round_ = Round.__new__(Round)
+    both = (Vector.HOLDERS, Vector.VALUES)
+    round_.server = SumServer(SumContext(*at, read.fingerprint(), codec.digest(data), both))
+    round_.daemons = {site: Daemon(tmp_path, site, recipe) for site in SITES}
+    for site, daemon in round_.daemons.items():
+        round_.server.take(TaskKind.FIT, site, round_.sent(daemon, TaskKind.FIT, data))
+    round_.until(TaskKind.MASK)
+    assert round_.server.counts().tolist() == [4, 4, 0]  # nobody has an image of class 2
+    [(_, update)] = round_.daemons["ann"].made.store.unsettled("run")
+    layout = SumLayout.of(form_of(client_methods.build("fednh", {}), "fednh"), describe(update.payload), base)
+    round_.until(None)
+    fixed_point = read.federation.fixed_point
+    assert fixed_point is not None
+    sums = layout.named(fixed_point.decoded(round_.server.total()))
+    assert sums["holders"].tolist() == [4.0, 4.0, 0.0]
+    assert sums["rows"][0].any()
