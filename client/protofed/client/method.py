@@ -23,6 +23,7 @@ from protofed.client.training.loop import (
     remembered,
     stacked,
     train,
+    train_head,
 )
 from protofed.client.training.losses import (
     Distance,
@@ -76,6 +77,7 @@ __all__ = [
     "remembered",
     "stacked",
     "train",
+    "train_head",
 ]
 
 # The model that a site itself predicts with: as its last fit left `local.model`, or as `install` makes it of the newest

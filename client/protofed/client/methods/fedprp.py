@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, ones
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
@@ -24,7 +23,6 @@ from protofed.client.method import (
     client_methods,
     dump,
     frequent,
-    frozen,
     inter_class,
     intra_class,
     load,
@@ -32,6 +30,7 @@ from protofed.client.method import (
     remembered,
     stacked,
     train,
+    train_head,
 )
 
 
@@ -65,33 +64,22 @@ class FedPRPClient:
         self.install(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
         centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
-        with frozen(body):
-            train(
-                local,
-                lambda x, y: cross_entropy(head.own(body(x)), y),
-                head.own.parameters(),
-                self.head_epochs,
-                weight_decay=0.0,  # as released: the plan's is the body's
-            )
-        eps = remembered(local, Part.PROTOTYPES, "margins", torch.ones(local.classes)).to(head.prototypes)  # [C]
-        # With "fixed" a site remembers none, but of a run begun with 0.2.0: that one goes on learning them.
-        learned = (self.margins == "learned" or Part.PROTOTYPES in local.memory) and not released
+        train_head(local, head.own, self.head_epochs)
+        eps = remembered(local, Part.PROTOTYPES, "margins", ones(local.classes)).to(head.prototypes)  # [C]
+        learned = not released and (self.margins == "learned" or Part.PROTOTYPES in local.memory)  # as of 0.2.0's runs
         eps.requires_grad_(learned)
         distance: Distance = "negated-cosine" if released else self.distance
-        targets, known = head.prototypes, head.known > 0  # [C, D], [C]
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # eq. (11)
             features = body(images)
-            intra = intra_class(features, labels, targets, known)
+            intra = intra_class(features, labels, head.prototypes, head.known > 0)
             inter = inter_class(features, labels, centroids, eps.clamp_min(0), self.temperature, distance)
             return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
 
         loss = train(local, objective, [*body.parameters(), eps])
-        means = class_means(local, body)
-        head.set_prototypes(*stacked(named(means), local.classes, head.prototypes))
-        local.memory[Part.HEAD] = dump(head.own)
-        if learned:
-            local.memory[Part.PROTOTYPES] = {"margins": eps.detach().cpu().numpy()}
+        head.set_prototypes(*stacked(named(means := class_means(local, body)), local.classes, head.prototypes))
+        margins = {Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}} if learned else {}
+        local.memory.update({Part.HEAD: dump(head.own), **margins})
         sent = named(frequent(local, means, self.min_samples_per_class))
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=loss)
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext, Ranks
@@ -97,6 +98,16 @@ def frozen(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
+
+
+def train_head(local: FitContext, head: nn.Module, epochs: int) -> float:
+    """Train a head on the cross-entropy of what it makes of the frozen body's features; as `train`.
+
+    Without weight decay, as FedPRP's release trains its private heads: the plan's is the body's.
+    """
+    body = local.model.body
+    with frozen(body):
+        return train(local, lambda x, y: cross_entropy(head(body(x)), y), head.parameters(), epochs, weight_decay=0.0)
 
 
 def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
