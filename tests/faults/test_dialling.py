@@ -22,7 +22,7 @@ from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
 from tests.support.tls_server import TlsServer, still_served, tls_server
 
-from protofed.client.agent.agent import EXCLUDED_PAUSE_S
+from protofed.client.agent.refusal_log import EXCLUDED_PAUSE_S
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.client.transport.proxy import Proxy

@@ -16,6 +16,7 @@ from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle_heartbeat_s
+from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
@@ -29,7 +30,6 @@ from protofed.client.state.store import COUNTED, SiteState
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
-    ExcludedError,
     FailureReason,
     FencedError,
     IncidentError,
@@ -48,15 +48,6 @@ from protofed.common.protocol.messages import Activity, Assignment, Finished, Pr
 log = structlog.get_logger()
 T = TypeVar("T")
 REJECTED_PAUSE_S = 1.0  # so that a server that repeats a wrong task is not asked in a tight loop
-EXCLUDED_PAUSE_S = 30.0
-INCIDENT_PAUSE_S = 2.0
-# Errors after which the site enrolls again, and the pause before it: the server has restarted, the operator excluded
-# this site for now, or a call failed unforeseen at the server.
-_ENROLL_AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
-    NotEnrolledError: 0.0,
-    ExcludedError: EXCLUDED_PAUSE_S,
-    IncidentError: INCIDENT_PAUSE_S,
-}
 
 
 class Agent:
@@ -88,7 +79,7 @@ class Agent:
         self._enrollment = Enrollment(link, gate or own_gate)
         self._assignment: Assignment | None = None
         self._enrolled = False
-        self._refusal = ""  # the lasting one that was logged
+        self._refusals = RefusalLog(site.name)
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self._settled: set[str] = set()  # task_ids of this run that have a receipt
         self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
@@ -131,26 +122,16 @@ class Agent:
         except RevokedError:
             self._enrolled = False  # a new certificate enrolls: the server may still know the daemon by the former one
             raise
-        except tuple(_ENROLL_AGAIN_AFTER_S) as error:
-            self._log_refusal(error)
+        except tuple(ENROLL_AGAIN_AFTER_S) as error:
+            self._refusals.note(error)
             self._enrolled = False
-            return self._wait(_ENROLL_AGAIN_AFTER_S[type(error)])
+            return self._wait(ENROLL_AGAIN_AFTER_S[type(error)])
         if isinstance(answer, Finished):
             log.info("run finished", run=self._assignment.run, reason=answer.reason)
             self._enrolled = False
             self._enrollment.leave()
             self._sums.over(self._assignment.run)
         return answer
-
-    def _log_refusal(self, error: ProtocolError) -> None:
-        """Log why the site enrolls again; of what lasts, such as an exclusion, once."""
-        if isinstance(error, NotEnrolledError):
-            log.info("enrolling again", site=self._site.name, why=str(error))  # a restart needs no attention
-        elif not isinstance(error, ExcludedError):
-            log.warning("enrolling again", site=self._site.name, why=str(error))
-        elif self._refusal != str(error):
-            self._refusal = str(error)
-            log.warning("the server refuses this site; waiting until it does not", site=self._site.name, why=str(error))
 
     def _takes_tasks(self) -> bool:
         """Whether the site is enrolled, and its gate is still open for the run."""
@@ -191,9 +172,7 @@ class Agent:
     def _enroll(self, run_wait_s: float) -> Finished | Wait | None:
         with self._status.asking():
             answer = self._enrollment.enroll(run_wait_s)
-        if self._refusal:
-            self._refusal = ""
-            log.info("the server takes this site again", site=self._site.name)
+        self._refusals.end()
         if (left := self._enrollment.left_run()) is not None:
             self._abandon(left)
         if not isinstance(answer, Assignment):
