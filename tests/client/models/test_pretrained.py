@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,12 +102,12 @@ def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_p
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (pickle.dumps({"body.0.weight": [1.0]}), "is no safetensors file"),
+        (b"\x80\x04\x95 " + bytes(7) + b"}\x94\x8c\rbody.0.weight\x94as.", "is no safetensors file"),
         (b"", "is no safetensors file"),
         (exported({"0.weight": np.zeros((5, 64), np.float32)}), "does not fit the recipe's model: the model and what"),
         (save({"0.weight": np.zeros((5, 64), np.float32)}), "does not fit the recipe's model"),  # no tensor `body.…`
     ],
-    ids=["pickle", "empty", "other names", "no prefix"],
+    ids=["Python objects", "empty", "other names", "no prefix"],
 )
 def test_a_file_of_something_else_is_refused(data: bytes, said: str, recipe: Make, kept: Kept) -> None:
     with pytest.raises(ConfigError, match=said):
