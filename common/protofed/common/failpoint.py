@@ -23,7 +23,11 @@ SERVER = (
 )
 CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed", "settled")
 JOURNAL = ("segment-full", "segment-begun")  # of the daemon whose audit log begins a new segment
-NAMES = (*SERVER, *CLIENT, *JOURNAL)
+SUMS = (  # of a site in a secure sum: what it promises is stored, and not sent yet
+    *("sum-begun", "sum-share", "sum-holders", "sum-agree-holders", "sum-reveal-holders"),
+    *("sum-mask", "sum-agree", "sum-reveal"),
+)
+NAMES = (*SERVER, *CLIENT, *JOURNAL, *SUMS)
 
 
 _armed: tuple[str, int, str, Iterator[int]] | None = None  # point, the n-th time, action; counter of times

@@ -30,6 +30,7 @@ from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 
@@ -40,6 +41,7 @@ _TEMPORARY_BASE = re.compile(re.escape(files.TEMPORARY) + r"base-[0-9]{6,}\.safe
 _BASE = re.compile(r"base-([0-9]{6,})\.safetensors")  # the last base that was accepted, with its round
 SCORED = "scored.json"  # by round, the task for which its scores were given
 _SCORED = TypeAdapter(dict[int, str])
+_NOT_IN_0_2_0 = {"attempt": 0, "subject": None}  # of a task
 DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
 
 
@@ -240,7 +242,10 @@ def _read_staged(folder: Path) -> tuple[Task, Update]:
 
 def _read_task(folder: Path) -> Task:
     record = _read_record(folder, "task")
-    return Task(**{**record, "kind": TaskKind(record["kind"])})
+    subject = record["subject"]
+    return Task(
+        **{**record, "kind": TaskKind(record["kind"]), "subject": None if subject is None else Subject(subject)}
+    )
 
 
 def _read_record(folder: Path, section: str) -> dict[str, Any]:
@@ -253,6 +258,8 @@ def _read_record(folder: Path, section: str) -> dict[str, Any]:
                 f"{folder} was written by protofed 0.1, which {VERSION} does not read; let 0.1 end its runs, then "
                 "start with an empty state folder"
             )
+        if section == "task":
+            record = {**_NOT_IN_0_2_0, **record}
         expected = {field.name for field in fields(Task if section == "task" else Update)} - {"payload"}
         if set(record) != expected:
             raise ValueError(f"{section} has other fields than {', '.join(sorted(expected))}")

@@ -297,7 +297,7 @@ class Driver:
         except (OutOfSpaceError, DiskFailureError):
             raise
         except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
-            log.error("no secure sum", run=self._run, round=phase.round, step=phase.step, why=str(error))
+            log.error("no secure sum", run=self._run, round=phase.round, kind=phase.step, why=str(error))
             self.handle(phases.Insufficient(f"{phase.step} of the secure sum: {error}", self._context.clock()))
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:

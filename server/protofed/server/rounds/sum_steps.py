@@ -48,7 +48,7 @@ class SumSteps:
             StateError: an upload can no longer be read, or something cannot be written.
         """
         at = phase.round, phase.attempt
-        log.info("secure sum goes on", run=self._run, round=phase.round, step=phase.step, cohort=sorted(phase.cohort))
+        log.info("secure sum goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort))
         rows = self._ledger.updates(self._run, *at)
         if phase.step is TaskKind.SHARE:
             rows = self._without_undrawn(rows, phase.roster)
