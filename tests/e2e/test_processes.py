@@ -45,9 +45,11 @@ def test_daemons_that_come_before_the_server_take_part_and_end_with_it(
     here = processes_of(recipe)
     here.authority = None  # no certificate can be registered before there is a server
     here.address = f"127.0.0.1:{unused_port}"
-    here.sites()
+    trainers = SITES[1:]  # whom the run waits for; an evaluator may come too late for so short a run
+    for share, name in enumerate(trainers):
+        here.site(name, f"--partition-index={share}")
     here.server()
-    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert here.finish(["server", *trainers]) == [0] * 4, here.logs()
     assert here.final_digest() == simulated(recipe)
 
 
