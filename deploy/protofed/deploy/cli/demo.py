@@ -54,11 +54,12 @@ def run_demo(folder: Path, console: Console) -> None:
     recipes = [shipped.recipe(name) for name in RECIPES]
     empty_folder(folder)
     console.print(
-        f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each with\n"
-        "its own key and certificate, talk gRPC over mutual TLS on 127.0.0.1.\n"
-        "The data are 357 handwritten digits, 126 of the most frequent class, 2 of the rarest;\n"
-        "every site has different classes. The policy is open.toml, for public data only: the\n"
-        "sites' own scores leave, and a server can compute their label counts from them.\n"
+        f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each\n"
+        "with its own key and certificate, talk gRPC over mutual TLS on 127.0.0.1.\n"
+        "The data are 357 handwritten digits, 126 of the most frequent class and 2 of\n"
+        "the rarest; every site has different classes. The policy is open.toml, for\n"
+        "public data only: the sites' own scores leave, and a server can compute their\n"
+        "label counts from them.\n"
     )
     started_at, views = time.monotonic(), dict[str, Overview | None]()
     with (
