@@ -202,6 +202,16 @@ def test_a_second_set_of_survivors_is_refused(tmp_path: Path, step: TaskKind) ->
     assert sites.session("ann").revealed == (() if step is TaskKind.AGREE_HOLDERS else (Vector.HOLDERS,))
 
 
+@pytest.mark.parametrize("step", [TaskKind.AGREE, TaskKind.REVEAL])
+def test_numbers_without_a_site_whose_rows_were_counted_are_refused(tmp_path: Path, step: TaskKind) -> None:
+    sites = Sites(tmp_path).until(step)
+    session = replace(sites.session("ann"), survivors={Vector.HOLDERS: SITES})
+    sites.stores["ann"].save(session)
+    fewer = survivors("ann", "cleo", "dan")  # enough of them; row 0, which three hold, would be the sum of two
+    assert refusal(lambda: sites.answer("ann", step, fewer)) == "other-survivors"
+    assert sites.session("ann") == session
+
+
 def test_other_shares_and_other_numbers_are_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN).until(TaskKind.MASK)
     sites.answer("ann", TaskKind.MASK)

@@ -208,7 +208,8 @@ def agree(
         before: the survivors for whom this site revealed VALUES in another attempt of the round; None: it did not.
 
     Raises:
-        SecureSumError: it is a second set, without this site, or other than that of the attempt before.
+        SecureSumError: it is a second set, without this site, other than that of the attempt before, or without a site
+            whose rows were counted.
     """
     message = _message(blob, SurvivorsMessage)
     session = _agreed(session, message.sites, vector, before)
@@ -234,11 +235,18 @@ def reveal(
 def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before: Sequence[SiteId] | None) -> Session:
     if vector not in session.sent:
         raise SecureSumError("out-of-order", f"survivors are asked for before this site sent its {vector}")
-    survivors.check_survivors(_masks(session, vector), sites)
+    masks = _masks(session, vector)
+    survivors.check_survivors(masks, sites)
     if session.survivors.get(vector, sites) != sites:
         raise SecureSumError("second-survivors", "the server named a second, other set of survivors for the same sum")
     if session.site not in sites:
         raise SecureSumError("other-survivors", "this site is not among the survivors that it is to sign")
+    if vector is Vector.VALUES and Vector.HOLDERS in session.vectors and sites != masks.included:
+        raise SecureSumError(
+            "other-survivors",
+            f"the holders of rows were counted among {', '.join(masks.included)}: the sum of fewer sites could be the "
+            "row of one",
+        )
     if vector is Vector.VALUES and before is not None and tuple(before) != sites:
         raise SecureSumError(
             "other-survivors",
