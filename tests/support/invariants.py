@@ -17,12 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest, digest
-from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
 from protofed.common.storage import files, journal
-from protofed.server.method import server_methods
 from protofed.server.rounds.publisher import Publisher
+from protofed.server.rounds.resume import method_of, recipe_of
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow
@@ -212,8 +211,8 @@ def _recompute(
     """N4: every state whose inputs are still there, bit for bit; how many those are."""
     known = records.run(run)
     assert known is not None, f"the ledger has no run {run}"
-    recipe = parse_json(known.recipe, Recipe, run)
-    method = server_methods.build(recipe.method.name, recipe.method.options)
+    recipe = recipe_of(known)
+    method = method_of(recipe)
     done, before = 0, None
     for row in published:
         used = [update for update in accepted[row.round] if update.counts]

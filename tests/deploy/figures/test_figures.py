@@ -103,14 +103,16 @@ def test_groups_that_are_none_are_refused(text: str) -> None:
         read_groups(text, "digits", 3)
 
 
-def test_first_prototypes_are_those_that_the_run_began_with(recipe_of: Recipes, finished: Finished) -> None:
-    run = finished("fednh")
-    again = first_prototypes(run)
-    off_diagonal = cosines(again)[~np.eye(10, dtype=bool)]
-    np.testing.assert_allclose(off_diagonal, -1 / 9, atol=1e-6)  # a simplex
-    with simulation(tiny(recipe_of, "fednh")) as running:
+@pytest.mark.parametrize("seed", [0, 3])
+def test_first_prototypes_are_those_that_the_run_began_with(seed: int, recipe_of: Recipes, tmp_path: Path) -> None:
+    recipe = tiny(recipe_of, "fednh").model_copy(update={"rounds": 1, "seed": seed})
+    with simulation(recipe, tmp_path) as running:
         running.go(until=lambda: running.coordinator.published is not None)
         published = running.coordinator.published
+        running.go()
+    again = first_prototypes(open_run(tmp_path, recipe))
+    off_diagonal = cosines(again)[~np.eye(10, dtype=bool)]
+    np.testing.assert_allclose(off_diagonal, -1 / 9, atol=1e-6)  # a simplex
     assert published is not None
     np.testing.assert_array_equal(published.state[Part.PROTOTYPES]["mean"], again)
 

@@ -20,9 +20,9 @@ from protofed.common.payload import Part, Payload, SiteId
 from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.site_state import Base, KeptRound
 from protofed.deploy.simulation.simulation import EVALUATOR
-from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.cwfedavg import CwFedAvgServer
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
+from protofed.server.rounds.resume import method_of
 
 KINDS = "global, class:N or personal"
 INSTEAD = {  # what to export if the method has no global model
@@ -70,7 +70,7 @@ def global_model(published: PublishedState, allowed: frozenset[str] = frozenset(
     Raises:
         ConfigError: the method has no global model, or the architecture cannot be built here.
     """
-    recipe, half = published.recipe, _server_half(published.recipe)
+    recipe, half = published.recipe, method_of(published.recipe)
     if not half.global_model:
         instead = INSTEAD.get(recipe.method.name, "take --model personal at a site")
         raise ConfigError(f"method {recipe.method.name} has no global model; {instead}")
@@ -85,7 +85,7 @@ def class_model(published: PublishedState, c: int, allowed: frozenset[str] = fro
     Raises:
         ConfigError: the method has no models by class, or the run has no such class.
     """
-    recipe, half = published.recipe, _server_half(published.recipe)
+    recipe, half = published.recipe, method_of(published.recipe)
     if not isinstance(half, CwFedAvgServer | CwFedAvgPrivateServer):
         raise ConfigError(f"method {recipe.method.name} has no models by class; only cwfedavg and cwfedavg-private do")
     if not 0 <= c < recipe.classes:
@@ -129,7 +129,7 @@ def installed_model(
 
 def sent_to(published: PublishedState, site: SiteId) -> Payload:
     """The payload that the server sends to a site for a state."""
-    return _server_half(published.recipe).broadcast(published.state, site)
+    return method_of(published.recipe).broadcast(published.state, site)
 
 
 def needs_base(recipe: Recipe, kept_round: KeptRound) -> bool:
@@ -145,10 +145,6 @@ def is_installed(recipe: Recipe) -> bool:
 def mixes_by_data(recipe: Recipe) -> bool:
     """Whether a site's own model depends on its class frequencies, which only the site knows."""
     return recipe.method.name == "cwfedavg-private"
-
-
-def _server_half(recipe: Recipe) -> ServerMethod:
-    return server_methods.build(recipe.method.name, recipe.method.options)
 
 
 def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:

@@ -23,7 +23,8 @@ from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
-from protofed.server.method import ServerMethod, server_methods
+from protofed.server.method import ServerMethod
+from protofed.server.rounds.resume import method_of
 from protofed.server.storage.database import LEDGER_FILE
 
 BY_DIRECTION = frozenset({"fednh", "fedproc"})  # methods that compare features with prototypes by their cosine
@@ -35,6 +36,7 @@ class FinishedRun:
 
     Attributes:
         label: the job's folder, or else the recipe's name.
+        recipe: the one that the run was recorded with, and the settings of its data.
         folder: the simulation's state.
         state: what the server holds at the end.
         scores: of the last scored round, means over sites.
@@ -49,7 +51,7 @@ class FinishedRun:
     @property
     def server_half(self) -> ServerMethod:
         """Of the run's method."""
-        return server_methods.build(self.recipe.method.name, self.recipe.method.options)
+        return method_of(self.recipe)
 
     def sites(self) -> dict[SiteId, SiteData]:
         """What each site trained on."""
@@ -157,4 +159,5 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
             raise StateError(f"the run in {folder} has not ended well; the command that began it goes on with it")
         scores = running.ledger.scores(recipe.name)
         newest = scores[max(scores)] if scores else {}
-    return FinishedRun(label, recipe, state, published.state, {k: v.mean for k, v in spreads(newest).items()})
+        recorded = running.coordinator.recipe.model_copy(update={"data": recipe.data})
+    return FinishedRun(label, recorded, state, published.state, {k: v.mean for k, v in spreads(newest).items()})
