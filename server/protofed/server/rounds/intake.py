@@ -169,11 +169,12 @@ class UploadIntake:
         """
         answers: list[Receipt | Exception] = []
         while left := commits[len(answers) :]:
-            rows = self._acceptable(left)
-            answers += self._accepted(rows, left[: len(rows)]) if len(rows) > 1 else [self._judged_alone(left[0])]
+            now = self._clock()
+            rows = self._acceptable(left, now)
+            answers += self._accepted(rows, left, now) if len(rows) > 1 else [self._judged_alone(left[0])]
         return answers
 
-    def _acceptable(self, commits: Sequence[Commit]) -> list[UpdateRow]:
+    def _acceptable(self, commits: Sequence[Commit], now: float) -> list[UpdateRow]:
         """What would be recorded of the first commits, as long as each is accepted whatever becomes of the others.
 
         So each has an open invitation of its own, and the round goes on with the last of them at the earliest.
@@ -184,7 +185,7 @@ class UploadIntake:
             if row is None or any(row.task.task_id == other.task.task_id for other in rows):
                 break
             rows.append(row)
-        return rows[: self._driver.taken([self._arrived(row) for row in rows])]
+        return rows[: self._driver.taken([_arrived(row, now) for row in rows])]
 
     def _acceptable_row(self, commit: Commit) -> UpdateRow | None:
         """What would be recorded of a commit if it is accepted; None: `_judged_alone` says what is wrong with it."""
@@ -203,16 +204,21 @@ class UploadIntake:
         norm = None if row.subject is not None else commit.examined
         return UpdateRow(row, Verdict.ACCEPTED, "", digest, total, commit.metrics, commit.weight, norm=norm)
 
-    def _accepted(self, rows: Sequence[UpdateRow], commits: Sequence[Commit]) -> list[Receipt | Exception]:
-        """Record updates, then count them: all are in the ledger before the first one moves the round."""
+    def _accepted(self, rows: Sequence[UpdateRow], commits: Sequence[Commit], now: float) -> list[Receipt | Exception]:
+        """Record updates, then count them: all are in the ledger before the first one moves the round.
+
+        Args:
+            commits: theirs, and perhaps others behind.
+            now: when all of them arrived: a deadline that passes while they are written divides them no more.
+        """
         answers: list[Receipt | Exception] = []
         try:
             receipts = self._record_all(rows)
         except Exception:  # perhaps because of one of them, which must not keep out the others
-            return [self._judged_alone(commit) for commit in commits]
+            return [self._judged_alone(commit) for commit in commits[: len(rows)]]
         for row, receipt in zip(rows, receipts, strict=True):
             try:
-                self._driver.answered(row.task, self._arrived(row))
+                self._driver.answered(row.task, _arrived(row, now))
                 answers.append(receipt)
             except Exception as error:
                 answers.append(error)
@@ -227,9 +233,6 @@ class UploadIntake:
             return self.commit(site, commit.instance, task_id, manifest, *told)
         except Exception as error:
             return error
-
-    def _arrived(self, row: UpdateRow) -> phases.Arrived:
-        return phases.Arrived(row.task.site, self._clock())
 
     def _scalars_problem(self, row: TaskRow, metrics: Scores, weight: float | None) -> UpdateProblem | None:
         problem = scalars_problem(metrics, weight, self._driver.expected(row))
@@ -335,3 +338,7 @@ class UploadIntake:
                 model = self._driver.broadcast(base) or codec.view(self._blobs.view(base))
                 self._newest_base = base, model, norm_of(model, {})
             return self._newest_base[1:]
+
+
+def _arrived(row: UpdateRow, now: float) -> phases.Arrived:
+    return phases.Arrived(row.task.site, now)

@@ -26,10 +26,6 @@ class Invitations:
         """The site's open invitation."""
         return self._open.get(site)
 
-    def named(self, task_id: str) -> TaskRow | None:
-        """The open invitation of this id. May be called from any thread."""
-        return next((row for row in tuple(self._open.values()) if row.task_id == task_id), None)
-
     def has(self, row: TaskRow) -> bool:
         """Whether this very invitation is still open."""
         current = self._open.get(row.site)
