@@ -85,6 +85,40 @@ def test_a_false_share_does_no_harm_where_enough_others_are_sound() -> None:
         masking.opened(here.masks(), all_sites, told)
 
 
+def test_false_shares_of_two_of_many_sites_do_no_harm_wherever_they_stand() -> None:
+    """The first choices of 14 among 20 shares all have the first site's."""
+    here = Sum.of(20)
+    alive = list(here.included)[:-1]
+    expected = masking.opened(here.masks(), alive, here.reveal(alive))
+    for liars in (alive[:2], alive[-2:]):
+        told = here.reveal(alive)
+        for site in liars:
+            told[site] = Revealed(dict.fromkeys(alive, bytes(16)), dict.fromkeys(["site-20"], bytes(16)))
+        assert masking.opened(here.masks(), alive, told) == expected
+
+
+def test_sites_that_each_lie_of_another_seed_do_no_harm() -> None:
+    here = Sum.of(5)
+    alive = list(here.included)
+    told = here.reveal(alive)
+    expected = masking.opened(here.masks(), alive, told)
+    for liar, victim in (("site-01", "site-01"), ("site-05", "site-02")):
+        told[liar] = Revealed({**told[liar].self_seeds, victim: bytes(16)}, {})
+    assert masking.opened(here.masks(), alive, told) == expected
+
+
+def test_a_share_of_another_size_is_as_good_as_none() -> None:
+    here = Sum.of(5)
+    alive = list(here.included)
+    told = here.reveal(alive)
+    expected = masking.opened(here.masks(), alive, told)
+    told["site-01"] = Revealed({**told["site-01"].self_seeds, "site-03": b"short"}, {})
+    assert masking.opened(here.masks(), alive, told) == expected
+    told["site-02"] = Revealed({**told["site-02"].self_seeds, "site-03": bytes(17)}, {})
+    with refused("too-few-shares"):
+        masking.opened(here.masks(), alive, told)
+
+
 # What leaves tells nothing
 
 
@@ -114,9 +148,9 @@ def test_fewer_sites_than_the_threshold_learn_nothing_of_another_and_as_many_lea
     assert uniformity(rest) > 1e-6
 
     def seed_known_to(sites: list[SiteId]) -> bytes:
-        dealt = {here.roster.places[site]: here.parties[site].shares[victim][vector].self_seed for site in sites}
+        dealt = {here.roster.places[site]: [here.parties[site].shares[victim][vector].self_seed] for site in sites}
         promised = here.roster.by_site[victim].commitments[1]
-        return combined(dealt, threshold(6), lambda seed: commitment(CONTEXT, victim, vector, seed) == promised)
+        return combined(dealt, threshold(6), [lambda seed: commitment(CONTEXT, victim, vector, seed) == promised])[0]
 
     with refused("too-few-shares"):
         seed_known_to(others[1:])

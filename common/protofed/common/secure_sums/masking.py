@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -82,27 +83,18 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
     Raises:
         SecureSumError: there are too few shares, or they do not give the seeds that were promised.
     """
-    roster, vector = masks.roster, masks.vector
-    at = roster.context.vectors.index(vector)
-
-    def of_survivor(site: SiteId) -> bytes:
-        promised = roster.by_site[site].commitments[at]
-        shares = {roster.places[by]: told.self_seeds[site] for by, told in revealed.items() if site in told.self_seeds}
-        return combined(
-            shares, roster.threshold, lambda seed: commitment(masks.context, site, vector, seed) == promised
-        )
-
-    def of_dropped(site: SiteId) -> bytes:
-        promised = roster.mask_key(site, vector)
-        shares = {roster.places[by]: told.mask_seeds[site] for by, told in revealed.items() if site in told.mask_seeds}
-        return combined(
-            shares,
-            roster.threshold,
-            lambda seed: public_bytes(mask_key(masks.context, site, vector, seed)) == promised,
-        )
-
     dropped = [site for site in masks.included if site not in survivors]
-    return Opened({site: of_survivor(site) for site in survivors}, {site: of_dropped(site) for site in dropped})
+    shares = {
+        masks.roster.places[by]: [told.self_seeds[site] for site in survivors]
+        + [told.mask_seeds[site] for site in dropped]
+        for by, told in revealed.items()
+        if told.self_seeds.keys() == set(survivors) and told.mask_seeds.keys() == set(dropped)
+    }
+    promised = [partial(_is_self_seed, masks, site) for site in survivors]
+    promised += [partial(_is_mask_seed, masks, site) for site in dropped]
+    seeds = combined(shares, masks.roster.threshold, promised)
+    of_survivors, of_dropped = seeds[: len(survivors)], seeds[len(survivors) :]
+    return Opened(dict(zip(survivors, of_survivors, strict=True)), dict(zip(dropped, of_dropped, strict=True)))
 
 
 def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> None:
@@ -111,19 +103,11 @@ def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> No
     Raises:
         SecureSumError: they are not those of these survivors and of those that dropped out.
     """
-    roster, context, vector = masks.roster, masks.context, masks.vector
-    at = context.vectors.index(vector)
     sound = (
         seeds.self_seeds.keys() == set(survivors)
         and seeds.mask_seeds.keys() == set(masks.included) - set(survivors)
-        and all(
-            commitment(context, site, vector, seed) == roster.by_site[site].commitments[at]
-            for site, seed in seeds.self_seeds.items()
-        )
-        and all(
-            public_bytes(mask_key(context, site, vector, seed)) == roster.mask_key(site, vector)
-            for site, seed in seeds.mask_seeds.items()
-        )
+        and all(_is_self_seed(masks, site, seed) for site, seed in seeds.self_seeds.items())
+        and all(_is_mask_seed(masks, site, seed) for site, seed in seeds.mask_seeds.items())
     )
     if not sound:
         raise SecureSumError("false-shares", "the seeds that were opened are not those that the sites promised")
@@ -154,6 +138,18 @@ def unmasked(masks: Masks, survivors: Sequence[SiteId], vectors: Iterable[Array]
         # The survivors' halves of the masks that they had with it: its own ones, had it sent them, would cancel these.
         _add_pairs(total, masks, site, mask_key(masks.context, site, masks.vector, seed), survivors)
     return total
+
+
+def _is_self_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
+    """Whether it is the one that the site promised."""
+    promised = masks.roster.by_site[site].commitments[masks.context.vectors.index(masks.vector)]
+    return commitment(masks.context, site, masks.vector, seed) == promised
+
+
+def _is_mask_seed(masks: Masks, site: SiteId, seed: bytes) -> bool:
+    """Whether it gives the mask key that the site advertised."""
+    private = mask_key(masks.context, site, masks.vector, seed)
+    return public_bytes(private) == masks.roster.mask_key(site, masks.vector)
 
 
 def _add_pairs(total: Array, masks: Masks, site: SiteId, private: X25519PrivateKey, others: Iterable[SiteId]) -> None:
