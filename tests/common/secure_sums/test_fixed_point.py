@@ -47,6 +47,15 @@ def test_a_form_that_could_overflow_is_refused() -> None:
         FixedPoint(limit=65536.0, bits=42, most=50)
 
 
+def test_a_limit_at_which_only_the_rounding_overflows_is_refused() -> None:
+    """2**63 / 50 is no integer: the words of 50 such numbers add up to more than 2**63, which is a negative sum."""
+    with pytest.raises(ConfigError, match="at most 64"):
+        FixedPoint(limit=2.0**23 / 50, bits=40, most=50)
+    below = math.nextafter(2.0**23 / 50, 0)
+    words = FixedPoint(limit=below, bits=40, most=50).encoded(np.full(1, below))
+    assert FORM.decoded(words * np.uint64(50)) > 0
+
+
 @pytest.mark.parametrize("length", [0, 1, 8191, 8192, 8193, 20_000])
 def test_a_mask_is_one_stream_whatever_the_blocks(length: int) -> None:
     long, short = np.zeros(30_000, dtype=np.uint64), np.zeros(length, dtype=np.uint64)

@@ -32,7 +32,7 @@ class FixedPoint:
 
     def __post_init__(self) -> None:
         needed = math.log2(self.limit) + self.bits + math.log2(self.most) + 1  # and the sign
-        if needed > WORD_BITS:
+        if needed > WORD_BITS or self.most * round(math.ldexp(self.limit, self.bits)) >= 2 ** (WORD_BITS - 1):
             raise ConfigError(
                 f"a sum over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a fraction "
                 f"needs {needed:.1f} bits; expected at most {WORD_BITS}: make the limit or the number of bits smaller"
