@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofed.common.codec import digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, SiteId
+from protofed.common.secure_sums.context import site_list
 from protofed.common.secure_sums.keys import check_signature
 from protofed.common.secure_sums.masking import Masks, Opened, check_opened, unmasked
 
@@ -56,5 +57,5 @@ def counted(
 
 
 def _statement(masks: Masks, vector: Array) -> bytes:
-    facts = (masks.roster.digest, masks.vector, ",".join(masks.included), digest(vector.tobytes()))
+    facts = (masks.roster.digest, masks.vector, site_list(masks.included), digest(vector.tobytes()))
     return masks.context.bind("holders", *facts)

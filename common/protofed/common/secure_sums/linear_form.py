@@ -172,7 +172,7 @@ class SumLayout:
             terms[WEIGHT][...] = weight
         for key, term in terms.items():
             if key.startswith("mean/"):
-                np.multiply(self._tensor(update, key), weight, out=term, dtype=np.float64)
+                np.multiply(_tensor(update, key, term.shape), weight, out=term, dtype=np.float64)
         if self.form.rows is not None:
             for name, row in self._rows(update).items():
                 if kept[int(name)]:
@@ -182,7 +182,7 @@ class SumLayout:
             for key, term in terms.items():
                 if key.startswith("mixture/"):
                     by_class = terms[MASS].reshape(-1, *(1,) * (term.ndim - 1))
-                    np.multiply(by_class, self._tensor(update, key), out=term, dtype=np.float64)
+                    np.multiply(by_class, _tensor(update, key, term.shape[1:]), out=term, dtype=np.float64)
         return vector
 
     def words(self, update: Update, fixed_point: FixedPoint, kept: Array | None = None) -> Array:
@@ -200,14 +200,6 @@ class SumLayout:
             raise SecureSumError("no-count", "this run weighs by example counts, and the update has none to weigh by")
         return update.weight / EXAMPLES
 
-    def _tensor(self, update: Update, key: str) -> Array:
-        kind, part, name = key.split("/", 2)
-        array = update.payload.get(Part(part), {}).get(name)
-        shape = next(field.shape for field in self.fields if field.key == key)
-        if array is None or array.shape != (shape if kind == "mean" else shape[1:]):
-            raise SecureSumError("other-form", f"{part}/{name} is not as the sum of this run has it")
-        return array
-
     def _rows(self, update: Update) -> Tensors:
         assert self.form.rows is not None  # noqa: S101  (asked for forms with rows)
         rows = update.payload.get(self.form.rows.part, {})
@@ -223,6 +215,14 @@ class SumLayout:
         if len(shares) != 1 or shares[0].shape != (self.classes,):
             raise SecureSumError("other-form", f"{self.form.shares} is not one share of each class")
         return shares[0].astype(np.float64)
+
+
+def _tensor(update: Update, key: str, shape: tuple[int, ...]) -> Array:
+    _, part, name = key.split("/", 2)
+    array = update.payload.get(Part(part), {}).get(name)
+    if array is None or array.shape != shape:
+        raise SecureSumError("other-form", f"{part}/{name} is not as the sum of this run has it")
+    return array
 
 
 def _matrix(sent: Payload, part: Part, name: str) -> Array:
