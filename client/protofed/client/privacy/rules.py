@@ -31,7 +31,7 @@ class PolicyRules(StrictModel):
     class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
     min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
     min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
-    hide_class_presence: bool = False  # what has a row a class leaves only under a secure sum: no run offers one yet
+    hide_class_presence: bool = False  # what has a row a class leaves only in a secure sum
     secure: Literal["allowed", "rows", "required"] = (
         "allowed"  # what leaves only in a secure sum: class rows and own scores; or everything but the first model
     )
