@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.common.secure_sums.parties import CONTEXT, identity_of, numbers_of
-from tests.support.sum_server import SumServer, steps_of, vector_of
+from tests.support.sum_server import SumServer, steps_of
 
 from protofed.client.sums import session as steps
 from protofed.client.sums.session import Session
@@ -24,6 +24,7 @@ from protofed.common.secure_sums import keys
 from protofed.common.secure_sums.context import SumContext, Vector
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
+from protofed.server.rounds.sum_record import vector_of
 
 SITES = ("ann", "bob", "cleo", "dan")
 LAYOUT = SumLayout(SumForm((Part.HEAD,)), (Field("mean/head/bias", (9,), "float32"),), 0)
