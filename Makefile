@@ -115,8 +115,9 @@ dependencies: .venv/ready ## whether all fits together, and known vulnerabilitie
 	.venv/bin/python -m pip check
 	.venv/bin/python -m tests.support.vulnerabilities
 
-protos: .venv/ready     ## generate the messages and stubs from federation.proto
-	$(PROTOC) --python_out=protos --mypy_out=protos --grpc_python_out=protos --mypy_grpc_out=protos $(PB)/*.proto
+protos: .venv/ready     ## generate the messages and stubs from the .proto files; stubs only of those with a service
+	$(PROTOC) --python_out=protos --mypy_out=protos $(PB)/*.proto
+	$(PROTOC) --grpc_python_out=protos --mypy_grpc_out=protos $$(grep -l ^service $(PB)/*.proto)
 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
 	dot -Tsvg docs/assets/architecture.dot -o docs/assets/architecture.svg

@@ -18,7 +18,6 @@ from protofed.common.secure_sums.masks import derived
 from protofed.common.secure_sums.shamir import SEED_BYTES
 
 ROOT_BYTES = 32
-PUBLIC_BYTES, SIGNATURE_BYTES = 32, 64  # of X25519 and Ed25519
 
 
 class SiteSecrets:
