@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import Task, TaskKind, Verdict
+from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
 from protofed.common.secure_sums.shares import Share
 from protofed.server.operator.overview import overview
@@ -28,7 +28,7 @@ from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
-from protofed.server.storage.rows import one_a_site
+from protofed.server.storage.rows import UpdateRow, one_a_site
 
 SITES = ("ann", "bob", "cyd", "dan", "eli")
 HELD = {"ann": (0, 1), "bob": (0,), "cyd": (0, 2), "dan": (1,), "eli": (0, 1)}  # class 2: cyd alone
@@ -298,21 +298,44 @@ def test_servers_that_cannot_ask_sites_for_sums_refuse_the_recipe() -> None:
         Lab(recipe(**FIVE), MemoryBlobs(), Ledger(), sums=False)
 
 
+def commits_of(run: Secure) -> list[Commit]:
+    """What all sites that are asked now send, each begun and examined."""
+    commits = []
+    for site in run.asked():
+        task = run.lab.task(site)
+        manifest, data = run.lab.announce(run.sites[site].answer(task))
+        intake = run.lab.coordinator.intake
+        assert intake.begin(site, daemon(site), task.task_id, 1, task.base_digest, manifest) is None
+        found = intake.examine(data, manifest, task.base_digest, task.task_id)
+        run.lab.blobs.put(data)
+        commits.append(Commit(site, daemon(site), task.task_id, manifest, {}, None, found))
+    return commits
+
+
 def test_uploads_of_a_step_that_are_committed_together_count_as_one_by_one(run: Secure) -> None:
     while isinstance(run.lab.phase, phases.Collecting | phases.Summing) and run.lab.phase.round == 1:
-        commits = []
-        for site in run.asked():
-            task = run.lab.task(site)
-            manifest, data = run.lab.announce(run.sites[site].answer(task))
-            intake = run.lab.coordinator.intake
-            assert intake.begin(site, daemon(site), task.task_id, 1, task.base_digest, manifest) is None
-            found = intake.examine(data, manifest, task.base_digest, task.task_id)
-            run.lab.blobs.put(data)
-            commits.append(Commit(site, daemon(site), task.task_id, manifest, {}, None, found))
-        answers = run.lab.coordinator.intake.commit_all(commits)
+        answers = run.lab.coordinator.intake.commit_all(commits_of(run))
         assert [getattr(answer, "verdict", answer) for answer in answers] == [Verdict.ACCEPTED] * len(SITES)
     assert run.published() == digest(run.state_of(SITES))
     assert {row.norm for row in run.ledger.updates("test", 1)} == {None}
+
+
+def test_a_deadline_that_passes_while_uploads_are_recorded_together_parts_none_from_the_others(
+    run: Secure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.go_to(TaskKind.SHARE)
+    commits, judge_all = commits_of(run), run.ledger.judge_all
+    run.lab.clock.now += 40.0  # of a step's 60
+
+    def slow(rows: Sequence[UpdateRow]) -> list[Receipt]:
+        run.lab.clock.now += 30.0
+        return judge_all(rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.ledger, "judge_all", slow)
+        run.lab.coordinator.intake.commit_all(commits)
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
 
 
 def test_false_shares_end_the_attempt_and_not_the_run(run: Secure) -> None:
