@@ -21,8 +21,6 @@ from typing import Any
 import typer
 from pydantic import BaseModel
 
-import protofed.client.methods
-import protofed.server.methods  # noqa: F401  (both register their halves)
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
