@@ -366,12 +366,16 @@ def dies_after(first: str) -> Callable[..., None]:
 def test_a_stage_of_release_0_2_0_is_handed_in_and_what_it_had_received_is_of_no_use(
     reopen: Open, tmp_path: Path
 ) -> None:
-    """0.2.0 kept the received prototypes beside an update, to make decoys of them again."""
+    """0.2.0 kept the received prototypes beside an update, to make decoys of them again; it knew no attempts."""
     store = reopen()
     store.stage(task(1), outcome(1))
-    (tmp_path / "state" / "run" / "000001" / "received.safetensors").write_bytes(b"not read")
+    folder = tmp_path / "state" / "run" / "000001"
+    (folder / "received.safetensors").write_bytes(b"not read")
+    record = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+    del record["task"]["attempt"], record["task"]["subject"]
+    (folder / "task.json").write_text(json.dumps(record), encoding="utf-8")
     store = reopen()
-    assert task_ids(store) == ["task_id-1"]
+    assert [staged for staged, _ in store.unsettled("run")] == [task(1)]
     store.settle(task(1), receipt())
     assert number(store.last_counted("run", 2)) == 1
 
