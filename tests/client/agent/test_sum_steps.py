@@ -15,11 +15,12 @@ from protofed.client.method import client_methods
 from protofed.client.privacy.policy import Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.sums.membership import membership_of
+from protofed.client.sums.sessions import FOLDER
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Array, Part, Payload, describe
-from protofed.common.protocol.messages import Receipt, Task, TaskKind
+from protofed.common.protocol.messages import Finished, Receipt, Task, TaskKind
 from protofed.common.protocol.sum_messages import RosterMessage, payload_of
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
@@ -178,6 +179,27 @@ def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None
     other = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
     assert ann.work(round_.task(TaskKind.FIT, other, "another"), other) is None
     assert "secure-sum.other-base" in ann.refused[-1]
+
+
+def test_a_damaged_session_ends_no_daemon(tmp_path: Path) -> None:
+    round_ = Round(tmp_path)
+    ann = round_.daemons["ann"]
+    folder = ann.folder / FOLDER
+    [session] = (folder / "run").glob("*.json")
+    session.write_bytes(b"{}")
+    blob = round_.server.blob(TaskKind.SHARE, "ann")
+    assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
+    assert ann.made.declined()[-1] == ("share-1", FailureReason.DISK)
+    theirs = folder / "run" / "1-notes.json"
+    theirs.write_bytes(b"of a person")
+    (folder / "run.json").write_bytes(b"damaged as well")
+    ann.made.link.tasks.append(Finished("it is over", True))
+    assert isinstance(ann.agent.step(0.0), Finished)
+    assert session.exists()  # it cannot be remembered that it is over
+    (folder / "run.json").unlink()
+    ann.agent._sums.over("run")
+    assert not session.exists()
+    assert theirs.exists()
 
 
 def test_a_server_cannot_have_a_plain_update_of_a_secure_run(tmp_path: Path) -> None:

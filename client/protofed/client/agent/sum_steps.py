@@ -13,7 +13,7 @@ from protofed.client.sums import session as steps
 from protofed.client.sums.membership import Membership
 from protofed.client.sums.session import Session
 from protofed.common.codec import Digest
-from protofed.common.errors import FailureReason, SecureSumError, TaskFailedError
+from protofed.common.errors import FailureReason, SecureSumError, StateError, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update, describe
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
@@ -103,21 +103,24 @@ class SumSteps:
 
     def drop_over(self, run: str) -> None:
         """Remove what is staged for sums that are over: the server opened its round again, without this site."""
-        if self._site.membership is None:
+        if (member := self._site.membership) is None:
             return
-        for task, _ in self._site.store.unsettled(run):
-            if task.attempt and self._site.membership.sessions.is_over(run, task.round, task.attempt, Subject.UPDATE):
-                self._site.store.settle(task, Receipt(Verdict.STALE, "its sum is over", Digest(""), ""))
+        with _kept_if_unreadable(run):
+            for task, _ in self._site.store.unsettled(run):
+                if task.attempt and member.sessions.is_over(run, task.round, task.attempt, Subject.UPDATE):
+                    self._site.store.settle(task, Receipt(Verdict.STALE, "its sum is over", Digest(""), ""))
 
     def over(self, run: str) -> None:
         """Wipe the secrets of a run that is over, or that the site has left."""
         if self._site.membership is not None:
-            self._site.membership.sessions.wipe(run)
+            with _kept_if_unreadable(run):
+                self._site.membership.sessions.wipe(run)
 
     def only(self, run: str) -> None:
         """Wipe the secrets of all other runs."""
         if self._site.membership is not None:
-            self._site.membership.sessions.wipe_all_but(run)
+            with _kept_if_unreadable(run):
+                self._site.membership.sessions.wipe_all_but(run)
 
     def _worked(
         self, run: PreparedRun, task: Task, session: Session, before: tuple[SiteId, ...] | None
@@ -185,3 +188,12 @@ def _refusals() -> Iterator[None]:
     except SecureSumError as error:
         rule = f"secure-sum.{error.code}"
         raise PolicyRefusedError(rule, f"{error} ({rule})") from error
+@contextmanager
+def _kept_if_unreadable(run: str) -> Iterator[None]:
+    """Secrets that cannot be wiped now stay until the next task or run, and must not end the daemon."""
+    try:
+        yield
+    except StateError as error:
+        log.warning("secrets of secure sums that are over stay", run=run, why=str(error))
+
+

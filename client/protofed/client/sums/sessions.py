@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.sums.session import Session
 from protofed.common.errors import SecureSumError, StateError
-from protofed.common.ids import check_id
+from protofed.common.ids import check_id, is_id
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import Subject, Vector
 from protofed.common.storage import files
@@ -32,9 +33,18 @@ class Past:
     opened: tuple[SiteId, ...] | None = None
 
 
+class _Sum(NamedTuple):
+    """Which sum of a run a file is of: its name says so, whatever has become of its bytes."""
+
+    round: int
+    attempt: int
+    subject: Subject
+
+
 T = TypeVar("T")
 _SESSION = TypeAdapter(Session)
 _PAST = TypeAdapter(dict[str, Past])
+_NAME = re.compile(rf"([0-9]{{6,}})-([0-9]+)-({'|'.join(Subject)})\.json")  # no other file is ever removed
 
 
 class Sessions:
@@ -70,7 +80,7 @@ class Sessions:
 
     def opened(self, session: Session) -> tuple[SiteId, ...] | None:
         """For whom the site has revealed VALUES of this round and subject, in whichever attempt; None: it has not."""
-        return self._past(session.run).get(_key(session.round, session.subject), Past()).opened
+        return self._of(session.run, session.round, session.subject).opened
 
     def save(self, session: Session) -> None:
         """Store a session; what it has opened is remembered after it is wiped, and before it is opened.
@@ -79,7 +89,9 @@ class Sessions:
             OutOfSpaceError, DiskFailureError: nothing may be sent of it.
         """
         if Vector.VALUES in session.revealed and self.opened(session) is None:
-            self._remember(session, replace(self._of(session), opened=session.survivors[Vector.VALUES]))
+            past = self._of(session.run, session.round, session.subject)
+            past = replace(past, opened=session.survivors[Vector.VALUES])
+            self._remember(session.run, session.round, session.subject, past)
         path = self._path(session.run, session.round, session.attempt, session.subject)
         files.write(path, _SESSION.dump_json(session))
 
@@ -88,43 +100,51 @@ class Sessions:
 
         The scores of a round are summed once its updates have been.
         """
-        for session in self._all(run):
-            same_round = session.round == round
-            later = same_round and (session.subject is subject or subject is Subject.UPDATE)
-            if not (later and session.attempt >= attempt):
-                self._wipe(session)
+        for found in self._all(run):
+            later = found.round == round and (found.subject is subject or subject is Subject.UPDATE)
+            if not (later and found.attempt >= attempt):
+                self._wipe(run, found)
 
     def wipe(self, run: str) -> None:
         """Wipe all sums of a run: it is over, or the site has left it."""
-        for session in self._all(run):
-            self._wipe(session)
+        for found in self._all(run):
+            self._wipe(run, found)
 
     def wipe_all_but(self, run: str) -> None:
         """Wipe the sums of all other runs."""
         for path in self._folder.glob("*") if self._folder.is_dir() else ():
-            if path.is_dir() and path.name != run:
+            if path.is_dir() and path.name != run and is_id(path.name):
                 self.wipe(path.name)
 
-    def _wipe(self, session: Session) -> None:
-        past = self._of(session)
-        self._remember(session, replace(past, over=max(past.over, session.attempt)))
-        self._path(session.run, session.round, session.attempt, session.subject).unlink(missing_ok=True)
+    def _wipe(self, run: str, found: _Sum) -> None:
+        """By the file's name: a session that is damaged must not stay, nor end the daemon, when its sum is over."""
+        past, path = self._of(run, found.round, found.subject), self._path(run, *found)
+        self._remember(run, found.round, found.subject, replace(past, over=max(past.over, found.attempt)))
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise files.write_error(path, error) from error
 
-    def _remember(self, session: Session, past: Past) -> None:
-        kept = {**self._past(session.run), _key(session.round, session.subject): past}
+    def _remember(self, run: str, round: int, subject: Subject, past: Past) -> None:
+        kept = {**self._past(run), _key(round, subject): past}
         newest = sorted(kept, key=_round)[-MOST_ROUNDS:]
-        path = self._folder / f"{check_id('run', session.run)}.json"
+        path = self._folder / f"{check_id('run', run)}.json"
         files.write(path, _PAST.dump_json({key: kept[key] for key in newest}))
 
-    def _of(self, session: Session) -> Past:
-        return self._past(session.run).get(_key(session.round, session.subject), Past())
+    def _of(self, run: str, round: int, subject: Subject) -> Past:
+        return self._past(run).get(_key(round, subject), Past())
 
     def _past(self, run: str) -> dict[str, Past]:
         path = self._folder / f"{check_id('run', run)}.json"  # no id has a dot, so no run's folder has this name
         return _read(path, _PAST) if path.exists() else {}
 
-    def _all(self, run: str) -> list[Session]:
-        return [_read(path, _SESSION) for path in sorted((self._folder / check_id("run", run)).glob("[0-9]*.json"))]
+    def _all(self, run: str) -> list[_Sum]:
+        paths = sorted((self._folder / check_id("run", run)).glob("*.json"))
+        return [
+            _Sum(int(name[1]), int(name[2]), Subject(name[3]))
+            for path in paths
+            if (name := _NAME.fullmatch(path.name)) is not None
+        ]
 
     def _path(self, run: str, round: int, attempt: int, subject: Subject) -> Path:
         return self._folder / check_id("run", run) / f"{round:06d}-{attempt}-{subject}.json"
