@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import Released
 from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import FitOutcome
 from protofed.client.sums.membership import membership_of
-from protofed.client.sums.sessions import FOLDER
+from protofed.client.sums.sessions import FOLDER, Sessions
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
@@ -179,6 +181,64 @@ def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None
     other = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
     assert ann.work(round_.task(TaskKind.FIT, other, "another"), other) is None
     assert "secure-sum.other-base" in ann.refused[-1]
+
+
+OTHER = codec.encode({**BASE, Part.HEAD: {name: array * 2 for name, array in BASE[Part.HEAD].items()}})
+
+
+def test_what_is_summed_is_the_update_of_the_model_that_all_were_sent(tmp_path: Path) -> None:
+    """Else a server could have all others train from a model that teaches them nothing: the sum would be one update."""
+    round_ = Round(tmp_path)
+    ann, summed = round_.daemons["ann"], expected(round_)
+    ann.work(round_.task(TaskKind.FIT, OTHER, "another"), OTHER)
+    round_.until(None)
+    assert round_.server.total().tolist() == summed.tolist()
+
+
+def test_what_waits_is_handed_in_for_the_model_that_it_was_trained_from(tmp_path: Path) -> None:
+    round_ = Round(tmp_path)
+    ann = round_.daemons["ann"]
+    [session] = (ann.folder / FOLDER / "run").glob("*.json")
+    session.unlink()  # as if the daemon had been killed before it was stored
+    ann.agent._settled.clear()
+    ann.work(round_.task(TaskKind.FIT, OTHER), OTHER)
+    found = Sessions(ann.folder / FOLDER).find("run", 1, 1, Subject.UPDATE)
+    assert found is not None
+    assert found.base == codec.digest(codec.encode(BASE))
+
+
+def test_an_update_of_another_model_is_not_masked(tmp_path: Path) -> None:
+    round_ = Round(tmp_path).until(TaskKind.MASK)
+    ann = round_.daemons["ann"]
+    [(fitted, update)] = ann.made.store.unsettled("run")
+    ann.made.store.stage(replace(fitted, base_digest=codec.digest(OTHER)), FitOutcome(update, {}, {}))
+    blob = round_.server.blob(TaskKind.MASK, "ann")
+    assert ann.work(round_.task(TaskKind.MASK, blob), blob) is None
+    assert "secure-sum.other-base" in ann.refused[-1]
+
+
+def test_a_sum_ends_by_the_recipe_that_it_began_by(tmp_path: Path) -> None:
+    round_ = Round(tmp_path)
+    ann = round_.daemons["ann"]
+    federation = {**SECURE["federation"], "min_contributors": 2, "sum_bits": 30}
+    ann.made.recipe = {**SECURE, "federation": federation}
+    ann.made.link.recipe = Recipe.model_validate(ann.made.recipe).wire()
+    ann.killed()
+    blob = round_.server.blob(TaskKind.SHARE, "ann")
+    assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
+    assert "secure-sum.other-base" in ann.refused[-1]
+
+
+def test_what_waits_for_a_sum_does_not_leave_when_the_run_is_offered_without_sums(tmp_path: Path) -> None:
+    round_ = Round(tmp_path)
+    ann = round_.daemons["ann"]
+    before = len(ann.uploads)
+    ann.made.link.recipe = Recipe.model_validate(RUN).wire()
+    ann.killed()
+    ann.agent.step(0.0)
+    fit = round_.task(TaskKind.FIT, codec.encode(BASE))
+    assert ann.work(fit, codec.encode(BASE)) is None
+    assert len(ann.uploads) == before
 
 
 def test_a_damaged_session_ends_no_daemon(tmp_path: Path) -> None:

@@ -264,10 +264,12 @@ class Agent:
         run = self._prepared(task)
         for staged, update in self._site.store.unsettled(task.run):
             if staged.task_id == task.task_id:
-                self._push_staged(task, update)
+                self._push_staged(staged, update)  # with the model and the attempt that it was trained for
                 return
         self._begun(task)
-        self._guarded(task, lambda: self._task_guard.check_fit(task))
+        self._passed(task, lambda: self._task_guard.check_fit(task))
+        if summed := is_summed(self._site, run):
+            self._passed(task, lambda: self._sums.check_open(run, task))
         base = self._bases.get(task)
         with self._site.checkpoints(task) as checkpoints:
             state = self._site.store.last_counted(task.run, task.round)
@@ -275,8 +277,8 @@ class Agent:
             work = self._fit_from(run, task, state)
             outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
-            if summed := is_summed(self._site, run):
-                self._passed(task, lambda: self._sums.vector(run, task, outcome.update, base))
+            if summed:
+                self._passed(task, lambda: self._sums.vector(run, outcome.update, base))
             else:
                 released = self._release(task, outcome.update)
             self._site.store.stage(task, outcome)
@@ -304,23 +306,18 @@ class Agent:
                 return []
 
     def _check_base(self, task: Task, base: Payload) -> None:
-        self._guarded(task, lambda: self._base_guard.check(self._prepared(task), task, base))
-
-    def _guarded(self, task: Task, check: Callable[[], None]) -> None:
-        """Run a check; what the policy refuses by it is counted and audited."""
-        try:
-            check()
-        except PolicyViolationError as violation:
-            self._on_refusal(task, violation)
-            raise
+        self._passed(task, lambda: self._base_guard.check(self._prepared(task), task, base))
 
     def _push_staged(self, task: Task, update: Update) -> None:
         run = self._prepared(task)
         if is_summed(self._site, run):
             base = partial(self._bases.get, task)
             self._push(task, self._passed(task, lambda: self._sums.begin(run, task, update, base)))
-        else:
+        elif task.subject is None or self._site.simulated:
             self._push(task, self._release(task, update))
+        else:
+            text = "this update was trained to leave in a secure sum, and the run, as it is offered now, has none"
+            raise TaskFailedError(FailureReason.REFUSED, text)
 
     def _sum_step(self, task: Task) -> None:
         run = self._prepared(task)
@@ -363,7 +360,7 @@ class Agent:
 
     def _score(self, task: Task) -> None:
         run = self._begun(task)
-        self._guarded(task, lambda: self._task_guard.check_score(task))
+        self._passed(task, lambda: self._task_guard.check_score(task))
         scores = self._scorer.scores(run, task)
         self._own_scores.keep(task, scores)  # a policy that releases none keeps them from the server, not from the site
         self._link.report(task, self._site.policy.release_scores(scores))

@@ -52,6 +52,14 @@ class SumSteps:
     def __init__(self, site: Site, fetch: Callable[[Task], bytes]) -> None:
         self._site, self._fetch = site, fetch
 
+    def check_open(self, run: PreparedRun, task: Task) -> None:
+        """Check that a FIT task is of a sum that is not over, and of no other model or recipe than it began from.
+
+        Asked before anything is trained: what is staged then would take the place of what the sum is of.
+        """
+        with _refusals():
+            self._found(self._context(run, task, task.base_digest))
+
     def begin(self, run: PreparedRun, task: Task, update: Update, base: Callable[[], Payload]) -> Released:
         """The site's keys, for a FIT task whose update is staged; the same bytes again if it had begun.
 
@@ -59,21 +67,18 @@ class SumSteps:
             base: what the fit started from.
         """
         with _refusals():
-            sessions, context = self._membership().sessions, self._context(run, task)
+            sessions, context = self._membership().sessions, self._context(run, task, task.base_digest)
             sessions.wipe_before(task.run, task.round, task.attempt, Subject.UPDATE)
-            found = sessions.find(task.run, task.round, task.attempt, Subject.UPDATE)
-            if found is not None:
-                steps.check_same(found, context)
+            if (found := self._found(context)) is not None:
                 return self._released(found)
-            session = self._begun(run, task, update, base())
+            session = self._begun(run, context, update, base())
             sessions.save(session)
             reach("sum-begun")
             return self._released(session)
 
-    def vector(self, run: PreparedRun, task: Task, update: Update, base: Payload) -> ReleasedVector:
+    def vector(self, run: PreparedRun, update: Update, base: Payload) -> ReleasedVector:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
         with _refusals():
-            self._context(run, task)
             layout = SumLayout.of(form_of(run.method, run.recipe.method.name), describe(update.payload), base)
             return self._site.policy.release_sum(update, layout, run.gate_context())
 
@@ -83,7 +88,7 @@ class SumSteps:
             raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
         with _refusals():
             membership = self._membership()
-            session = self._session(task)
+            session = self._session(run, task)
             session, payload = self._worked(run, task, session, membership.sessions.opened(session))
             membership.sessions.save(session)
             reach(f"sum-{task.kind}")
@@ -144,40 +149,59 @@ class SumSteps:
             case _:
                 return steps.reveal(session, blob, vector, before)
 
-    def _begun(self, run: PreparedRun, task: Task, update: Update, base: Payload) -> Session:
-        layout, membership = self.vector(run, task, update, base).layout, self._membership()
-        return steps.begun(
-            self._context(run, task), layout, self._site.name, membership.identity, membership.endorsement()
-        )
+    def _begun(self, run: PreparedRun, context: SumContext, update: Update, base: Payload) -> Session:
+        layout, membership = self.vector(run, update, base).layout, self._membership()
+        return steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
 
     def _released(self, session: Session) -> Released:
         return self._site.policy.release_step(steps.advertise(session))
 
     def _released_vector(self, run: PreparedRun, session: Session, task: Task) -> ReleasedVector:
-        return self._site.policy.release_sum(self.staged(task)[1], session.layout, run.gate_context())
+        fitted, update = self.staged(task)
+        if fitted.base_digest != session.base:
+            # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
+            raise SecureSumError(
+                "other-base", "the update that waits here was trained from another model than the sum's"
+            )
+        return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
-    def _session(self, task: Task) -> Session:
-        if task.subject is None:
-            raise SecureSumError("out-of-order", f"a {task.kind} task that does not say what is summed")
-        found = self._membership().sessions.find(task.run, task.round, task.attempt, task.subject)
+    def _session(self, run: PreparedRun, task: Task) -> Session:
+        found = self._membership().sessions.find(task.run, task.round, task.attempt, Subject.UPDATE)
         if found is None:
             raise SecureSumError("out-of-order", f"a {task.kind} task of a sum that this site has not begun")
+        steps.check_same(found, self._context(run, task, Digest(found.base)))
         return found
 
-    def _context(self, run: PreparedRun, task: Task) -> SumContext:
+    def _found(self, context: SumContext) -> Session | None:
+        """The session of a sum, if it was begun, for this very context."""
+        at = (context.run, context.round, context.attempt, context.subject)
+        if (found := self._membership().sessions.find(*at)) is not None:
+            steps.check_same(found, context)
+        return found
+
+    def _context(self, run: PreparedRun, task: Task, base: Digest | None) -> SumContext:
         """Of what this site itself was given: it signs nothing that names another recipe or model."""
-        if task.attempt < 1 or task.base_digest is None:
-            raise SecureSumError("out-of-order", "a fit of a run with secure sums that does not say its attempt")
+        if task.attempt < 1 or task.subject is not Subject.UPDATE or base is None:
+            raise SecureSumError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
         form = form_of(run.method, run.recipe.method.name)
         by_class = form.rows is not None or form.shares is not None
         vectors = (Vector.HOLDERS, Vector.VALUES) if by_class else (Vector.VALUES,)
         at = (task.run, task.round, task.attempt, Subject.UPDATE)
-        return SumContext(*at, Digest(run.recipe.fingerprint()), task.base_digest, vectors)
+        return SumContext(*at, Digest(run.recipe.fingerprint()), base, vectors)
 
     def _membership(self) -> Membership:
         if self._site.membership is None:
             raise TaskFailedError(FailureReason.REFUSED, "this site has no identity for secure sums")
         return self._site.membership
+
+
+@contextmanager
+def _kept_if_unreadable(run: str) -> Iterator[None]:
+    """Secrets that cannot be wiped now stay until the next task or run, and must not end the daemon."""
+    try:
+        yield
+    except StateError as error:
+        log.warning("secrets of secure sums that are over stay", run=run, why=str(error))
 
 
 @contextmanager
@@ -188,12 +212,3 @@ def _refusals() -> Iterator[None]:
     except SecureSumError as error:
         rule = f"secure-sum.{error.code}"
         raise PolicyRefusedError(rule, f"{error} ({rule})") from error
-@contextmanager
-def _kept_if_unreadable(run: str) -> Iterator[None]:
-    """Secrets that cannot be wiped now stay until the next task or run, and must not end the daemon."""
-    try:
-        yield
-    except StateError as error:
-        log.warning("secrets of secure sums that are over stay", run=run, why=str(error))
-
-
