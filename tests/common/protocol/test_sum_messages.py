@@ -128,3 +128,11 @@ def test_noise_is_read_or_refused(noise: bytes) -> None:
     except CodecError:
         return
     assert isinstance(message, Revealed)
+
+
+def test_the_flags_of_the_most_sites_and_classes_are_one_message() -> None:
+    sites = [f"{n:02}".ljust(64, "s") for n in range(MOST)]
+    flags = {site: np.full(sum_messages.MOST_ROWS, 2**64 - 1, dtype=np.uint64) for site in sites}
+    message = HoldersMessage(flags, dict.fromkeys(sites, bytes(64)), Opened(dict.fromkeys(sites, bytes(16)), {}))
+    found, _ = message_of(codec.encode(payload_of(message)), HoldersMessage)
+    assert list(found.vectors) == sites

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -74,6 +75,13 @@ def test_a_method_without_a_linear_form_is_refused_when_the_run_is_started(metho
         check_secure(recipe, method_of(recipe), possible=True)
     plain = small_recipe(method["name"], method=method)
     check_secure(plain, method_of(plain), possible=False)
+
+
+def test_more_classes_than_sites_can_count_the_holders_of_are_refused() -> None:
+    for name, refused in (("fednh", True), ("cwfedavg-private", True), ("fedavg", False)):
+        recipe = small_recipe(name, federation=SECURE).model_copy(update={"classes": 10_001})
+        with pytest.raises(ConfigError, match="10001 classes") if refused else nullcontext():
+            check_secure(recipe, method_of(recipe), possible=True)
 
 
 def test_a_real_server_refuses_it_for_now() -> None:

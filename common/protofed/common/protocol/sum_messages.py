@@ -25,6 +25,7 @@ from protofed.protos.v1 import secure_sums_pb2 as pb
 
 MESSAGE, VECTOR = "message", "vector"
 MOST_MESSAGE_BYTES = 4 << 20
+MOST_ROWS = 10_000  # classes whose flags, of as many sites as a sum takes, are one `HoldersMessage`
 
 
 @dataclass(frozen=True)

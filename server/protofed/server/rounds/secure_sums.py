@@ -11,6 +11,7 @@ import numpy as np
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Payload, Update
+from protofed.common.protocol.sum_messages import MOST_ROWS
 from protofed.common.secure_sums.context import FEWEST, MOST
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
@@ -22,11 +23,15 @@ def check_secure(recipe: Recipe, method: ServerMethod, *, possible: bool) -> Non
     """Check that a recipe with `federation.secure = true` can run so.
 
     Raises:
-        ConfigError: its method has no linear form with these options, or the sites are real.
+        ConfigError: its method has no linear form with these options, or too many classes; or the sites are real.
     """
     if not recipe.federation.secure:
         return
-    form_of(method, recipe.method.name)
+    if holders_of(method, recipe) and recipe.classes > MOST_ROWS:
+        raise ConfigError(
+            f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
+            f"federation.secure = true expected at most {MOST_ROWS}, whose holders every site counts from one message"
+        )
     if not possible:  # until the rounds of a server ask for masked vectors
         raise ConfigError(
             f"recipe '{recipe.name}' has federation.secure = true: this version's servers cannot run secure sums, only "
