@@ -117,6 +117,19 @@ def advertised(secrets: SiteSecrets, identity: Ed25519PrivateKey, endorsement: b
     return KeyAdvert(**{**vars(unsigned), "signature": signature})
 
 
+def check_keys(advert: KeyAdvert) -> None:
+    """Check that all keys of an advert differ, and that each gives a secret.
+
+    Raises:
+        SecureSumError: they do not.
+    """
+    keys, trial = (advert.share_key, *advert.mask_keys), X25519PrivateKey.generate()
+    if len({advert.identity, *keys}) != 1 + len(keys):
+        raise SecureSumError("bad-keys", f"two keys of {advert.site} are equal")
+    for key in keys:
+        agreed(trial, key)
+
+
 @dataclass(frozen=True)
 class Roster:
     """The adverts of one sum, sorted by site: whose masks cancel.

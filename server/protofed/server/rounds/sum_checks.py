@@ -11,7 +11,6 @@ from protofed.common.payload import Part, SiteId, TensorSpec
 from protofed.common.protocol.messages import Manifest, TaskKind
 from protofed.common.protocol.sum_messages import (
     MESSAGE,
-    MOST_MESSAGE_BYTES,
     VECTOR,
     Message,
     SharesMessage,
@@ -20,12 +19,13 @@ from protofed.common.protocol.sum_messages import (
 )
 from protofed.common.secure_sums.context import SumContext
 from protofed.common.secure_sums.holders import check_vector
-from protofed.common.secure_sums.keys import KeyAdvert, check_signature
+from protofed.common.secure_sums.keys import KeyAdvert, check_keys, check_signature
 from protofed.common.secure_sums.masking import Revealed
 from protofed.common.secure_sums.survivors import check_signed
 from protofed.server.rounds.sum_record import SumRecord, vector_of
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
+MOST_SITE_BYTES = 64 << 10  # of one site's message: one made of those of all sites must not be above MOST_MESSAGE_BYTES
 _ANSWERS: dict[TaskKind, type[Message]] = {
     TaskKind.FIT: KeyAdvert,
     TaskKind.SHARE: SharesMessage,
@@ -50,8 +50,8 @@ def manifest_problem(manifest: Manifest, length: int | None) -> UpdateProblem | 
         text = f"expected the tensors {', '.join(sorted(names))} of part {Part.SECURE_SUM}, and no others"
         return UpdateProblem(RejectionCode.TENSORS, text)
     message = announced[MESSAGE]
-    if message.dtype != "uint8" or len(message.shape) != 1 or message.shape[0] > MOST_MESSAGE_BYTES:
-        text = f"the message is {message.dtype} {list(message.shape)}, expected uint8 [{MOST_MESSAGE_BYTES} at most]"
+    if message.dtype != "uint8" or len(message.shape) != 1 or message.shape[0] > MOST_SITE_BYTES:
+        text = f"the message is {message.dtype} {list(message.shape)}, expected uint8 [{MOST_SITE_BYTES} at most]"
         return UpdateProblem(RejectionCode.TENSORS, text)
     if length is not None and announced[VECTOR] != TensorSpec(Part.SECURE_SUM, VECTOR, "uint64", (length,)):
         vector = announced[VECTOR]
@@ -110,6 +110,7 @@ class SumCheck:
         if advert.site != self.site or (len(advert.mask_keys), len(advert.commitments)) != (vectors, vectors):
             raise SecureSumError("bad-keys", f"expected the keys of {self.site} for {vectors} vectors")
         check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), self.site)
+        check_keys(advert)  # in a roster they would end the sum of all sites
 
     def _check_sites(self, what: str, given: object, expected: object) -> None:
         if given != expected:
