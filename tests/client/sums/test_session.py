@@ -245,6 +245,13 @@ def test_another_attempt_after_revealing_only_with_the_same_survivors(tmp_path: 
     assert third.server.total().tolist() == sum(third.numbers.values(), np.zeros(9, np.uint64)).tolist()
 
 
+def test_holders_are_not_counted_again_among_other_sites_once_values_were_opened(tmp_path: Path) -> None:
+    Sites(tmp_path).until(None)
+    again = Sites(tmp_path, replace(CONTEXT, attempt=2)).until(TaskKind.AGREE_HOLDERS, {TaskKind.HOLDERS: "bob"})
+    for site in ("ann", "cleo", "dan"):
+        assert refusal(lambda site=site: again.answer(site, TaskKind.AGREE_HOLDERS)) == "other-survivors"  # type: ignore[misc]
+
+
 def test_what_is_over_is_wiped_and_never_begins_again(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN).until(None)
     store, opened = sites.stores["ann"], sites.session("ann")

@@ -247,7 +247,7 @@ def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before:
             f"the holders of rows were counted among {', '.join(masks.included)}: the sum of fewer sites could be the "
             "row of one",
         )
-    if vector is Vector.VALUES and before is not None and tuple(before) != sites:
+    if before is not None and tuple(before) != sites:  # of the holders, too: their numbers would tell its classes
         raise SecureSumError(
             "other-survivors",
             f"the sum of round {session.round} was opened before, over {', '.join(before)}: a second one over other "
