@@ -35,7 +35,6 @@ class PolicyRules(StrictModel):
     secure: Literal["allowed", "rows", "required"] = (
         "allowed"  # what leaves only in a secure sum: class rows and own scores; or everything but the first model
     )
-    summed_metrics: frozenset[str] = frozenset()  # own scores that may leave in a sum of three sites or more
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
