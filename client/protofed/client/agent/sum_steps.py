@@ -184,8 +184,7 @@ class SumSteps:
         if task.attempt < 1 or task.subject is not Subject.UPDATE or base is None:
             raise SecureSumError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
         form = form_of(run.method, run.recipe.method.name)
-        by_class = form.rows is not None or form.shares is not None
-        vectors = (Vector.HOLDERS, Vector.VALUES) if by_class else (Vector.VALUES,)
+        vectors = (Vector.HOLDERS, Vector.VALUES) if form.by_class else (Vector.VALUES,)
         at = (task.run, task.round, task.attempt, Subject.UPDATE)
         return SumContext(*at, Digest(run.recipe.fingerprint()), base, vectors)
 

@@ -60,6 +60,11 @@ class SumForm:
         if bool(self.mixtures) != (self.shares is not None):
             raise ValueError("mixtures need the part with their shares, and nothing else does")
 
+    @property
+    def by_class(self) -> bool:
+        """Whether something is summed by class, so that sites count the holders of each before they send numbers."""
+        return self.rows is not None or self.shares is not None
+
 
 def form_of(half: object, method: str) -> SumForm:
     """The linear form of a method's half.

@@ -93,7 +93,7 @@ class Publisher:
             layout = layout_of(self._method, state)
             if self._recipe is not None and any(row.task.subject is not None for row in rows):
                 view = self._blobs.view
-                total = SumRecord.of(rows, self._recipe, view, holders=layout.classes > 0).total()
+                total = SumRecord.of(rows, self._recipe, view, holders=layout.form.by_class).total()
             else:  # a simulation's, whose updates are here
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
             new = next_state(self._method, state, layout, total, self._fixed_point)

@@ -41,8 +41,7 @@ def check_secure(recipe: Recipe, method: ServerMethod, *, possible: bool) -> Non
 
 def holders_of(method: ServerMethod, recipe: Recipe) -> bool:
     """Whether sites count the holders of each class before they send numbers: the method sums some by class."""
-    form = form_of(method, recipe.method.name)
-    return form.rows is not None or form.shares is not None
+    return form_of(method, recipe.method.name).by_class
 
 
 def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
