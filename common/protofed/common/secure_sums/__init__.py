@@ -1,4 +1,4 @@
-"""Secure sums: a server learns the sum of what sites send, and nothing of one site (Bonawitz et al., CCS 2017).
+"""Secure sums: a server learns the sum of what sites send, and not what one of them sent (Bonawitz et al., CCS 2017).
 
 The malicious-server variant of double masking on the complete graph, Protocol 1 of the paper with its signatures and
 its consistency round. Everything here is pure: who stores and sends what is decided elsewhere.

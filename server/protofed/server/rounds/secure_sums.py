@@ -1,4 +1,4 @@
-"""Runs under secure sums: which may, and the next state from a total that says nothing of one site."""
+"""Runs under secure sums: which may, and the next state from the total of the sites' numbers."""
 
 from __future__ import annotations
 
