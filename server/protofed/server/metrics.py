@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
 
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import Verdict
+from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.protocol.refusal import DeniedBecause
 from protofed.server.verdicts import RejectionCode
 
@@ -35,7 +36,7 @@ WAITING = Metric(
     "gauge",
     ("run", "reason"),
     "1 for what the active run waits for, 0 for the rest: trainers (too few), required-sites, paused, queued, back-off "
-    "(until the next attempt), disk (the server's is full), updates, scores.",
+    "(until the next attempt), disk (the server's is full), updates, sum (sites' part in a secure sum), scores.",
 )
 SECONDS = Metric("protofed_round_seconds", "histogram", ("phase",), "Seconds that a round's phase took.")
 ROUND_SITES = Metric(
@@ -78,6 +79,41 @@ DENIED = Metric(
     ("because",),
     "Refused calls by certificates that were revoked, or by sites that the operator has excluded; the log has one line "
     "for each of these.",
+)
+# The steps of a secure sum, in their order. FIT brings the keys: it fails only where too few sites have them.
+SUM_STEPS = (
+    TaskKind.FIT,
+    TaskKind.SHARE,
+    TaskKind.HOLDERS,
+    TaskKind.AGREE_HOLDERS,
+    TaskKind.REVEAL_HOLDERS,
+    TaskKind.MASK,
+    TaskKind.AGREE,
+    TaskKind.REVEAL,
+)
+SUM_STEP = Metric(
+    "protofed_sum_step",
+    "gauge",
+    ("run", "step"),
+    "1 for the step of the open secure sum, 0 for the others: share, holders, agree-holders, reveal-holders, mask, "
+    "agree, reveal; only of a run with secure sums.",
+)
+SUM_SITES = Metric(
+    "protofed_sum_sites", "gauge", ("run",), "Sites whose numbers are in the newest sum that the server opened."
+)
+SUM_SECONDS = Metric("protofed_sum_step_seconds", "histogram", ("step",), "Seconds that a step of a secure sum took.")
+SUM_DROPOUTS = Metric(
+    "protofed_sum_dropouts_total",
+    "counter",
+    ("step",),
+    "Sites that were asked for a step of a secure sum and take no part in what follows of it.",
+)
+SUMS_ABANDONED = Metric(
+    "protofed_sums_abandoned_total",
+    "counter",
+    ("step", "reason"),
+    "Secure sums that came to nothing, by the step: too-few (sites reported it in time), left (a site did after the "
+    "holders of classes were counted), unusable (what sites sent gives no sum).",
 )
 NORM = Metric("protofed_update_norm", "histogram", (), "Norms of accepted updates: how far each moved the model.")
 BYTES = Metric(
@@ -174,12 +210,20 @@ METRICS: tuple[Metric, ...] = (
     BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
     RESUMED, SCORES_REFUSED, DENIED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE,
     MODEL_WARNINGS, CHECKPOINT, RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH,
-    SITE_REGISTERED, WAITING, *TELEMETRY.values(),
+    SITE_REGISTERED, WAITING, SUM_STEP, SUM_SITES, SUM_SECONDS, SUM_DROPOUTS, SUMS_ABANDONED, *TELEMETRY.values(),
 )  # fmt: skip
 # Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)
 NORMS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 OUTCOMES = ("committed", "degraded", "abandoned")
+
+
+class SumFailure(StrEnum):
+    """Why a secure sum came to nothing."""
+
+    TOO_FEW = "too-few"
+    LEFT = "left"
+    UNUSABLE = "unusable"
 
 
 class ServerMetrics:
@@ -202,6 +246,14 @@ class ServerMetrics:
         self._resumed, self._recoveries = RESUMED.counter(self.registry), RECOVERIES.counter(self.registry)
         self._scores_refused = SCORES_REFUSED.counter(self.registry)
         self._denied = DENIED.counter(self.registry)
+        self._sum_seconds = SUM_SECONDS.histogram(self.registry, PHASE_SECONDS)
+        self._sum_dropouts = SUM_DROPOUTS.counter(self.registry)
+        self._sums_abandoned = SUMS_ABANDONED.counter(self.registry)
+        for step in SUM_STEPS:
+            for failure in SumFailure:
+                self._sums_abandoned.labels(step.value, failure.value)
+            if step is not TaskKind.FIT:
+                self._sum_dropouts.labels(step.value)
         for outcome in OUTCOMES:  # exported as 0: `increase()` misses the first event of a series that begins at 1
             self._rounds.labels(outcome)
         for verdict in (*(verdict.value for verdict in Verdict if verdict is not Verdict.INVALID), "set-aside"):
@@ -218,6 +270,15 @@ class ServerMetrics:
         began, self._phase_began[run] = self._phase_began.get(run), now
         if began is not None and before != "idle":
             self._seconds.labels(before).observe(now - began)
+
+    def sum_step_ended(self, step: TaskKind, seconds: float, dropouts: int) -> None:
+        """A step of a secure sum is over, and `dropouts` of the sites that were asked are out of this sum."""
+        self._sum_seconds.labels(step.value).observe(seconds)
+        self._sum_dropouts.labels(step.value).inc(dropouts)
+
+    def sum_abandoned(self, step: TaskKind, failure: SumFailure) -> None:
+        """A secure sum came to nothing at a step."""
+        self._sums_abandoned.labels(step.value, failure.value).inc()
 
     def round_ended(self, outcome: str) -> None:
         """An attempt at a round ended; `outcome` is one of `OUTCOMES`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,16 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.metrics import COARSE, METRICS, PARTS, WHOLE, ClientMetrics
+from protofed.client.agent.metrics import (
+    COARSE,
+    METRICS,
+    OTHER_CODE,
+    PARTS,
+    SECURE_SUM,
+    SUM_CODES,
+    WHOLE,
+    ClientMetrics,
+)
 from protofed.client.privacy.policy import Policy, PolicyRefusedError, Released
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.training.context import RECENT_STEPS, Throughput
@@ -77,7 +87,7 @@ def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
     for metric in METRICS:
         assert metric.name.startswith("protofed_client_")
         assert metric.labels[0] == "site"
-        assert set(metric.labels) <= {"site", "phase", "part", "score", "version"}
+        assert set(metric.labels) <= {"site", "phase", "part", "score", "code", "version"}
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.help.endswith(".")
 
@@ -254,3 +264,32 @@ def site_identity(tmp_path: Path) -> Path:
     from tests.support.pki import Authority
 
     return Authority.make().issue(tmp_path / "identity", Party.SITE, "ann")
+
+
+def masked(task_id: str) -> tuple[Task, Released]:
+    task = Task(TaskKind.MASK, "run", 1, task_id, None, 0, 60.0, attempt=1)
+    vector = {Part.SECURE_SUM: {"vector": np.arange(len(task_id), dtype=np.uint64)}}
+    return task, Policy(PolicyRules.model_validate(RULES)).release_step(vector)
+
+
+def test_a_sum_counts_once_when_the_sites_numbers_leave() -> None:
+    metrics = ClientMetrics("ann")
+    task, vector = masked("n1")
+    metrics.count_release(replace(task, kind=TaskKind.SHARE, task_id="n0"), vector)
+    assert value(metrics, "protofed_client_sums_total") == 0
+    for _ in range(2):  # the second time after a broken connection
+        metrics.count_release(task, vector)
+    assert value(metrics, "protofed_client_sums_total") == 1
+    metrics.count_release(*masked("n22"))
+    assert value(metrics, "protofed_client_sums_total") == 2
+
+
+def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_label() -> None:
+    metrics, name = ClientMetrics("ann"), "protofed_client_sum_refusals_total"
+    assert {value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)} == {0.0}
+    metrics.count_refusal(PolicyRefusedError(f"{SECURE_SUM}changed-identity", "north has another identity"))
+    metrics.count_refusal(PolicyRefusedError(f"{SECURE_SUM}of-next-year", "unheard of"))
+    metrics.count_refusal(PolicyRefusedError("parts", "no sum"))
+    counted = {code: value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)}
+    assert {code: count for code, count in counted.items() if count} == {"changed-identity": 1.0, OTHER_CODE: 1.0}
+    assert by_part(metrics, REFUSALS) == {WHOLE: 3.0}

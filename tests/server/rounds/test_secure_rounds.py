@@ -381,5 +381,5 @@ def test_a_run_says_which_sites_a_step_waits_for(run: Secure) -> None:
     run.answer(SITES[:2])
     waits = run.lab.coordinator._driver.waiting(dict)
     assert waits is not None
-    assert waits.text == "waits for the part of cyd, dan, eli in a secure sum; has 2, needs 4"
+    assert waits.text == "waits for cyd, dan, eli in step share of a secure sum; has 2, needs 4"
     assert run.lab.task("cyd").remaining_s == 60.0

@@ -26,7 +26,7 @@ from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import Activity, Task
+from protofed.common.protocol.messages import Activity, Task, TaskKind
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.version import VERSION
 
@@ -34,6 +34,17 @@ ANSWERED_WITHIN_S = 180.0  # generous: an idle daemon asks every few seconds, a 
 WHOLE = "update"  # label in place of a part: a refusal of the whole update, or of the run
 COARSE = 10**8  # bytes; free space is rounded down to it, so that nobody outside can follow single files of others
 PARTS = sorted(set(Part) - NOT_ON_THE_WIRE)
+SECURE_SUM = "secure-sum."  # begins the rule of a refused step of a secure sum; its code follows
+# What an honest server and honest sites never give a site reason for.
+ATTACKS = (
+    "changed-identity", "unendorsed", "replaced-keys", "not-in-roster", "second-roster", "second-shares", "other-base",
+    "other-survivors", "second-survivors", "other-group", "small-group", "broken-group",
+)  # fmt: skip
+SUM_CODES = (
+    *ATTACKS, "bad-keys", "bad-shares", "bad-signature", "bad-vector", "false-shares", "no-count", "other-form",
+    "other-numbers", "beyond-the-limit", "too-few-sites", "too-few-shares", "out-of-order", "attempt-over",
+)  # fmt: skip
+OTHER_CODE = "other"  # of a code that this list does not have: labels are a closed set
 Values: TypeAlias = Mapping[tuple[str, ...], float]
 
 PHASE = Metric(
@@ -73,6 +84,19 @@ RELEASED = Metric(
     ("site", "part"),
     "Bytes of tensors that the site's policy released.",
 )
+SUMS = Metric(
+    "protofed_client_sums_total",
+    "counter",
+    ("site",),
+    "Secure sums into which the site has sent its masked numbers.",
+)
+SUM_REFUSALS = Metric(
+    "protofed_client_sum_refusals_total",
+    "counter",
+    ("site", "code"),
+    "Steps of secure sums that the site refused, by the code in its audit log (`secure-sum.CODE`): "
+    f"{', '.join((*SUM_CODES, OTHER_CODE))}.",
+)
 DISK_FREE = Metric("protofed_client_disk_free_bytes", "gauge", ("site",), "Free bytes on the disk of the state folder.")
 CERT_EXPIRY = Metric(
     "protofed_client_cert_expiry_timestamp_seconds", "gauge", ("site",), "When the site's certificate ends, Unix time."
@@ -85,7 +109,10 @@ SCORE = Metric(
     "they leave only if the site's policy names them.",
 )
 BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; the version is the label.")
-METRICS = (PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, DISK_FREE, CERT_EXPIRY, SCORE, BUILD)
+METRICS = (
+    PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, SUMS, SUM_REFUSALS, DISK_FREE, CERT_EXPIRY, SCORE,
+    BUILD,
+)  # fmt: skip
 
 
 class ClientMetrics:
@@ -116,6 +143,8 @@ class ClientMetrics:
         self._lock = threading.Lock()  # the agent's thread counts, Prometheus's and the heartbeat's read
         # All labels from the start: a counter that appears with its first event hides that event from `increase`.
         self._refusals, self._bytes = Counter(dict.fromkeys([*PARTS, WHOLE], 0)), Counter(dict.fromkeys(PARTS, 0))
+        self._sum_refusals = Counter(dict.fromkeys([*SUM_CODES, OTHER_CODE], 0))
+        self._sums, self._last_sum = 0, ""  # task_id
         self._last_released = ("", "")  # task_id and digest
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -124,8 +153,12 @@ class ClientMetrics:
     def count_refusal(self, violation: PolicyViolationError) -> None:
         """Count an update, or a run, that the site's policy refused."""
         part = violation.part if isinstance(violation, PolicyRefusedError) else None
+        rule = violation.rule if isinstance(violation, PolicyRefusedError) else ""
         with self._lock:
             self._refusals[part or WHOLE] += 1
+            if rule.startswith(SECURE_SUM):
+                code = rule.removeprefix(SECURE_SUM)
+                self._sum_refusals[code if code in SUM_CODES else OTHER_CODE] += 1
 
     def count_release(self, task: Task, released: Released) -> None:
         """Count the bytes of an update that is about to be uploaded; a repeated upload of it is not counted again."""
@@ -133,6 +166,8 @@ class ClientMetrics:
             if (update := (task.task_id, released.manifest.digest)) == self._last_released:
                 return
             self._last_released = update
+            if task.kind is TaskKind.MASK and task.task_id != self._last_sum:
+                self._sums, self._last_sum = self._sums + 1, task.task_id
             for spec in released.manifest.tensors:
                 self._bytes[spec.part] += spec.nbytes
 
@@ -169,6 +204,7 @@ class ClientMetrics:
         status = self._status
         with self._lock:
             refusals, released = dict(self._refusals), dict(self._bytes)
+            sums, sum_refusals = self._sums, dict(self._sum_refusals)
         return {
             PHASE: {(phase,): float(phase is status.activity) for phase in Activity},
             EPOCH: {(): status.fit_progress.epoch},
@@ -177,6 +213,8 @@ class ClientMetrics:
             REGISTERED: {(): float(self.answered())},
             REFUSALS: {(part,): count for part, count in refusals.items()},
             RELEASED: {(part,): count for part, count in released.items()},
+            SUMS: {(): sums},
+            SUM_REFUSALS: {(code,): count for code, count in sum_refusals.items()},
             DISK_FREE: _if_known(self._disk_free()),
             CERT_EXPIRY: _if_known(self._certificate_end()),
             SCORE: {(name,): value for name, value in status.own_scores.items()},

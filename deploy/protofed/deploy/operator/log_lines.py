@@ -64,6 +64,10 @@ def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[s
     """Why the run stands still, and what it lacks, when that is new; again after it went on."""
     if after.waiting is not None and blocked(after.waiting) and (before is None or before.waiting != after.waiting):
         yield sentence(after.waiting)
+    elif (
+        after.waiting is not None and after.waiting.reason == "sum" and (before is None or before.phase != after.phase)
+    ):
+        yield f"{after.phase}; {sentence(after.waiting)}"  # once a step: who is left changes with every report
     known = () if before is None else before.unmet
     yield from (f"warning: {warning}" for warning in after.unmet if warning not in known)
 

@@ -25,6 +25,8 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.waiting is not None and blocked(snapshot.waiting):
         lines += _wrapped(sentence(snapshot.waiting), "bold yellow", width)
+    elif snapshot.waiting is not None and snapshot.waiting.reason == "sum":  # no column says who is asked for the step
+        lines += _wrapped(sentence(snapshot.waiting), "dim", width)
     for warning in snapshot.unmet:
         lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):

@@ -37,15 +37,19 @@ def sentence(what: Waiting) -> str:
     match what.reason:
         case "back-off":
             return f"{what.text}, in {left}"
-        case "updates" | "scores":
+        case "updates" | "sum" | "scores":
             return f"{what.text}; {left} left"
         case _:
             return f"{what.text}; the run fails in {left} if that stays so"
 
 
 def short(what: Waiting | None) -> str:
-    """For a table's cell; empty for what other columns say: updates and scores of the open round."""
-    return "" if what is None or what.reason in ("updates", "scores", "paused") else what.text.partition("; missing")[0]
+    """For a table's cell; empty for what other columns say: what the open round is waiting for."""
+    return (
+        ""
+        if what is None or what.reason in ("updates", "sum", "scores", "paused")
+        else what.text.partition("; missing")[0]
+    )
 
 
 def blocked(what: Waiting | None) -> bool:

@@ -22,7 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity
+from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity, TaskKind
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
@@ -33,6 +33,7 @@ from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.summing import STEPS
 from protofed.server.rounds.waiting import Waiting, WaitReason
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
@@ -115,8 +116,15 @@ def _run_now(sources: CollectorSources) -> Families:
         yield _one_hot(metrics.PHASE, current.run, phases.name(phase), phases.PHASES)
         yield from _recipe(current.recipe)
         yield _waiting(current.run, current.waiting(sources.certificates))
+        yield from _sum_step(current.recipe, phase)
         if not isinstance(phase, phases.FinishedPhase):
             yield metrics.ROUND.family({(current.run,): phase.round})
+
+
+def _sum_step(recipe: Recipe, phase: phases.Phase) -> Families:
+    if recipe.federation.secure:
+        step = phase.step if isinstance(phase, phases.Summing) else ""
+        yield _one_hot(metrics.SUM_STEP, recipe.name, step, STEPS)
 
 
 def _waiting(run: str, waiting: Waiting | None) -> Family:
@@ -170,6 +178,9 @@ def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
 def _state(records: LedgerReader, run: str) -> Families:
     """Age and prototypes of the newest state, and the newest scores, which may be of an earlier round."""
     if (published := records.newest(run, published=True)) is not None:
+        tasks = records.tasks(run, published.round, published.attempt)
+        if summed := sum((task.kind, task.task_status) == (TaskKind.MASK, "reported") for task in tasks):
+            yield metrics.SUM_SITES.family({(run,): summed})
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})
         prototypes = (

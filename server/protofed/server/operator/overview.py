@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.statistics import Spread, spreads
+from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
 
@@ -18,8 +19,8 @@ class Overview:
 
     Attributes:
         began: a round was opened.
-        phase: in words: "waiting for sites", "making the model", "collecting", "evaluating", "waiting",
-            "abandoned: <reason>", or how the run ended.
+        phase: in words: "waiting for sites", "making the model", "collecting", "summing: <step>", "evaluating",
+            "waiting", "abandoned: <reason>", or how the run ended.
         invited, reported: sites of the current (or last) round's fits.
         seconds: from the opening of the first round until the run's end, or until now.
         received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
@@ -64,7 +65,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         run=run,
         began=bool(rounds),
         round=number,
-        phase=row.reason or "ended" if row.ended_at else _phase(last, any(t.kind is TaskKind.SCORE for t in current)),
+        phase=row.reason or "ended" if row.ended_at else _phase(last, {task.kind for task in current}),
         invited=len(fits),
         # A site whose update was set aside did report: the aggregation left its update out later.
         reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
@@ -82,11 +83,18 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
     )
 
 
-def _phase(last: RoundRow | None, scoring: bool) -> str:
+def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
+    """In words.
+
+    Args:
+        asked: kinds of the newest attempt's tasks.
+    """
     if last is None:
         return "waiting for sites"
     if last.state is not None:
-        return "evaluating" if scoring and not last.scored else "waiting"
+        return "evaluating" if TaskKind.SCORE in asked and not last.scored else "waiting"
     if last.abandoned is not None:
         return f"abandoned: {last.abandoned}"
+    if step := next((step for step in reversed(STEPS) if step in asked), None):
+        return f"summing: {step}"
     return "collecting" if last.round else "making the model"

@@ -28,7 +28,7 @@ from protofed.common.protocol.messages import Role, TaskKind, score_family
 from protofed.common.secure_sums.context import Subject
 from protofed.common.statistics import spreads
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
-from protofed.server.rounds import phases
+from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
 from protofed.server.rounds.best_round import Scores, Standstill, check_best_by, judged
 from protofed.server.rounds.context import ServerContext
@@ -220,10 +220,10 @@ class Driver:
 
     def _drain(self) -> None:
         while self._events:
-            before = self.phase
-            self.phase, effects = advance(self._rules, before, self._events.popleft())
-            named = phases.name(before), phases.name(self.phase)
-            self._context.metrics.phase_changed(self._run, *named, self._context.clock())
+            before, event = self.phase, self._events.popleft()
+            self.phase, effects = advance(self._rules, before, event)
+            step = before, event, self.phase, effects, self._context.clock()
+            phase_metrics.count(self._context.metrics, self._run, *step, summed=self._rules.summed)
             if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
                 self.invitations.clear()  # later scores are dropped, and no restart waits for them again
                 self._ledger.mark_scored(self._run, before.round)

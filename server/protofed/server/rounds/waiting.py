@@ -65,6 +65,7 @@ class Waiting:
         needed, has: trainers, or updates of the quorum; with BACK_OFF, attempts in all and the number of the next one.
         missing: those that are waited for, or would be enough if they came.
         behind: the run that goes on; with QUEUED only.
+        step: of the secure sum; with SUM only.
         seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
     """
 
@@ -74,6 +75,7 @@ class Waiting:
     has: int = 0
     missing: tuple[MissingSite, ...] = ()
     behind: str = ""
+    step: str = ""
     seconds_left: float | None = field(default=None, compare=False)
 
     @property
@@ -98,7 +100,8 @@ class Waiting:
             case WaitReason.UPDATES:
                 return f"waits for updates of {listed}{more}; has {self.has}, the quorum is {self.needed}"
             case WaitReason.SUM:
-                return f"waits for the part of {listed}{more} in a secure sum; has {self.has}, needs {self.needed}"
+                counts = f"has {self.has}, needs {self.needed}"
+                return f"waits for {listed}{more} in step {self.step} of a secure sum; {counts}"
             case WaitReason.SCORES:
                 return f"waits for scores of {listed}{more}"
             case _:
@@ -128,7 +131,7 @@ def waiting(
             left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
             counts = summing.needed(phase), len(phase.reported)
-            return Waiting(WaitReason.SUM, phase.round, *counts, missing, seconds_left=left)
+            return Waiting(WaitReason.SUM, phase.round, *counts, missing, step=phase.step, seconds_left=left)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
         case phases.Evaluating():

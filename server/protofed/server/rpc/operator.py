@@ -171,6 +171,7 @@ def _run(report: RunReport) -> pb.RunInfo:
 
 def _waiting(waiting: Waiting) -> pb.Waiting:
     fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
+    del fields["step"]  # in the text, and in the phase
     return pb.Waiting(**fields, text=waiting.text)
 
 
