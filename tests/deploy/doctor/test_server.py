@@ -78,7 +78,7 @@ def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look
     before = sorted(tmp_path.rglob("*"))
     found = look()
     assert findings(found) == []
-    assert skipped(found).keys() == {"recipes", "blobs", "metrics"}
+    assert skipped(found).keys() == {"recipes", "secure sums", "blobs", "metrics"}
     assert found["operators"].message == "boss"
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -272,3 +272,25 @@ def test_a_live_server_beside_it_is_not_disturbed(
     assert findings(found) == []
     assert found["ledger"].message.endswith(".sqlite is whole, version " + found["ledger"].message[-4:])
     assert server.runs.current is not None
+
+
+def test_sites_that_may_train_are_those_that_are_registered_so(hub: Path, tmp_path: Path) -> None:
+    file, authority = ledger(tmp_path / "state"), Authority.make()
+    writer = Ledger(f"sqlite:///{file}")
+    for name, roles in (("north", ["trainer"]), ("south", ["trainer", "evaluator"]), ("judge", ["evaluator"])):
+        pem = (authority.issue(tmp_path / name, Party.SITE, name) / "cert.pem").read_bytes()
+        Certificates(writer).register(pem, roles=roles)
+    writer.close()
+    told = {"listen": "127.0.0.1:0", "identity": hub, "state": tmp_path / "state"}
+    doctor = ServerDoctor(lambda: ServerSettings.model_validate(told))
+    assert doctor._registered(Party.SITE, NOW.timestamp()) == {"north", "south"}
+    assert doctor._registered(Party.SITE, (NOW + 9999 * DAY).timestamp()) == set()
+
+
+def test_a_ledger_of_before_roles_has_no_registered_sites(hub: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with sqlite3.connect(tmp_path / "state" / LEDGER_FILE) as made:
+        made.executescript(OLD.read_text(encoding="utf-8"))
+    told = {"listen": "127.0.0.1:0", "identity": hub, "state": tmp_path / "state"}
+    doctor = ServerDoctor(lambda: ServerSettings.model_validate(told))
+    assert doctor._registered(Party.SITE, NOW.timestamp()) == set()

@@ -51,6 +51,11 @@ class Peer:
         """The code that a person reads aloud."""
         return codes.code(self.fingerprint) if len(self.fingerprint) == 64 else self.fingerprint
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether another identity was refused since this one was pinned."""
+        return bool(self.refused) and bool(codes.differences(self.fingerprint, self.refused))
+
 
 Pins: TypeAlias = Mapping[SiteId, Peer]
 _PINS = TypeAdapter(dict[SiteId, Peer])

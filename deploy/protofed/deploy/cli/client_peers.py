@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,9 +13,6 @@ from rich.console import Console
 from protofed.common.pki import codes
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.options import AsJson
-
-if TYPE_CHECKING:
-    from protofed.client.sums.peers import Peer
 
 console = Console()
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
@@ -43,7 +40,7 @@ def list_(state: State, as_json: AsJson = False) -> None:
     _say(f"this site  {codes.code(own)}")
     for site, peer in pins.items():
         _say(f"{site}  {peer.code}  pinned {peer.at} {f'by {peer.by}' if peer.by else 'on first use'}")
-        if _refused(peer):
+        if peer.is_contested:
             _say(f"  refused since: {codes.code(peer.refused)}; ask a person at {site} which code is theirs")
     if not pins:
         _say("no other site is pinned yet: each is, on first use, in the first secure sum with it")
@@ -85,10 +82,6 @@ def forget(site: Site, state: State, yes: Yes = False) -> None:
         confirm(f"Forget {site}, and pin whichever endorsed identity it comes with next?")
     Peers(state).forget(site)
     _say(f"forgotten: {site}")
-
-
-def _refused(peer: Peer) -> bool:
-    return bool(peer.refused) and bool(codes.differences(peer.fingerprint, peer.refused))
 
 
 def _say(text: str) -> None:

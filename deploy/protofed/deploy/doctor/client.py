@@ -23,6 +23,7 @@ from protofed.deploy import shipped
 from protofed.deploy.daemons import client_resources
 from protofed.deploy.doctor import dates, machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
+from protofed.deploy.doctor.secure_sums import SiteSums
 from protofed.deploy.doctor.site import SiteUnderCheck, policy_summary
 
 LIBRARIES = ("torch", "torchvision", "grpcio", "numpy")  # whose versions are shown
@@ -67,6 +68,7 @@ class ClientDoctor:
             Check("version", self.check_version, "server-busy", ("server", "tls")),
             Check("policy", self.check_policy, "policy-invalid", software),
             Check("state folder", lambda: self.site.state(self.settings), needs=settings),
+            Check("secure sums", self.check_secure_sums, "sum-identity-unusable", (*software, "identity", "policy")),
             Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("cache", lambda: self.site.cache(self.settings), needs=settings),
             Check("metrics", self.check_metrics, "metrics-unusable", settings),
@@ -219,6 +221,14 @@ class ClientDoctor:
             raise CheckFailedError("policy-missing", str(error)) from error
         plugins.allow(rules.plugins)  # of the whole process: `data`, which comes later, may need a plug-in
         return policy_summary(rules, self.settings.roles)
+
+    def check_secure_sums(self) -> str:
+        """What a site alone can tell of secure sums: its identity, whom it has pinned, its policy and the run's."""
+        from protofed.client.privacy.policy import Policy
+
+        policy = Policy.read(shipped.policy(self.settings.policy))
+        recipe, certified = lambda: self.site.run_recipe(self.settings), self._own_identity()
+        return SiteSums(self.settings.state, certified, policy, recipe, self._trusted_time()).check()
 
     def check_metrics(self) -> str:
         """Whether the daemon could listen for scrapes."""

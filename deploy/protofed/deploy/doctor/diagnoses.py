@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 84, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 87, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -102,7 +102,12 @@ RUN = (
         "run-refused", 84, "Agree with the coordinator on a recipe within your policy: client preview shows both."
     ),
 )
-DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN)}
+SUMS = (
+    Diagnosis("sum-identity-unusable", 85, "Bring the file back from the backup, mode 0600, of the daemon's account."),
+    Diagnosis("peer-identity-changed", 86, "Compare codes by telephone, then protofed client peers pin.", warns=True),
+    Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
+)
+DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS)}
 
 
 def diagnosis(name: str) -> Diagnosis:

@@ -20,10 +20,12 @@ from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
+from protofed.common.protocol.messages import Role
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
+from protofed.deploy.doctor.secure_sums import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
 from protofed.server.assembly import open_server
 from protofed.server.rounds.run_queue import RunQueue
@@ -64,6 +66,7 @@ class ServerDoctor:
             Check("certificate", self.check_certificate, "identity-unreadable", identity),
             Check("operators", self.check_operators, "operator-unusable", identity),
             Check("recipes", self.check_recipes, "recipe-invalid", settings),
+            Check("secure sums", self.check_secure_sums, "recipe-invalid", ("settings", "recipes")),
             Check("state folder", self.check_state_folder, needs=settings),
             Check("disk", lambda: doctor_machine.disk(self.settings.state), needs=settings),
             Check("blobs", self.check_blobs, needs=settings),
@@ -128,7 +131,7 @@ class ServerDoctor:
                 raise CheckFailedError("operator-unusable", f"{path} is the {certificate}; expected operators' only")
             if certificate.not_after > now:
                 names.add(certificate.name)
-        names |= self._registered(now.timestamp())
+        names |= self._registered(Party.OPERATOR, now.timestamp())
         if not names:
             raise CheckFailedError("operator-unusable", f"no valid certificate in {folder}, and none in the ledger")
         return ", ".join(sorted(names))
@@ -141,6 +144,18 @@ class ServerDoctor:
         with ExitStack() as resources:
             RunQueue(recipes, open_server(None, resources))
         return ", ".join(recipe.name for recipe in recipes)
+
+    def check_secure_sums(self) -> str:
+        """Whether enough sites are registered for the recipes that have secure sums."""
+        recipes = [
+            each for each in server_process.recipes_of(self.settings, self.assignments) if each.federation.secure
+        ]
+        if not recipes:
+            raise CheckSkippedError("no recipe has them")
+        if self.settings.identity is None:
+            raise CheckSkippedError("in plain text sites are not registered")
+        trainers = self._registered(Party.SITE, self.clock().timestamp())
+        return "; ".join(server_message(recipe, trainers) for recipe in recipes)
 
     def check_state_folder(self) -> str:
         """Writable and on a local disk, and whether a server runs on it."""
@@ -214,18 +229,24 @@ class ServerDoctor:
             raise CheckSkippedError("none in plain text")
         return read_identity(folder, Party.SERVER, now or doctor_dates.valid_time(folder, self.clock()))
 
-    def _registered(self, now: float) -> set[str]:
-        """Names of registered operators; none if the ledger cannot be read, which `check_ledger` reports."""
+    def _registered(self, party: Party, now: float) -> set[str]:
+        """Names of registered operators, or of sites that may train.
+
+        None if the ledger cannot be read, which `check_ledger` reports.
+        """
         if not self.settings.ledger and not self._file.exists():
             return set()
         table = schema.certificates
         query = select(table.c.name).where(
-            table.c.party == Party.OPERATOR, table.c.revoked_at.is_(None), table.c.not_after > now
+            table.c.party == party, table.c.revoked_at.is_(None), table.c.not_after > now
         )
+        if party is Party.SITE:  # a ledger that is older than roles has no sites that could be asked for
+            query = query.add_columns(table.c.roles)
         try:
-            return set(self._ledger(lambda connection: connection.execute(query).scalars().all()))
+            rows = self._ledger(lambda connection: connection.execute(query).all())
         except (ProtofedError, CheckFailedError):
             return set()
+        return {name for name, *roles in rows if not roles or Role.TRAINER in roles[0]}
 
     def _ledger(self, query: Callable[[Connection], T]) -> T:
         """Read from the ledger.

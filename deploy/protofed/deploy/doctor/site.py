@@ -120,6 +120,19 @@ class SiteUnderCheck:
         left = rare if client.unscored(settings, data) else ""
         return f"{settings.data.source}: images of {shape} [channels, height, width], {compared}{left}"
 
+    def run_recipe(self, settings: ClientSettings) -> Recipe | None:
+        """The recipe of the run that is asked about, or of the newest offer; None: there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        if self.recipe is not None:
+            return self.recipe()
+        from protofed.client.agent.site import read_recipe
+
+        run = self._run(settings)
+        return None if run is None else read_recipe(run)
+
     def _run(self, settings: ClientSettings) -> Assignment | None:
         from protofed.client.privacy.approval import FOLDER, Approvals
         from protofed.deploy.site.offer import as_offered

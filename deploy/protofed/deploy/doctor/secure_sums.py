@@ -1,0 +1,145 @@
+"""What a site alone, and what a server alone, can tell of secure sums before there is one; nothing is written."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, PolicyViolationError, SecureSumError, StateError
+from protofed.common.payload import SiteId
+from protofed.common.pki import codes
+from protofed.common.pki.endorsement import check_endorsement, endorsed
+from protofed.common.pki.identity import Identity
+from protofed.common.secure_sums.context import threshold
+from protofed.deploy.console.tables import count
+from protofed.deploy.doctor.checks import CheckFailedError
+from protofed.server.rounds import start_checks
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from protofed.client.privacy.policy import Policy
+    from protofed.client.sums.peers import Peer
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+ALONE = "whether enough sites take part, one alone cannot see"
+
+
+@dataclass(frozen=True)
+class SiteSums:
+    """The check of a site.
+
+    Attributes:
+        state: the site's state folder.
+        certified: its certificate with its CAs; None: plain text.
+        recipe: of the newest run that it was offered, or that it asks about; None: of none.
+    """
+
+    state: Path
+    certified: Identity | None
+    policy: Policy
+    recipe: Callable[[], Recipe | None]
+    now: datetime
+
+    def check(self) -> str:
+        """Identity, pins, endorsement, and the policy against the recipe.
+
+        Raises:
+            CheckFailedError: one of them is in the way of secure sums.
+        """
+        own, pinned, agreed = self._identity(), self._pinned(), self._agreement()
+        return f"{own}; {pinned}; {agreed}; {ALONE}"
+
+    def _identity(self) -> str:
+        from protofed.client.sums import own_identity
+
+        path = self.state / own_identity.FILE
+        if not path.exists():
+            return f"no identity yet: the daemon makes {path} at its start"
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & OTHERS:
+            raise CheckFailedError("sum-identity-unusable", f"{path} can be read by others (mode {mode:04o})")
+        try:
+            key = own_identity.load(self.state)
+        except StateError as error:
+            raise CheckFailedError("sum-identity-unusable", str(error)) from error
+        return f"identity {_code(key)}, {self._endorsed(key)}"
+
+    def _endorsed(self, key: Ed25519PrivateKey) -> str:
+        if (certified := self.certified) is None:
+            return "endorsed by no certificate (plain text)"
+        site, public = certified.certificate.name, key.public_key().public_bytes_raw()
+        try:
+            check_endorsement(endorsed(certified, public), site, public, certified.authorities_pem, self.now)
+        except (ConfigError, SecureSumError) as error:
+            raise CheckFailedError("sum-identity-unusable", str(error)) from error
+        return f"endorsed by the {certified.certificate}"
+
+    def _pinned(self) -> str:
+        from protofed.client.sums.peers import Peers
+
+        try:
+            pins = Peers(self.state).pins()
+        except StateError as error:
+            raise CheckFailedError("sum-identity-unusable", str(error)) from error
+        if refused := {site: peer for site, peer in pins.items() if peer.is_contested}:
+            raise CheckFailedError("peer-identity-changed", "; ".join(_contested(*item) for item in refused.items()))
+        by_hand = sum(bool(peer.by) for peer in pins.values())
+        return f"{count(len(pins), 'other site')} pinned" + (f", {by_hand} of them by a person" if by_hand else "")
+
+    def _agreement(self) -> str:
+        from protofed.client.method import client_methods
+        from protofed.client.privacy.policy import PolicyRefusedError
+        from protofed.common.secure_sums.linear_form import form_of
+
+        rules, recipe = self.policy.rules, self.recipe()
+        if recipe is None:
+            return f"policy secure = {rules.secure}, with no run to compare it with (--recipe names one)"
+        name, options = recipe.method.name, recipe.method.options
+        method = client_methods.build(name, options, rules.plugins)
+        form = form_of(method, name) if recipe.federation.secure else None
+        try:
+            self.policy.admit(name, method.sends, form)
+        except PolicyRefusedError as error:
+            if error.rule == "secure":
+                raise CheckFailedError("run-refused", f"run {recipe.name}: {error}") from error
+        except PolicyViolationError:  # of other rules: `data` prepares the run, and says so
+            pass
+        how = "sums updates under masks" if recipe.federation.secure else "has no secure sums"
+        return f"run {recipe.name} {how}, which policy secure = {rules.secure} allows"
+
+
+def server_message(recipe: Recipe, trainers: Collection[SiteId]) -> str:
+    """Whether the sites that are registered are enough for a run's sums, in words.
+
+    Args:
+        trainers: all that may take part.
+
+    Raises:
+        CheckFailedError: they are too few.
+    """
+    if problems := start_checks.unmet(recipe, frozenset(trainers)):
+        raise CheckFailedError("sites-few", f"{recipe.name}: {'; '.join(problems)}")
+    return f"{recipe.name}: {dropouts(len(trainers))}"
+
+
+def dropouts(sites: int) -> str:
+    """How many of so many sites a sum needs to its end."""
+    stay, spare = threshold(sites), sites - threshold(sites)
+    if not spare:
+        return f"{count(sites, 'site')}, and a sum needs each of them to its end: one that goes away ends the attempt"
+    return f"{count(sites, 'site')}, of which {stay} must stay to a sum's end; {spare} may go away after their numbers"
+
+
+def _contested(site: SiteId, peer: Peer) -> str:
+    return f"{site} came with identity {codes.code(peer.refused)}, pinned is {peer.code}"
+
+
+def _code(key: Ed25519PrivateKey) -> str:
+    from protofed.client.sums.peers import fingerprint
+
+    return codes.code(fingerprint(key.public_key().public_bytes_raw()))

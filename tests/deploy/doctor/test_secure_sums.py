@@ -1,0 +1,136 @@
+"""What the doctors see of secure sums: a site's identity, pins and policy, and too few sites; each is provoked."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.pki import Authority
+
+from protofed.client.privacy.policy import Policy
+from protofed.client.sums import own_identity
+from protofed.client.sums.peers import FILE, Peers, fingerprint
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki import codes
+from protofed.common.pki.identity import Identity, Party, read_identity
+from protofed.deploy import shipped
+from protofed.deploy.doctor.checks import CheckFailedError
+from protofed.deploy.doctor.secure_sums import ALONE, SiteSums, dropouts, server_message
+
+SECURE = shipped.recipe("digits-fednh-secure")
+PLAIN = shipped.recipe("digits-fednh")
+NOW = datetime.now(UTC)
+
+
+def policy(**rules: Any) -> Policy:
+    read = Policy.read(shipped.policy("open"))
+    return Policy(read.rules.model_copy(update=rules))
+
+
+def checked(
+    state: Path, *, certified: Identity | None = None, recipe: Recipe | None = SECURE, by: Policy | None = None
+) -> str:
+    return SiteSums(state, certified, by or policy(), lambda: recipe, NOW).check()
+
+
+def refused(state: Path, **told: Any) -> tuple[str, str]:
+    with pytest.raises(CheckFailedError) as caught:
+        checked(state, **told)
+    return caught.value.name, str(caught.value)
+
+
+def code_of(state: Path) -> str:
+    return codes.code(fingerprint(own_identity.load(state).public_key().public_bytes_raw()))
+
+
+def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: Path) -> None:
+    assert "no identity yet" in checked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_site_that_is_ready_shows_the_code_to_read_aloud_and_says_what_one_alone_cannot_see(tmp_path: Path) -> None:
+    own_identity.load_or_create(tmp_path)
+    Peers(tmp_path).pin("north", code_of(tmp_path), "ann")
+    text = checked(tmp_path)
+    assert (
+        f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); 1 other site pinned, 1 of them" in text
+    )
+    assert f"run {SECURE.name} sums updates under masks, which policy secure = allowed allows" in text
+    assert text.endswith(ALONE)
+
+
+def test_an_identity_that_others_can_read_or_that_is_damaged(tmp_path: Path) -> None:
+    own_identity.load_or_create(tmp_path)
+    path = tmp_path / own_identity.FILE
+    path.chmod(0o640)
+    assert refused(tmp_path) == ("sum-identity-unusable", f"{path} can be read by others (mode 0640)")
+    path.chmod(0o600)
+    checked(tmp_path)
+    path.write_bytes(b"no key")
+    assert refused(tmp_path)[0] == "sum-identity-unusable"
+
+
+def test_the_certificate_endorses_the_identity_also_after_it_was_renewed(tmp_path: Path) -> None:
+    own_identity.load_or_create(tmp_path)
+    authority, code = Authority.make(), code_of(tmp_path)
+    for folder in ("first", "renewed"):
+        certified = read_identity(authority.issue(tmp_path / folder, Party.SITE, "north"), Party.SITE, NOW)
+        assert f"identity {code}, endorsed by the certificate of site 'north'" in checked(tmp_path, certified=certified)
+
+
+def test_a_certificate_that_has_ended_endorses_nothing(tmp_path: Path) -> None:
+    own_identity.load_or_create(tmp_path)
+    certified = read_identity(Authority.make().issue(tmp_path / "id", Party.SITE, "north"), Party.SITE, NOW)
+    late = certified.certificate.not_after.replace(year=certified.certificate.not_after.year + 1)
+    with pytest.raises(CheckFailedError, match="not endorsed"):
+        SiteSums(tmp_path, certified, policy(), lambda: None, late).check()
+
+
+def test_pins_that_cannot_be_read_and_a_site_that_came_with_another_identity(tmp_path: Path) -> None:
+    own_identity.load_or_create(tmp_path)
+    pins = tmp_path / FILE
+    pins.write_text("[]", encoding="ascii")
+    assert refused(tmp_path)[0] == "sum-identity-unusable"
+    peer = {"fingerprint": "a" * 64, "at": "2026-11-24T00:00:00Z", "refused": "b" * 64}
+    pins.write_text(json.dumps({"north": peer}), encoding="ascii")
+    name, text = refused(tmp_path)
+    assert name == "peer-identity-changed"
+    assert text == f"north came with identity {codes.code('b' * 64)}, pinned is {codes.code('a' * 64)}"
+    Peers(tmp_path).pin("north", codes.code("b" * 64), "ann")
+    assert "1 other site pinned" in checked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("secure", "recipe", "named"),
+    [("required", PLAIN, True), ("rows", PLAIN, True), ("allowed", PLAIN, False), ("required", SECURE, False)],
+)
+def test_the_policys_secure_against_the_recipe(tmp_path: Path, secure: str, recipe: Recipe, named: bool) -> None:
+    by = policy(secure=secure)
+    if named:
+        name, text = refused(tmp_path, recipe=recipe, by=by)
+        assert (name, text.startswith(f"run {recipe.name}: ")) == ("run-refused", True)
+        assert f"secure = {secure}" in text
+    else:
+        assert f"which policy secure = {secure} allows" in checked(tmp_path, recipe=recipe, by=by)
+
+
+def test_without_a_run_and_with_one_that_the_policy_refuses_for_another_reason(tmp_path: Path) -> None:
+    assert "with no run to compare it with" in checked(tmp_path, recipe=None)
+    checked(tmp_path, by=policy(methods=frozenset({"fedavg"})))  # the check `data` says so
+
+
+@pytest.mark.parametrize(("sites", "spare"), [(3, 0), (4, 1), (5, 1), (10, 3)])
+def test_how_many_may_go_away(sites: int, spare: int) -> None:
+    assert ("each of them" in dropouts(sites)) is (spare == 0)
+    assert spare == 0 or f"{spare} may go away" in dropouts(sites)
+
+
+def test_a_server_with_too_few_sites_for_a_sum() -> None:
+    trainers = [f"site-{number}" for number in range(10)]
+    assert server_message(SECURE, trainers) == f"{SECURE.name}: {dropouts(10)}"
+    with pytest.raises(CheckFailedError, match="trainers are needed") as caught:
+        server_message(SECURE, trainers[:2])
+    assert caught.value.name == "sites-few"
