@@ -31,7 +31,7 @@ def test_masked_rounds_give_the_state_of_a_simulation(method: dict[str, Any], tm
         expected = plain.coordinator.published
     with ExitStack() as resources:
         opened = open_server(None, resources, simulated=True)
-        context = replace(opened, simulated=False, sums=True, clock=time.monotonic)
+        context = replace(opened, simulated=False, clock=time.monotonic)
         runs, data = RunQueue([recipe], context), data_of(recipe)
         agents = agents_of(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
         for agent in agents:

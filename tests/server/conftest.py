@@ -163,7 +163,6 @@ class Lab:
     ledger: Ledger
     keep_rounds: int = 2
     work: RunJob = inline
-    sums: bool = False
     clock: Clock = field(default_factory=Clock)
     told: list[frozenset[SiteId] | None] = field(default_factory=list)
     here: dict[SiteId, Role] = field(default_factory=dict)
@@ -182,7 +181,6 @@ class Lab:
             self.work,
             self._notify,
             keep_rounds=self.keep_rounds,
-            sums=self.sums,
         )
         self.metrics = context.metrics
         self.coordinator = Coordinator(self.recipe, context)

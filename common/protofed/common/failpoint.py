@@ -27,7 +27,8 @@ SUMS = (  # of a site in a secure sum: what it promises is stored, and not sent 
     *("sum-begun", "sum-share", "sum-holders", "sum-agree-holders", "sum-reveal-holders"),
     *("sum-mask", "sum-agree", "sum-reveal"),
 )
-NAMES = (*SERVER, *CLIENT, *JOURNAL, *SUMS)
+SERVER_SUMS = ("sum-step-closed", "sum-step-asked", "sum-opened")
+NAMES = (*SERVER, *CLIENT, *JOURNAL, *SUMS, *SERVER_SUMS)
 
 
 _armed: tuple[str, int, str, Iterator[int]] | None = None  # point, the n-th time, action; counter of times

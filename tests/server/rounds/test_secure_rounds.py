@@ -13,7 +13,6 @@ from tests.support.sum_sites import SumSite, total_of
 
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
@@ -48,7 +47,7 @@ class Secure:
 
     def __post_init__(self) -> None:
         asked = recipe(method={"name": self.method}, **FIVE)
-        self.lab = Lab(asked, MemoryBlobs(), self.ledger, keep_rounds=0, sums=True)
+        self.lab = Lab(asked, MemoryBlobs(), self.ledger, keep_rounds=0)
         self.lab.enroll(*SITES)
         self.lab.later(0)
         self.lab.first_models()
@@ -291,11 +290,6 @@ def test_in_memory_the_same_state_comes_out() -> None:
     for run in (first, second):
         run.finish()
     assert first.published() == second.published()
-
-
-def test_servers_that_cannot_ask_sites_for_sums_refuse_the_recipe() -> None:
-    with pytest.raises(ConfigError, match=r"federation\.secure"):
-        Lab(recipe(**FIVE), MemoryBlobs(), Ledger(), sums=False)
 
 
 def commits_of(run: Secure) -> list[Commit]:

@@ -16,9 +16,8 @@ BY_CLASS = frozenset(
     {Part.PROTOTYPES, Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.CLASS_MODELS, Part.LABEL_DISTRIBUTION}
 )
 HIDDEN_CLASSES = (
-    "this site's policy hides which classes it has, and so lets such rows leave only in a secure sum, which only "
-    "simulations run as yet: deny the run, or decide that the server may know the classes, and set "
-    "hide_class_presence = false"
+    "this site's policy hides which classes it has, and so lets such rows leave only in a secure sum: ask for a run "
+    "with federation.secure = true, or decide that the server may know the classes, and set hide_class_presence = false"
 )
 
 

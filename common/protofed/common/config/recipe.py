@@ -127,7 +127,7 @@ class Federation(StrictModel):
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
         5.0  # between a daemon's heartbeats; it takes 1 s at least
     )
-    secure: bool = False  # the server gets one sum in place of the updates; simulations only, as yet
+    secure: bool = False  # the server gets one sum in place of the updates
     sum_limit: Annotated[float, Field(gt=0)] = 65536.0  # largest magnitude of a number that a site puts into a sum
     sum_bits: Annotated[int, Field(ge=1, le=62)] = 40  # bits of the fraction of such a number
     sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments

@@ -34,7 +34,6 @@ class ServerContext:
         work: runs aggregations.
         notify: wakes the long polls of these sites, which have something to fetch now; None: of all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
-        sums: whether sites can be asked for masked numbers; without, only simulations run `secure` recipes.
         simulated: all sites are in this process, so what protects one from another may be left out.
         metrics: counters and histograms for Prometheus; a simulation has its own.
     """
@@ -47,5 +46,4 @@ class ServerContext:
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None
     keep_rounds: int = 2
     simulated: bool = False
-    sums: bool = False
     metrics: ServerMetrics = field(default_factory=ServerMetrics)

@@ -63,7 +63,7 @@ class Driver:
         self._recipe, self._run = recipe, recipe.name
         self._context, self._ledger = context, context.ledger
         self._method: ServerMethod = method_of(recipe)
-        check_secure(recipe, self._method, possible=context.simulated or context.sums)
+        check_secure(recipe, self._method)
         check_best_by(recipe, global_model=self._method.global_model)
         fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
         self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums, recipe.fingerprint())

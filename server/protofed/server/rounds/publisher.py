@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import OutOfSpaceError, StateError
+from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.server.method import ServerMethod
@@ -94,6 +95,7 @@ class Publisher:
             if self._recipe is not None and any(row.task.subject is not None for row in rows):
                 view = self._blobs.view
                 total = SumRecord.of(rows, self._recipe, view, holders=layout.form.by_class).total()
+                reach("sum-opened")
             else:  # a simulation's, whose updates are here
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
             new = next_state(self._method, state, layout, total, self._fixed_point)

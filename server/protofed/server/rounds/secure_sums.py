@@ -19,11 +19,11 @@ from protofed.common.secure_sums.sums import Sums
 from protofed.server.method import ServerMethod, SummableMethod
 
 
-def check_secure(recipe: Recipe, method: ServerMethod, *, possible: bool) -> None:
+def check_secure(recipe: Recipe, method: ServerMethod) -> None:
     """Check that a recipe with `federation.secure = true` can run so.
 
     Raises:
-        ConfigError: its method has no linear form with these options, or too many classes; or the sites are real.
+        ConfigError: its method has no linear form with these options, or too many classes.
     """
     if not recipe.federation.secure:
         return
@@ -31,11 +31,6 @@ def check_secure(recipe: Recipe, method: ServerMethod, *, possible: bool) -> Non
         raise ConfigError(
             f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
             f"federation.secure = true expected at most {MOST_ROWS}, whose holders every site counts from one message"
-        )
-    if not possible:  # until the rounds of a server ask for masked vectors
-        raise ConfigError(
-            f"recipe '{recipe.name}' has federation.secure = true: this version's servers cannot run secure sums, only "
-            "simulations can (`protofed simulate`); for real sites remove federation.secure"
         )
 
 

@@ -9,6 +9,7 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
+from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import MOST
@@ -48,6 +49,7 @@ class SumSteps:
             StateError: an upload can no longer be read, or something cannot be written.
         """
         at = phase.round, phase.attempt
+        reach("sum-step-closed")
         log.info("secure sum goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort))
         rows = self._ledger.updates(self._run, *at)
         if phase.step is TaskKind.SHARE:
@@ -61,6 +63,7 @@ class SumSteps:
         self._invitations.send(
             phase.step, *at, sites, bases, lambda tasks: self._ledger.go_on(tasks, status, silent), phase.subject
         )
+        reach("sum-step-asked")
 
     def length(self, task: TaskRow, published: Published) -> int | None:
         """The length of the masked vector that answers a task; None: there is none."""

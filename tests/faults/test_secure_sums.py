@@ -1,0 +1,146 @@
+"""Secure sums of real daemons over mutual TLS, killed and cut off: the state of a simulation, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tests.support.invariants import check
+from tests.support.pki import Authority
+from tests.support.processes import Processes
+
+from protofed.client.sums.sessions import FOLDER
+from protofed.common import failpoint
+from protofed.common.config.recipe import Recipe
+from protofed.common.protocol.messages import TaskKind
+from protofed.deploy import shipped
+from protofed.server.rounds.summing import STEPS
+from protofed.server.storage.rows import RoundRow
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+SITES = tuple(f"site-{number}" for number in range(1, 6))
+Undisturbed = Callable[[Recipe], str]
+MakeProcesses = Callable[[Recipe], Processes]
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Iterator[MakeProcesses]:
+    """A folder for a server and daemons that know each other by certificates; none is left running."""
+    made: list[Processes] = []
+
+    def make(recipe: Recipe) -> Processes:
+        made.append(Processes.of(tmp_path, recipe))
+        made[-1].authority = Authority.make()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+def quick(name: str, *changes: str, **rules: float) -> Recipe:
+    """A shipped recipe of five sites, in two rounds."""
+    known = ("rounds=2", "federation.heartbeat_s=0.2", "federation.secure=true")
+    return shipped.recipe(name, [*known, *changes, *(f"federation.{key}={value}" for key, value in rules.items())])
+
+
+RECIPES = {
+    "fednh": partial(quick, "digits-fednh-secure"),
+    "cwfedavg": partial(quick, "digits-cwfedavg", 'method.shares="true"'),
+}
+
+
+def started(here: Processes, fails: Mapping[str, str]) -> None:
+    here.server(fails=fails.get("server", ""))
+    for site in SITES:
+        trainer(here, site, fails.get(site, ""))
+
+
+def trainer(here: Processes, site: str, fails: str = "") -> None:
+    here.site(site, f"--partition-index={SITES.index(site)}", fails=fails)
+
+
+def died(here: Processes, name: str) -> None:
+    """The process has killed itself."""
+    process = here.running[name]
+    here.wait_for(lambda: process.poll() is not None)
+    assert process.returncode == -signal.SIGKILL, f"{name} ended otherwise\n{here.logs()}"
+
+
+def rounds(here: Processes) -> list[RoundRow]:
+    """All attempts, those to make the first model left out."""
+    with here.ledger() as ledger:
+        return [row for row in ledger.rounds(here.recipe.name) if row.round]
+
+
+def ended_like(here: Processes, final: str) -> None:
+    """All ended well, with what a simulation gives, and nothing that was acknowledged is lost."""
+    assert here.finish(["server", *SITES]) == [0] * 6, here.logs()
+    folders = [here.folder / site for site in SITES]
+    found = check(here.folder / "server", here.recipe.name, sites=folders, final=final)
+    assert (found.published, found.recomputed) == (here.recipe.rounds + 1, here.recipe.rounds + 1)
+    assert found.receipts > 0
+    assert "Traceback" not in here.logs()
+    for folder in folders:
+        assert list((folder / FOLDER / here.recipe.name).glob("*.json")) == [], "secrets of a sum that is over"
+
+
+@pytest.mark.parametrize("method", RECIPES)
+def test_row_76_two_dropouts_at_different_steps_give_the_sum_of_a_simulation(
+    method: str, hospitals: MakeProcesses, undisturbed: Undisturbed
+) -> None:
+    """One before the numbers: the attempt is abandoned, and opened again. One behind them: the others open the sum."""
+    here = hospitals(RECIPES[method](sum_step_s=4.0))
+    started(here, {"site-2": "sum-share=kill", "site-4": "sum-agree=kill"})
+    died(here, "site-2")
+    here.wait_for(lambda: rounds(here)[0].abandoned is not None)
+    trainer(here, "site-2")
+    died(here, "site-4")
+    here.wait_for(lambda: any(row.state for row in rounds(here)))
+    trainer(here, "site-4")
+    ended_like(here, undisturbed(here.recipe))
+    first, second, *_ = rounds(here)
+    assert "share of the secure sum: 4 of 5 sites, 5 are needed" in str(first.abandoned)
+    assert (second.round, second.attempt, second.complete) == (1, 2, True)
+    with here.ledger() as ledger:
+        tasks = ledger.tasks(here.recipe.name, 1, 2)
+    silent = {(row.kind, row.site) for row in tasks if row.task_status != "reported"}
+    assert silent == {(TaskKind.AGREE, "site-4")}
+
+
+def test_row_76_a_site_killed_at_every_step_sends_the_same_again(
+    hospitals: MakeProcesses, undisturbed: Undisturbed
+) -> None:
+    here = hospitals(RECIPES["fednh"]())
+    places = iter(failpoint.SUMS)
+    armed = dict(zip(SITES, places, strict=False))
+    started(here, {site: f"{place}=kill" for site, place in armed.items()})
+    kills = []
+    while armed:
+        here.wait_for(lambda: any(here.running[site].poll() is not None for site in armed))
+        for site in [site for site in armed if here.running[site].poll() is not None]:
+            died(here, site)
+            kills.append(armed.pop(site))
+            if place := next(places, ""):
+                armed[site] = place
+            trainer(here, site, f"{place}=kill" if place else "")
+    assert sorted(kills) == sorted(failpoint.SUMS)
+    ended_like(here, undisturbed(here.recipe))
+    assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1)]  # none was begun anew
+
+
+def test_row_76_a_server_killed_around_every_step_asks_the_same_again(
+    hospitals: MakeProcesses, undisturbed: Undisturbed
+) -> None:
+    here = hospitals(RECIPES["fednh"]())
+    places = [*(place for _ in STEPS for place in ("sum-step-closed", "sum-step-asked")), "sum-opened"]
+    places += ["state-stored", "round-published"]
+    started(here, {"server": f"{places[0]}=kill"})
+    for place in [*places[1:], ""]:
+        died(here, "server")
+        here.server(fails=f"{place}=kill" if place else "")
+    ended_like(here, undisturbed(here.recipe))
+    assert [(row.round, row.attempt) for row in rounds(here)] == [(1, 1), (2, 1)]
