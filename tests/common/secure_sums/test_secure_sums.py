@@ -107,6 +107,32 @@ def test_sites_that_each_lie_of_another_seed_do_no_harm() -> None:
     assert masking.opened(here.masks(), alive, told) == expected
 
 
+def test_who_dealt_false_shares_is_named_and_of_whoever_reveals_them_how_many_they_are() -> None:
+    here = Sum.of(5)
+    alive = list(here.included)
+    told = here.reveal(alive)
+    for seeds in told.values():
+        seeds.self_seeds["site-03"] = bytes(16)  # type: ignore[index]  # as it was dealt to them
+    with pytest.raises(SecureSumError, match=r"^the shares of site-03 do not give what site-03 promised: dealt false"):
+        masking.opened(here.masks(), alive, told)
+    told = here.reveal(alive)
+    for liar in ("site-01", "site-05"):
+        told[liar] = Revealed(dict.fromkeys(alive, bytes(16)), {})
+    with pytest.raises(SecureSumError, match="2 or more of site-01, site-02, site-03, site-04, site-05 revealed false"):
+        masking.opened(here.masks(), alive, told)
+
+
+def test_a_site_that_deals_false_shares_among_many_is_named_though_others_lie_as_well() -> None:
+    here = Sum.of(20)
+    alive = list(here.included)
+    told = here.reveal(alive)
+    for seeds in told.values():
+        seeds.self_seeds["site-01"] = bytes(16)  # type: ignore[index]
+    told["site-02"] = Revealed(dict.fromkeys(alive, bytes(16)), {})
+    with pytest.raises(SecureSumError, match=r"^the shares of site-01 do not"):
+        masking.opened(here.masks(), alive, told)
+
+
 def test_a_share_of_another_size_is_as_good_as_none() -> None:
     here = Sum.of(5)
     alive = list(here.included)
@@ -150,7 +176,9 @@ def test_fewer_sites_than_the_threshold_learn_nothing_of_another_and_as_many_lea
     def seed_known_to(sites: list[SiteId]) -> bytes:
         dealt = {here.roster.places[site]: [here.parties[site].shares[victim][vector].self_seed] for site in sites}
         promised = here.roster.by_site[victim].commitments[1]
-        return combined(dealt, threshold(6), [lambda seed: commitment(CONTEXT, victim, vector, seed) == promised])[0]
+        found = combined(dealt, threshold(6), [lambda seed: commitment(CONTEXT, victim, vector, seed) == promised])[0]
+        assert found is not None
+        return found
 
     with refused("too-few-shares"):
         seed_known_to(others[1:])

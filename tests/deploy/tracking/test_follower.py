@@ -49,7 +49,7 @@ class RunLedger:
 
     def attempt(self, number: int, kind: TaskKind = TaskKind.FIT) -> tuple[int, list[TaskRow]]:
         """An open attempt at a round, with its invitations."""
-        attempt = 1 + self.ledger.attempts(RUN, number)
+        attempt = 1 + self.ledger.newest_attempt(RUN, number)
         self._nonces += 1
         base = Digest("b" * 64)
         tasks = [

@@ -38,7 +38,7 @@ def go(lab: Lab, values: Sequence[float]) -> Lab:
         if isinstance(lab.phase, phases.FinishedPhase):
             break
         weights = 1.0 + lab.phase.round if isinstance(lab.phase, phases.Collecting) else 0.0
-        offset = 64.0 * lab.ledger.attempts(lab.coordinator.run, int(weights) - 1)
+        offset = 64.0 * lab.ledger.newest_attempt(lab.coordinator.run, int(weights) - 1)
         for site, more in zip(SITES, (0.0, 0.25, 0.625), strict=True):  # nobody's update is the mean
             lab.push(site, lab.model(weights + offset + more))
         for site in ("eva", *SITES):

@@ -47,7 +47,7 @@ class Scored:
     def add(self, of_round: dict[str, Scores]) -> int:
         """A round that is published and scored."""
         self.number += 1
-        attempt = 1 + self.ledger.attempts(RUN, self.number)
+        attempt = 1 + self.ledger.newest_attempt(RUN, self.number)
         tasks = [
             TaskRow(f"{self.number}-{attempt}-{site}", RUN, self.number, attempt, site, TaskKind.SCORE, None, 0)
             for site in SITES

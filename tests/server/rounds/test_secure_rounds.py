@@ -13,8 +13,9 @@ from tests.support.sum_sites import SumSite, total_of
 
 from protofed.common import codec
 from protofed.common.codec import Digest
+from protofed.common.errors import FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
+from protofed.common.protocol.messages import Activity, Receipt, Task, TaskKind, Verdict
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
 from protofed.common.secure_sums.shares import Share
 from protofed.server.operator.overview import overview
@@ -341,9 +342,28 @@ def test_false_shares_end_the_attempt_and_not_the_run(run: Secure) -> None:
             shares[dealer] = {vector: Share(bytes(16), bytes(16)) for vector in dealt}
     run.answer(SITES)
     row = run.ledger.rounds("test")[-1]
-    assert "do not give the seed that was promised" in str(row.abandoned)
+    assert "2 or more of ann, bob, cyd, dan, eli revealed false ones" in str(row.abandoned)
     assert isinstance(run.lab.phase, phases.Idle)
     run.lab.later(run.lab.phase.again_at, alive=SITES)
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+def test_an_attempt_that_sites_decline_by_their_policy_is_followed_by_one_far_above(run: Secure) -> None:
+    """A ledger from a backup: its sites know attempts that it does not, and take part in none of them again."""
+
+    def decline(reason: FailureReason) -> int:
+        for site in SITES:
+            if run.lab.asked(site) is not None:
+                task = run.lab.task(site)
+                run.lab.beat(site, task.task_id, activity=Activity.FAILED, failure=reason)
+        assert isinstance(run.lab.phase, phases.Idle)
+        run.lab.clock.now = max(run.lab.clock.now, run.lab.phase.again_at)
+        run.lab.later(0.0, alive=SITES)
+        return run.lab.task("ann").attempt
+
+    reasons = FailureReason.POLICY, FailureReason.POLICY, FailureReason.DATA, FailureReason.POLICY
+    assert [decline(reason) for reason in reasons] == [2, 4, 5, 10]
     run.finish()
     assert run.published() == digest(run.state_of(SITES))
 

@@ -136,7 +136,7 @@ def test_with_too_few_sites_the_attempt_is_abandoned_as_soon_as_that_is_certain(
     assert effects == []
     after, (effect,) = advance(rules(holders=False), phase, Declined("e", 5.0, "numeric"))
     assert isinstance(effect, Abandon)
-    assert effect.reason == "mask of the secure sum: 3 of 5 sites, 4 are needed (the last: numeric)"
+    assert effect.reason == "mask of the secure sum: 3 of 5 sites, 4 are needed (the last, e: numeric)"
 
 
 @pytest.mark.parametrize("step", [TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK])

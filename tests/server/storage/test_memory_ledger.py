@@ -150,7 +150,7 @@ def answers(ledger: Ledger) -> dict[str, object]:
             said[f"weight of {run} {site}"] = ledger.last_weight(run, site)
         for number in ROUNDS:
             said[f"round {number} of {run}"] = (
-                *(ledger.attempts(run, number), ledger.made_of(run, number), ledger.referenced(run, number, [0])),
+                *(ledger.newest_attempt(run, number), ledger.made_of(run, number), ledger.referenced(run, number, [0])),
                 *(ledger.tasks(run, number, 1), ledger.tasks(run, range(number, 3)), ledger.updates(run, number, 2)),
             )
     for task in rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -92,9 +92,21 @@ def opened(masks: Masks, survivors: Sequence[SiteId], revealed: Mapping[SiteId, 
     }
     promised = [partial(_is_self_seed, masks, site) for site in survivors]
     promised += [partial(_is_mask_seed, masks, site) for site in dropped]
-    seeds = combined(shares, masks.roster.threshold, promised)
-    of_survivors, of_dropped = seeds[: len(survivors)], seeds[len(survivors) :]
-    return Opened(dict(zip(survivors, of_survivors, strict=True)), dict(zip(dropped, of_dropped, strict=True)))
+    seeds = dict(zip([*survivors, *dropped], combined(shares, masks.roster.threshold, promised), strict=True))
+    found = {site: seed for site, seed in seeds.items() if seed is not None}
+    if len(found) < len(seeds):
+        raise SecureSumError("false-shares", _who_lied(masks, sorted(seeds.keys() - found.keys()), found, revealed))
+    return Opened({site: found[site] for site in survivors}, {site: found[site] for site in dropped})
+
+
+def _who_lied(masks: Masks, failed: Sequence[SiteId], found: Collection[SiteId], revealed: Collection[SiteId]) -> str:
+    """As far as it can be known: a site dealt false shares of its seed, or too many revealed false ones of it."""
+    many = len(revealed) - masks.roster.threshold + 1
+    liars = f"{many} or more of {', '.join(sorted(revealed))} revealed false ones"
+    if not found:  # of all seeds at once
+        return f"the shares that sites revealed give no seed that was promised: {liars}"
+    names = ", ".join(failed)
+    return f"the shares of {names} do not give what {names} promised: dealt false, or {liars}; those of all others do"
 
 
 def check_opened(masks: Masks, survivors: Sequence[SiteId], seeds: Opened) -> None:

@@ -127,7 +127,7 @@ class Follower(threading.Thread):
     def _follow(self, ledger: LedgerReader, row: RunRow) -> None:
         ended = row.ended_at is not None
         # Rows are compared, for a run that ended may go on after a rollback. One without a round has nothing to write.
-        if self._finished.get(row.run) == row or not (ended or ledger.attempts(row.run, 0)):
+        if self._finished.get(row.run) == row or not (ended or ledger.newest_attempt(row.run, 0)):
             return
         if row.run not in self._writers:
             with ExitStack() as resources:

@@ -7,7 +7,7 @@ blobs first, the ledger second, sites last.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -174,7 +174,8 @@ class Driver:
         kept = [number for number, state in states.items() if self._context.blobs.has(state)]
         if to not in kept:
             reason = "is no longer kept (see keep_rounds)" if to in states else "does not exist"
-            raise ConfigError(f"the state of round {to} {reason}; expected one of {_list(kept)}")
+            rounds = ", ".join(map(str, sorted(kept))) or "none yet"
+            raise ConfigError(f"the state of round {to} {reason}; expected one of {rounds}")
         if early := self._rules.early_end(to, self._standstill_of(to)):
             raise ConfigError(f"from round {to} the run would end again at once: {early}; go back to that round")
         published = self._publisher.restore(states[to])  # before the ledger: a damaged state must not become current
@@ -383,7 +384,10 @@ class Driver:
 
     def _next_attempt(self) -> int:
         """Number for the round that would open now. Attempts that were rolled back keep theirs, so rows stay unique."""
-        return 1 + self._ledger.attempts(self._run, self.phase.round) if isinstance(self.phase, phases.Idle) else 0
+        if not isinstance(self.phase, phases.Idle):
+            return 0
+        last = self._ledger.newest_attempt(self._run, self.phase.round)
+        return 1 + last if self.sums is None else self.sums.attempt_after(self.phase.round, last)
 
     @property
     def _state(self) -> Payload | None:
@@ -394,7 +398,3 @@ class Driver:
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
         return phases.Aggregated(tick.now, evaluators, tick.trainers)
-
-
-def _list(rounds: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(rounds))) or "none yet"

@@ -9,6 +9,7 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
+from protofed.common.errors import FailureReason
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
@@ -64,6 +65,17 @@ class SumSteps:
             phase.step, *at, sites, bases, lambda tasks: self._ledger.go_on(tasks, status, silent), phase.subject
         )
         reach("sum-step-asked")
+
+    def attempt_after(self, round: int, last: int) -> int:
+        """The number of the attempt at a round after this one; 0: there was none.
+
+        A site takes part in no attempt twice, and declines by its policy one that it knows to be over: then this
+        ledger is a copy from before it. Doubled, the number is soon above all that sites know.
+        """
+        declined = last and any(
+            task.reason == FailureReason.POLICY for task in self._ledger.tasks(self._run, round, last)
+        )
+        return 2 * last if declined else 1 + last
 
     def length(self, task: TaskRow, published: Published) -> int | None:
         """The length of the masked vector that answers a task; None: there is none."""

@@ -99,7 +99,9 @@ def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:
             return _closed_if_due(arrived, now, step_s, arrived.awaited)
         case Declined(site, now, reason) if site in phase.awaited:
             declined = replace(phase, failed=phase.failed | {site})
-            return _closed_if_due(declined, now, step_s, declined.awaited, f" (the last: {reason})" if reason else "")
+            return _closed_if_due(
+                declined, now, step_s, declined.awaited, f" (the last, {site}: {reason})" if reason else ""
+            )
         case Insufficient(reason, now):
             return NotSummed(reason, now)
         case Tick():

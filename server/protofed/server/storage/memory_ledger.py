@@ -155,8 +155,8 @@ class MemoryLedger(Ledger):
     def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
         return self._states[run] & set(among)
 
-    def attempts(self, run: str, round: int) -> int:
-        return len(self._attempts[run].get(round, ()))
+    def newest_attempt(self, run: str, round: int) -> int:
+        return max(self._attempts[run].get(round, ()), default=0)
 
     def _at(self, run: str, round: int) -> list[RoundRow]:
         """The attempts at a round, in order."""

@@ -106,10 +106,10 @@ class LedgerReader:
         query = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.state.in_(sorted(among)))
         return {Digest(row.state) for row in self._read(query.distinct())}
 
-    def attempts(self, run: str, round: int) -> int:
-        """How many attempts at a round there were, those that were rolled back among them."""
-        query = select(func.count()).select_from(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round == round)
-        return int(self._read(query)[0][0])
+    def newest_attempt(self, run: str, round: int) -> int:
+        """Number of the last attempt at a round, rolled back or not; 0: there was none."""
+        query = select(func.max(db.rounds.c.attempt)).where(db.rounds.c.run == run, db.rounds.c.round == round)
+        return int(self._read(query)[0][0] or 0)
 
     def task(self, task_id: str) -> TaskRow | None:
         """The invitation of that task_id, if there was one."""
