@@ -35,9 +35,14 @@ def test_a_number_beyond_the_limit_is_refused(number: float) -> None:
         FORM.encoded(np.array([0.0, number]))
 
 
-def test_float32_and_any_shape() -> None:
-    numbers = np.arange(6, dtype=np.float32).reshape(2, 3) / 8
-    assert np.array_equal(FORM.decoded(FORM.encoded(numbers)), numbers)
+@pytest.mark.parametrize("shape", [(2, 3), (1,), (), (32_768,), (32_769,), (3, 40_000)])
+def test_float32_and_any_shape(shape: tuple[int, ...]) -> None:
+    numbers = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) / 8
+    for laid_out in (numbers, numbers.T):
+        assert np.array_equal(FORM.decoded(FORM.encoded(laid_out)), laid_out)
+
+
+def test_no_numbers_are_no_words() -> None:
     assert FORM.encoded(np.zeros((0,))).shape == (0,)
 
 

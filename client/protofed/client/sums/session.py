@@ -257,7 +257,7 @@ def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before:
 
 
 def _sends(session: Session, vector: Vector, masked: Array) -> Session:
-    sent = digest(masked.tobytes())
+    sent = digest(masked.view(np.uint8).data)
     if session.sent.get(vector, sent) != sent:
         raise SecureSumError(
             "other-numbers",
