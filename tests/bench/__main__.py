@@ -24,6 +24,7 @@ GROUPS = {
     "training": "training",
     "server-step": "class_models",
     "simulation": "simulation",
+    "secure-sums": "secure_sums",
     "rounds": "rounds",
     "start": "start",
     "sites": "sites",
