@@ -29,13 +29,21 @@ Counts = NDArray[np.int64]
 
 def blind_body(policy: str) -> Outcome:
     """A body of zeros: all images look alike, and one step over all of them is a histogram. Round 1."""
-    recipe = recipe_like("digits-fedavg", model={"name": "mlp", "hidden": [64]}, plan=_one_step(policy, 1e-2))
-    honest = as_payload(honest_model(recipe))
-    blind = {
-        Part.BODY: {name: np.zeros_like(tensor) for name, tensor in honest[Part.BODY].items()},
-        Part.HEAD: {name: np.zeros_like(tensor) for name, tensor in honest[Part.HEAD].items()},
+    recipe = one_step_recipe(policy)
+    return _attacked(policy, recipe, blind_model(recipe))
+
+
+def one_step_recipe(policy: str) -> Recipe:
+    """One step over all examples of a site."""
+    return recipe_like("digits-fedavg", model={"name": "mlp", "hidden": [64]}, plan=_one_step(policy, 1e-2))
+
+
+def blind_model(recipe: Recipe) -> Payload:
+    """Zeros."""
+    return {
+        part: {name: np.zeros_like(tensor) for name, tensor in tensors.items()}
+        for part, tensors in as_payload(honest_model(recipe)).items()
     }
-    return _attacked(policy, recipe, blind)
 
 
 def blind_input(policy: str) -> Outcome:
@@ -96,15 +104,23 @@ def _attacked(
         if not sent:
             continue
         answered += 1
-        public = made(public_of(recipe).test)
-        steps = recipe.plan.epochs * math.ceil(len(data.train) / recipe.plan.batch_size)
-        moved = (sent[0][Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr / steps
-        prior = _predicted(recipe, base, public)
-        if steps > 1:  # on average between what the model predicted before and what it does after
-            prior = (prior + _predicted(recipe, sent[0], public)) / 2
-        shares = np.clip(moved + prior, 0, 1)
-        found += np.array_equal(_whole(shares, int(truth.sum()) if knows_total else None), truth)
+        shares = shares_told(recipe, base, sent[0], made(public_of(recipe).test), len(data.train))
+        found += np.array_equal(whole(shares, int(truth.sum()) if knows_total else None), truth)
     return Outcome(int(found), of, silent=not answered)
+
+
+def shares_told(recipe: Recipe, base: Payload, sent: Payload, public: Examples, examples: int) -> NDArray[np.float64]:
+    """What the head's bias tells of the shares of classes, [C].
+
+    Args:
+        examples: of the site, by which the steps that it made are known.
+    """
+    steps = recipe.plan.epochs * math.ceil(examples / recipe.plan.batch_size)
+    moved = (sent[Part.HEAD]["bias"] - base[Part.HEAD]["bias"]).astype(np.float64) / recipe.plan.lr / steps
+    prior = _predicted(recipe, base, public)
+    if steps > 1:  # on average between what the model predicted before and what it does after
+        prior = (prior + _predicted(recipe, sent, public)) / 2
+    return np.clip(moved + prior, 0, 1)
 
 
 def _predicted(recipe: Recipe, model: Payload, public: Examples) -> NDArray[np.float64]:
@@ -116,7 +132,7 @@ def _predicted(recipe: Recipe, model: Payload, public: Examples) -> NDArray[np.f
         return np.asarray(built(public.normalised(recipe.input)).softmax(1).mean(0).double().numpy())
 
 
-def _whole(shares: NDArray[np.float64], total: int | None) -> Counts:
+def whole(shares: NDArray[np.float64], total: int | None) -> Counts:
     """Whole numbers with these shares: of this total, or of the smallest that fits."""
     if total is not None:
         return np.round(total * shares).astype(np.int64)

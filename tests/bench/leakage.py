@@ -1,8 +1,8 @@
-"""What a server can infer about sites from what they send it: `make leakage`; two tables, and the same as markdown.
+"""What a server can infer about sites from what they send it: `make leakage`; three tables, and the same as markdown.
 
 First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
 are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_attacks`, by which a server
-or a site gets at more than it is sent.
+or a site gets at more than it is sent; third, what of that comes out of a secure sum.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.bench import attacks, leakage_attacks
 from tests.bench.leakage_runs import SCORED, Case, attacked
-from tests.bench.leakage_scores import Found, strongest, tried
+from tests.bench.leakage_scores import Found, of_all, strongest, tried
 
 ATTACKS = "attacks"
 FEW: dict[str, Any] = {"min_samples_per_class": 10}
@@ -32,6 +32,8 @@ CASES = (
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),
+    *(Case(f"digits-{name}", secure=True) for name in ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg-private")),
+    Case("digits-cwfedavg", method={"shares": "true"}, secure=True),
 )
 
 
@@ -44,6 +46,7 @@ class Outcome:
     model: list[Found]
     with_data: list[Found]
     scores: Mapping[str, float]
+    of_all: list[Found] = field(default_factory=list)
 
 
 def main() -> None:
@@ -66,6 +69,9 @@ def main() -> None:
         attacked_rows = leakage_attacks.rows()
         Console(width=170).print(table(leakage_attacks.COLUMNS, attacked_rows, "what attacks recover, by policy"))
         pages.append(markdown(leakage_attacks.COLUMNS, attacked_rows))
+        summed_rows = leakage_attacks.sum_rows()
+        Console(width=170).print(table(leakage_attacks.SUM_COLUMNS, summed_rows, "images of three sites, and of a sum"))
+        pages.append(markdown(leakage_attacks.SUM_COLUMNS, summed_rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text("\n".join(pages), encoding="utf-8")
 
@@ -76,7 +82,8 @@ def outcome(case: Case, seeds: Sequence[int], rounds: int) -> Outcome:
     victims = [victim for victims, _ in done for victim in victims]
     means = {name: float(np.mean([scores[name] for _, scores in done])) for name in SCORED if name in done[0][1]}
     by_class = tried(attacks.BY_CLASS, victims)
-    return Outcome(case, by_class, tried(attacks.MODEL, victims), tried(attacks.WITH_DATA, victims), means)
+    model, with_data = tried(attacks.MODEL, victims), tried(attacks.WITH_DATA, victims)
+    return Outcome(case, by_class, model, with_data, means, of_all(victims))
 
 
 # Tables
@@ -90,9 +97,19 @@ COLUMNS = (
     "with examples",
     "shares",
     "shares, with examples",
+    "presence, between sites",
+    "shares, between sites",
     "GM",
     "PM(V)",
 )
+
+
+JUDGED = {
+    "auc": "AUC of presence",
+    "correlation": "correlation with shares",
+    "own_auc": "AUC between sites",
+    "own_correlation": "correlation between sites",
+}
 
 
 def cells(outcome: Outcome) -> list[str]:
@@ -104,6 +121,8 @@ def cells(outcome: Outcome) -> list[str]:
         (outcome.with_data, "auc"),
         (without, "correlation"),
         (outcome.with_data, "correlation"),
+        (without + outcome.with_data, "own_auc"),
+        (without + outcome.with_data, "own_correlation"),
     ]
     scores = [f"{100 * outcome.scores[name]:.1f}" if name in outcome.scores else "–" for name in SCORED]
     return [name, outcome.case.said, *(_cell(strongest(found, by), by) for found, by in kinds), *scores]
@@ -131,11 +150,11 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def every_attack(outcomes: Sequence[Outcome]) -> str:
     """All that was tried, the weak ones too."""
     rows = [
-        [*cells(outcome)[:2], found.attack, found.rounds, f"{found.auc:.3f}", f"{found.correlation:.3f}"]
+        [*cells(outcome)[:2], found.attack, found.rounds, *(f"{getattr(found, by):.3f}" for by in JUDGED)]
         for outcome in outcomes
-        for found in (*outcome.by_class, *outcome.model, *outcome.with_data)
+        for found in (*outcome.by_class, *outcome.model, *outcome.with_data, *outcome.of_all)
     ]
-    head = ("method", "policy", "attack", "rounds", "AUC of presence", "correlation with shares")
+    head = ("method", "policy", "attack", "rounds", *JUDGED.values())
     return _lines([head, ["---"] * len(head), *rows])
 
 
@@ -148,7 +167,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/leakage.md"))
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", default="", help="part of a recipe's name, or attacks: the second table alone")
+    parser.add_argument("--only", default="", help="part of a recipe's name, or attacks: the other tables alone")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The second table of `make leakage`: attacks that were found on protofed 0.2.0, run again under every shipped policy.
+"""The other tables of `make leakage`: attacks that were found on protofed 0.2.0, run again under every shipped policy.
 
 A server that keeps what it gets, one that chooses recipe, model and base, and a site that lies. The first column says
 what the attack came to on 0.2.0 under its standard.toml.
@@ -18,6 +18,7 @@ from tests.attacks import (
     private_mixture,
     rare_units,
     score_oracle,
+    sums,
     trap_weights,
 )
 from tests.attacks.outcome import Outcome
@@ -90,3 +91,21 @@ def rows() -> list[list[str]]:
         for attack in ON_SITES
     ]
     return found + [[lie.name, "–", lie.before, *[lie.run()] * len(POLICIES)] for lie in ON_THE_SERVER]
+
+
+SUM_COLUMNS = (
+    "base of round 2",
+    "open: three updates",
+    "open: their sum",
+    "standard, perceptrons allowed: three updates",
+    "standard, perceptrons allowed: their sum",
+)
+
+
+def sum_rows() -> list[list[str]]:
+    """Images that come back of three sites, from their updates and from the sum of them; the third table's rows."""
+    asked = [(policy, summed) for policy in ("open", PERCEPTRONS) for summed in (False, True)]
+    return [
+        [name, *(str(sums.images(policy, trap, summed=summed)) for policy, summed in asked)]
+        for name, trap in sums.TRAPS.items()
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from tests.attacks.hostile_server import LONG_TAIL
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage_scores import Counts, Victim
+from tests.bench.leakage_sums import sums_of
 
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.models.catalogue import device_model
@@ -36,16 +37,17 @@ SCORED = ("global.accuracy", "personal.pm_v")
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe under a policy."""
+    """A recipe under a policy; `secure`: under secure sums."""
 
     recipe: str
     rules: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=dict)
+    secure: bool = False
 
     @property
     def said(self) -> str:
         """What is other than by default."""
-        changes = {**self.rules, **self.method}
+        changes = {**self.rules, **self.method, **({"secure": True} if self.secure else {})}
         return ", ".join(key if value is True else f"{key} = {value}" for key, value in changes.items())
 
 
@@ -56,7 +58,7 @@ def attacked(case: Case, seed: int, rounds: int) -> tuple[list[Victim], dict[str
     running.go()
     last = spreads(running.ledger.scores(recipe.name)[recipe.rounds])
     seen = sites_seen(running)
-    victims = [Victim(seen[site], _counts(running, site)) for site in running.data]
+    victims = [Victim(seen[site], _counts(running, site), seed) for site in running.data]
     running.ledger.close()
     return victims, {name: last[name].mean for name in SCORED if name in last}
 
@@ -71,7 +73,7 @@ def seeded(case: Case, seed: int, rounds: int) -> Recipe:
             "rounds": min(recipe.rounds, rounds),
             "data": recipe.data.model_copy(update={"seed": seed, "long_tail": LONG_TAIL}),
             "method": recipe.method.model_copy(update=dict(case.method)),
-            "federation": recipe.federation.model_copy(update={"score_every": 0}),
+            "federation": recipe.federation.model_copy(update={"score_every": 0, "secure": case.secure}),
         }
     )
 
@@ -86,7 +88,9 @@ def posed(recipe: Recipe, policy: Policy) -> Simulation:
 
     def agent(name: SiteId) -> Agent:
         roles = frozenset({Role.EVALUATOR if name == EVALUATOR else Role.TRAINER})
-        site = Site(name, roles, policy, MemoryStore(), lambda _: data[name], lambda _: model)
+        # Under secure sums the updates stay in this process, and `leakage_sums` adds them up.
+        held = Site(name, roles, policy, MemoryStore(), lambda _: data[name], lambda _: model)
+        site = replace(held, simulated=recipe.federation.secure)
         return Agent(site, DirectLink(runs, blobs, name, roles))
 
     sites = {name: held for name, held in data.items() if name != EVALUATOR}
@@ -94,8 +98,9 @@ def posed(recipe: Recipe, policy: Policy) -> Simulation:
 
 
 def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
-    """By site, its updates as they are in the server's ledger and blobs, round by round."""
+    """By site, its updates as they are in the server's ledger and blobs, round by round; if secure, the sums."""
     recipe = running.recipe
+    secure = recipe.federation.secure
     test = data_of(recipe)[EVALUATOR].test
     draw = torch.Generator().manual_seed(0)
     noise = torch.randn(NOISE, *recipe.input.shape, generator=draw)
@@ -108,11 +113,11 @@ def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
             return tuple(model.body(images).double().numpy() for images in (test.normalised(recipe.input), noise))
 
     seen: dict[SiteId, list[Seen]] = {site: [] for site in running.data}
-    for sent, received in rounds_of(running):
+    for sent, received in sums_of(running) if secure else rounds_of(running):
         known = {id(payload): features(payload) for payload in received.values()}
         for site, payload in sent.items():
             (after, noise_after), (before, noise_before) = features(payload), known[id(received[site])]
-            others = [theirs.get(Part.PROTOTYPES, {}) for name, theirs in sent.items() if name != site]
+            others = [theirs.get(Part.PROTOTYPES, {}) for name, theirs in sent.items() if name != site and not secure]
             labels = test.labels.numpy()
             seen[site].append(
                 Seen(recipe.classes, payload, received[site], others, after, before, labels, noise_after, noise_before)

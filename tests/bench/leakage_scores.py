@@ -18,10 +18,11 @@ ROUNDS = {"round 1": slice(0, 1), "all rounds": slice(None)}
 
 @dataclass(frozen=True)
 class Victim:
-    """One site: what the server saw of it, round by round, and what it has."""
+    """One site of one run: what the server saw of it, round by round, and what it has."""
 
     seen: Sequence[Seen]
     counts: Counts
+    run: int = 0
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,18 @@ class Found:
     """What an attack came to: area under the ROC curve of presence, correlation with shares.
 
     Whichever way it points: who has simulated the method knows that. Chance is 0.5 to 0.6 and 0 to 0.2.
+
+    Attributes:
+        auc, correlation: over all pairs of a site and a class: how common a class is at all sites together counts, too.
+        own_auc, own_correlation: between the sites of a run, class by class: what it tells of one site.
     """
 
     attack: str
     rounds: str
     auc: float
     correlation: float
+    own_auc: float = 0.5
+    own_correlation: float = 0.0
 
 
 def tried(attacks: Mapping[str, Attack], victims: Sequence[Victim]) -> list[Found]:
@@ -56,9 +63,27 @@ def _judged(name: str, rounds: str, scores: Sequence[Scores | None], victims: Se
         return []
     every = np.concatenate([score for score, _ in known])
     counts = [count for _, count in known]
-    ranked = auc(every, np.concatenate(counts) > 0)
-    line = correlation(every, np.concatenate([c / c.sum() for c in counts]))
-    return [Found(name, rounds, max(ranked, 1 - ranked), abs(line))]
+    shares, present = np.concatenate([c / c.sum() for c in counts]), np.concatenate(counts) > 0
+    runs = np.concatenate(
+        [np.full(len(v.counts), v.run) for v, s in zip(victims, scores, strict=True) if s is not None]
+    )
+    classes = np.concatenate([np.arange(len(c)) for c in counts])
+    groups = [(runs == run) & (classes == c) for run in np.unique(runs) for c in np.unique(classes)]
+    ranked, own = auc(every, present), auc_between(every, present, groups)
+    line, own_line = correlation(every, shares), correlation(*(without_means(x, groups) for x in (every, shares)))
+    return [Found(name, rounds, max(ranked, 1 - ranked), abs(line), max(own, 1 - own), abs(own_line))]
+
+
+def of_all(victims: Sequence[Victim]) -> list[Found]:
+    """No attack: what is true of all sites of a run together, and what a perfect reading of a sum would tell."""
+    shares, holders = {}, {}
+    for run in {victim.run for victim in victims}:
+        counts = np.stack([victim.counts for victim in victims if victim.run == run]).astype(np.float64)
+        shares[run], holders[run] = (counts / counts.sum(axis=1, keepdims=True)).mean(axis=0), (counts > 0).sum(axis=0)
+    found = []
+    for name, told in (("mean shares of all sites", shares), ("how many sites have it", holders)):
+        found += _judged(name, "–", [np.asarray(told[victim.run], np.float64) for victim in victims], victims)
+    return found
 
 
 def strongest(found: Iterable[Found], by: str) -> Found | None:
@@ -85,3 +110,21 @@ def correlation(scores: Scores, truth: Scores) -> float:
     """Pearson's; what an attack says nothing of counts as its lowest score, and constant scores say nothing: 0."""
     known = np.nan_to_num(scores, nan=float(np.nanmin(scores)))
     return 0.0 if np.ptp(known) < 1e-12 else float(np.corrcoef(known, truth)[0, 1])
+
+
+def auc_between(scores: Scores, truth: NDArray[np.bool_], groups: Sequence[NDArray[np.bool_]]) -> float:
+    """`auc` of the pairs within each group alone; groups that are all true, or all false, have none."""
+    known, ahead, pairs = np.nan_to_num(scores, nan=-np.inf), 0.0, 0
+    for group in groups:
+        few = known[group & truth], known[group & ~truth]
+        ahead += sum(float(a > b) + float(a == b) / 2 for a in few[0] for b in few[1])
+        pairs += len(few[0]) * len(few[1])
+    return ahead / pairs if pairs else 0.5
+
+
+def without_means(scores: Scores, groups: Sequence[NDArray[np.bool_]]) -> Scores:
+    """Each score less the mean of its group; what an attack says nothing of counts as its lowest score."""
+    known = np.nan_to_num(scores, nan=float(np.nanmin(scores)))
+    for group in groups:
+        known[group] -= known[group].mean()
+    return known

@@ -10,7 +10,7 @@ from tests.bench import attacks
 from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage import COLUMNS, Outcome, cells, every_attack, markdown
 from tests.bench.leakage_runs import Case, attacked
-from tests.bench.leakage_scores import Found, Victim, auc, correlation, strongest, tried
+from tests.bench.leakage_scores import Found, Victim, auc, auc_between, correlation, strongest, tried, without_means
 
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.tensors import unit
@@ -59,6 +59,15 @@ def test_correlation_is_one_for_a_line_and_nothing_for_a_constant() -> None:
     assert correlation(3 * SHARES + 1, SHARES) == pytest.approx(1)
     assert correlation(np.ones(CLASSES), SHARES) == 0
     assert correlation(np.where(HAS, SHARES, np.nan), SHARES) > 0.9
+
+
+def test_between_sites_what_is_common_at_all_of_them_counts_for_nothing() -> None:
+    groups = [np.array([True, True, False, False]), np.array([False, False, True, True])]
+    truth = np.array([True, False, True, False])
+    assert auc_between(np.array([4.0, 3.0, 2.0, 1.0]), truth, groups) == 1.0
+    assert auc_between(np.array([4.0, 4.0, 1.0, 1.0]), truth, groups) == 0.5
+    assert auc_between(np.array([3.0, 4.0, 2.0, 1.0]), truth, groups) == 0.5
+    assert without_means(np.array([4.0, 2.0, 9.0, 9.0]), groups).tolist() == [1.0, -1.0, 0.0, 0.0]
 
 
 # What is sent by class
@@ -162,7 +171,8 @@ def test_a_cell_names_the_strongest_attack() -> None:
     outcome = Outcome(case, found, [], found[:1], {"personal.pm_v": 0.5})
     row = cells(outcome)
     assert row[:4] == ["fednh", "example_count, min_samples_per_class = 10", "0.80 strong, all rounds", "–"]
-    assert row[5:] == ["0.90 weak, round 1", "0.90 weak, round 1", "–", "50.0"]
+    assert row[5:7] == ["0.90 weak, round 1", "0.90 weak, round 1"]
+    assert row[7:] == ["0.50 weak, round 1", "0.00 weak, round 1", "–", "50.0"]
     assert f"| {' | '.join(row)} |\n" in markdown(COLUMNS, [row])
     assert every_attack([outcome]).count("\n") == 5
     assert strongest([], "auc") is None

@@ -1,0 +1,160 @@
+"""What comes out of the sums of a run under secure sums, of label counts and of images; and what without them.
+
+The server has the total of each round, and none of what it is of. It chooses the base, and, where nothing forbids it,
+whose updates are in which sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from tests.attacks.counts_by_heads import blind_model, one_step_recipe, shares_told, whole
+from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, sites_of, updates
+from tests.attacks.outcome import Outcome
+from tests.attacks.policies import NONE
+from tests.attacks.rare_units import raised
+from tests.attacks.targets import CONVOLUTIONAL, PERCEPTRON, Floats, Target, between_neighbours, over_biases, recovered
+from tests.attacks.trap_weights import sorted_thresholds
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.payload import Part, Payload, Update, describe
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.linear_form import SumForm, SumLayout
+from protofed.common.secure_sums.sums import Sums
+
+FIXED = FixedPoint(65536.0, 40, 50)  # a recipe's, where it does not say otherwise
+FEDAVG = SumForm((Part.BODY, Part.HEAD))
+
+
+def mean_of(sent: Sequence[Payload]) -> Payload:
+    """What the server makes of the opened sum of these updates: all that it has of them."""
+    layout = SumLayout.of(FEDAVG, describe(sent[0]), sent[0])
+    words = [layout.words(Update("", payload), FIXED) for payload in sent]
+    sums = Sums.opened(layout, np.asarray(np.sum(words, axis=0, dtype=np.uint64)), FIXED)
+    return {part: sums.mean(part) for part in FEDAVG.means}
+
+
+# Label counts
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Sites without rules that answer a blind body with one step: their label counts show.
+
+    Attributes:
+        sent: each site's updates, by round; the base is the same in all of them.
+        truth: label counts, [n, C].
+    """
+
+    recipe: Recipe
+    base: Payload
+    sent: Sequence[Sequence[Payload]]
+    truth: Floats
+
+    @classmethod
+    def of(cls, sites: int, rounds: int) -> Counted:
+        """So many of them."""
+        recipe = one_step_recipe(NONE)
+        assert recipe.data is not None
+        data = recipe.data.model_copy(update={"partition": recipe.data.partition.model_copy(update={"sites": sites})})
+        recipe = recipe.model_copy(update={"data": data})
+        held, base = list(sites_of(recipe)), blind_model(recipe)
+        sent = [updates(NONE, recipe, one, [always(base)] * rounds) for one in held]
+        truth = np.stack([np.bincount(one.train.labels.numpy(), minlength=recipe.classes) for one in held])
+        return cls(recipe, base, sent, truth.astype(np.float64))
+
+    def without_sums(self) -> Outcome:
+        """From each site's own update; recovered: sites whose counts are exact."""
+        return self._judged([of_site[0] for of_site in self.sent])
+
+    def by_sums(self, cohorts: Sequence[Collection[int]]) -> Outcome:
+        """From the sums of these cohorts alone, one a round: whatever linear algebra makes of them for each site."""
+        return self._judged(self.disaggregated(cohorts))
+
+    def disaggregated(self, cohorts: Sequence[Collection[int]]) -> list[Payload]:
+        """By site, what solves "these sites' updates add up to that"; the least such, where there are several."""
+        means = [mean_of([self.sent[site][number] for site in cohort]) for number, cohort in enumerate(cohorts)]
+        members = np.array([[float(site in cohort) for site in range(len(self.sent))] for cohort in cohorts])
+        solving = np.linalg.pinv(members) * members.sum(axis=1)  # [n, rounds], of means
+        return [
+            {
+                part: {name: np.tensordot(row, np.stack([mean[part][name] for mean in means]), 1) for name in tensors}
+                for part, tensors in means[0].items()
+            }
+            for row in solving
+        ]
+
+    def shares(self, sent: Payload) -> Floats:
+        """Of classes, [C], as an update or a mean of updates tells them."""
+        return shares_told(self.recipe, self.base, sent, public_of(self.recipe).test, 1)
+
+    def _judged(self, sent: Sequence[Payload]) -> Outcome:
+        pairs = zip(sent, self.truth, strict=True)
+        exact = [np.array_equal(whole(self.shares(one), None), truth) for one, truth in pairs]
+        return Outcome(sum(exact), len(exact))
+
+
+def any_cohorts(sites: int) -> list[frozenset[int]]:
+    """All sites, then all but one, each in its turn: what `sum_group = 1` lets a server ask for."""
+    everyone = frozenset(range(sites))
+    return [everyone, *(everyone - {site} for site in everyone)]
+
+
+def whole_groups(groups: Sequence[Collection[int]]) -> list[frozenset[int]]:
+    """All unions of groups: whatever a server can have opened where a sum is over whole groups."""
+    chosen = range(1, 2 ** len(groups))
+    return [frozenset(s for n, group in enumerate(groups) if which >> n & 1 for s in group) for which in chosen]
+
+
+# Images
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A base of round 2 that makes updates of images.
+
+    Attributes:
+        lure: from the honest model of round 1.
+        read: candidates for images from how rows and biases moved.
+    """
+
+    target: Target
+    lure: Callable[[Recipe, Payload], Payload]
+    read: Callable[[Floats, Floats], Floats]
+
+
+def _raised(target: Target, share: float, recipe: Recipe, model: Payload) -> Payload:
+    return raised(target, recipe, model, share)
+
+
+TRAPS: Mapping[str, Trap] = {
+    "sorted thresholds": Trap(PERCEPTRON, lambda recipe, _: sorted_thresholds(recipe), between_neighbours),
+    "a perceptron that hardly any image wakes": Trap(PERCEPTRON, partial(_raised, PERCEPTRON, 1.0), over_biases),
+    "a tenth of it": Trap(PERCEPTRON, partial(_raised, PERCEPTRON, 0.1), over_biases),
+    "units behind convolutions that hardly any wakes": Trap(
+        CONVOLUTIONAL, partial(_raised, CONVOLUTIONAL, 1.0), over_biases
+    ),
+}
+
+
+def images(policy: str, trap: Trap, *, summed: bool, sites: int = 3) -> Outcome:
+    """Recovered: images of these sites that come back from the sum of their updates; without sums, from each update."""
+    recipe = trap.target.recipe()
+    held, first = list(islice(sites_of(recipe), sites)), as_payload(honest_model(recipe))
+    honest = [sent[0] for one in held if (sent := updates(policy, recipe, one, [always(first)]))]
+    of = sum(len(one.train) for one in held)
+    if len(honest) < sites:
+        return Outcome(0, of, silent=True)
+    base = trap.lure(recipe, mean_of(honest))
+    lures = [always(first), always(base)]
+    sent = [two[1] for one in held if len(two := updates(policy, recipe, one, lures)) > 1]
+    if len(sent) < sites:
+        return Outcome(0, of, silent=True)
+    truth = np.concatenate([trap.target.features(recipe, base, one.train) for one in held])
+    seen = [mean_of(sent)] if summed else sent
+    candidates = np.concatenate([trap.read(*trap.target.moved(base, one)) for one in seen])
+    return Outcome(recovered(candidates, truth), of)
