@@ -82,3 +82,13 @@ def test_only_the_gate_makes_a_vector_and_only_messages_are_steps() -> None:
     for wrong in (UPDATE.payload, {**message, **UPDATE.payload}, {Part.SECURE_SUM: {"vector": ROW}}):
         with pytest.raises(PolicyRefusedError):
             policy().release_step(wrong)
+
+
+def test_the_first_model_has_learnt_nothing_and_leaves_whatever_hides_classes() -> None:
+    rules = {"methods": ["fednh"], "parts": ["body", "head"], "secure": "required", "hide_class_presence": True}
+    gate = Policy(PolicyRules.model_validate(rules))
+    first = Update("ann", {Part.HEAD: {"weight": np.ones((10, 4), np.float32)}})
+    context = GateContext(np.full(10, 100))
+    assert gate.release_first(first, context).manifest.tensors[0].shape == (10, 4)
+    with pytest.raises(PolicyRefusedError):
+        gate.release(first, context)

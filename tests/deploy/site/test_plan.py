@@ -20,11 +20,13 @@ from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task
+from protofed.common.secure_sums.linear_form import form_of
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import DirectLink, simulation
 from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
+from protofed.deploy.site.plan_sight import NOTHING
 from protofed.testing.small_recipe import small_recipe
 
 METHODS = sorted(client_methods)
@@ -211,7 +213,7 @@ def test_a_site_that_hides_its_classes_keeps_every_row_a_class(
     assert refused == dict.fromkeys(kept, "hide_class_presence")
     assert plan.refusals
     assert all("(hide_class_presence)" in why and "secure sum" in why for why in plan.refusals)
-    assert "secure sum (hide_class_presence)" in plan.rules[0]
+    assert "secure sum (hide_class_presence)" in " ".join(plan.rules)
 
 
 @pytest.mark.parametrize(
@@ -367,3 +369,74 @@ def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
         site_plan(small_recipe("cwfedavg", federation=federation))
     with pytest.raises(ConfigError, match="solo"):
         site_plan(small_recipe("solo", federation=federation))
+
+
+SECURE = {"min_sites": 3, "secure": True}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("solo", "cwfedavg")])
+def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
+    plain_plan, summed = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
+    form = form_of(client_methods.build(method, {}), method)
+    rows = {form.rows.part} if form.rows else set()
+    in_sums = {*form.means, *rows, *form.mixtures, form.shares}
+    for plan in (plain_plan, summed):
+        assert [each.part for each in plan.sight.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
+        for each in plan.sight.parts:
+            assert (each.plain, each.summed == NOTHING) == (each.part.discloses, each.part not in in_sums)
+            assert plan.sight.seen(each) == (each.summed if plan is summed else each.plain)
+    assert ("It sees how many sites hold each class, not which." in summed.sight.whole) is form.by_class
+
+
+def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at_least() -> None:
+    recipe = small_recipe(
+        "fedavg", method={"name": "fedavg", "weighting": "examples"}, federation={**SECURE, "quorum": 3}
+    )
+    plan = site_plan(recipe)
+    assert {each.summed for each in plan.sight.parts} == {
+        "The mean over the sites of the sum, weighted by their numbers of examples. Of this site alone: nothing."
+    }
+    assert plan.sight.whole[0].startswith("A sum is over 3 sites or more.")
+    assert "It sees how many examples all sites of a sum have together." in plan.sight.whole
+    federation = {**SECURE, "min_contributors": 3}
+    shares = site_plan(small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=federation))
+    told = {each.part: each for each in shares.sight.parts}
+    assert "weighted by their shares of the class, of classes with 3 such sites or more" in told[Part.HEAD].summed
+    assert told[Part.LABEL_DISTRIBUTION].plain == "", "it never leaves without a sum"
+
+
+def test_a_method_without_a_form_says_why_and_nothing_of_sums() -> None:
+    plan = site_plan(small_recipe("cwfedavg"))
+    assert "norms" in plan.sight.why_not
+    assert {each.summed for each in plan.sight.parts} == {""}
+
+
+@pytest.mark.parametrize("secure", ["allowed", "rows", "required"])
+def test_a_policy_that_asks_for_secure_sums_lets_a_run_with_them_in_and_no_other(secure: str) -> None:
+    site = policy("fednh", secure=secure, hide_class_presence=secure != "allowed")
+    summed, without = (site_plan(small_recipe("fednh", federation=each), site) for each in (SECURE, {}))
+    assert summed.refusals == ()
+    assert {tensor.refused_by for tensor in summed.outgoing} == {None}
+    assert summed.first_model is None
+    assert bool(without.refusals) is (secure != "allowed")
+    assert "(secure)" in summed.rules[0]
+
+
+def test_a_site_lets_its_true_shares_into_a_sum_and_nowhere_else() -> None:
+    recipe = small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=SECURE)
+    plan = site_plan(recipe, policy("cwfedavg"))
+    assert (plan.refusals, {tensor.refused_by for tensor in plan.outgoing}) == ((), {None})
+
+
+def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() -> None:
+    for federation, heading, other in (
+        (SECURE, "What the server sees of it, with secure sums", "Without secure sums it would see:"),
+        ({}, "What the server sees of it, without secure sums", "With federation.secure = true it would see:"),
+    ):
+        plan, out = site_plan(small_recipe("fedprp", federation=federation)), io.StringIO()
+        plan_table.show(plan, Console(file=out, width=500))
+        text = out.getvalue()
+        assert text.index(heading) < text.index(other) < text.index("Single numbers beside the tensors")
+        seen = plain(plan)["server_sees"]
+        assert seen["secure"] is bool(federation)
+        assert all(f"- {each['part']}: {each['seen']}" in text for each in seen["parts"])

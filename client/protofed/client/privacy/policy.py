@@ -198,8 +198,8 @@ class Policy:
         return Released(manifest, data, self.release_scores(update.metrics).scores, weight, _GATE)
 
     def release_first(self, update: Update, context: GateContext | None = None) -> Released:
-        """`release` of a run's first model, which contains nothing of the site's data: rule `secure` lets it leave."""
-        return replace(self, rules=self.rules.model_copy(update={"secure": "allowed"})).release(update, context)
+        """`release` of a run's first model, which has nothing of the site's data: rules about classes let it leave."""
+        return replace(self, rules=_in_a_sum(self.rules)).release(update, context)
 
     def release_sum(self, update: Update, layout: SumLayout, context: GateContext | None = None) -> ReleasedVector:
         """Check an update, remove what the rules demand, and let the rest into a secure sum.
@@ -254,7 +254,7 @@ class Policy:
 
 
 def _in_a_sum(rules: PolicyRules) -> PolicyRules:
-    """The rules that hold for what leaves in a secure sum: it tells nothing of this site's classes."""
+    """The rules that hold for what tells nothing of this site's classes: what leaves in a sum, and the first model."""
     return rules.model_copy(update={"secure": "allowed", "hide_class_presence": False})
 
 

@@ -6,7 +6,7 @@ The halves of the method are run once on tensors of ones; the site's data are no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -25,10 +25,11 @@ from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
+from protofed.deploy.site.plan_sight import Sight, sight
 from protofed.server.method import ServerMethod, SummableMethod, server_methods
 from protofed.server.rounds.resume import as_begun
 from protofed.server.rounds.secure_sums import layout_of
@@ -71,6 +72,7 @@ class SitePlan:
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
         asked: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
+        sight: what the server sees of an update, with secure sums and without.
     """
 
     recipe: Recipe
@@ -86,6 +88,7 @@ class SitePlan:
     refusals: tuple[str, ...]
     asked: Mapping[str, str]
     limits: tuple[LimitCheck, ...]
+    sight: Sight
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
@@ -123,16 +126,17 @@ def site_plan(
     model = _first_model(recipe, policy)
     first = server.init(model, recipe.classes)
     expected = server.expects(first)
-    if recipe.federation.secure:
-        form_of(client, name)
+    layout = layout_of(server, first) if recipe.federation.secure and form_of(client, name) else None
     # One such update is aggregated below: it says what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
-    refused_by = _refused_by(policy, name, update, recipe.classes)
+    refused_by = _refused_by(policy, name, update, recipe.classes, layout)
     facts = RunFacts(digest or as_begun(recipe).fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
-    refusals = () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes)
+    refusals = (
+        () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes, layout)
+    )
     return SitePlan(
         recipe=recipe,
         outgoing=tuple(
@@ -140,17 +144,20 @@ def site_plan(
             for specs, optional in ((expected.required, False), (expected.optional, True))
             for spec in specs
         ),
-        incoming=describe(server.broadcast(_after(server, first, update, secure=recipe.federation.secure), "site")),
+        incoming=describe(server.broadcast(_after(server, first, update, layout), "site")),
         scalars=scalars,
         released=_released(scalars, policy),
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
-        first_model=None if policy is None else _objection(policy, Update("site", model), recipe.classes),
-        rules=() if policy is None else sentences(policy.rules, update.payload.keys()),
+        first_model=None
+        if policy is None
+        else _violation(policy.release_first, Update("site", model), _all_classes(recipe.classes)),
+        rules=() if policy is None else sentences(policy.rules, update.payload.keys(), secure=layout is not None),
         refusals=(*refusals, *broken(limits)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
+        sight=sight(recipe, client, update.payload),
     )
 
 
@@ -174,14 +181,19 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "refusals": plan.refusals,
         "asked": dict(plan.asked),
         "limits": [asdict(check) for check in plan.limits],
+        "server_sees": {
+            "secure": plan.sight.secure,
+            "parts": [{**asdict(part), "seen": plan.sight.seen(part)} for part in plan.sight.parts],
+            "of_the_sum": plan.sight.whole,
+            "no_sums": plan.sight.why_not,
+        },
     }
 
 
-def _after(server: ServerMethod, state: Payload, update: Update, *, secure: bool) -> Payload:
-    """The state after a round of one update."""
-    if not secure:
+def _after(server: ServerMethod, state: Payload, update: Update, layout: SumLayout | None) -> Payload:
+    """The state after a round of one update; with a layout, of its sum."""
+    if layout is None:
         return server.aggregate(state, [update])
-    layout = layout_of(server, state)
     return cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)))
 
 
@@ -213,39 +225,52 @@ def _update_of_ones(specs: Iterable[TensorSpec]) -> Payload:
     return payload
 
 
-def _refused_by(policy: Policy | None, method: str, update: Update, classes: int) -> dict[Part, str]:
+def _refused_by(
+    policy: Policy | None, method: str, update: Update, classes: int, layout: SumLayout | None
+) -> dict[Part, str]:
     """The rule by which the gate keeps each part; a method or a size that is not allowed keeps all of them."""
-    refusals = dict.fromkeys(NOT_ON_THE_WIRE, "outside simulations")
+    form = None if layout is None else layout.form
+    summed = frozenset() if form is None else {form.shares}
+    refusals = dict.fromkeys(NOT_ON_THE_WIRE - summed, "outside simulations")
     if policy is None:
         return refusals
     if method not in policy.rules.methods:
         return dict.fromkeys(update.payload, "methods")
     for part in update.payload:
-        refusal = _refusal(policy.admit, method, frozenset({part}))
-        if refusal is None and part is Part.HEAD:
+        refusal = _refusal(policy.admit, method, frozenset({part}), form)
+        if refusal is None and part is Part.HEAD and form is None:
             refusal = _refusal(policy.admit_head, update.payload[part], classes)
         refusals = ({part: refusal.rule} if isinstance(refusal, PolicyRefusedError) else {}) | refusals
     if any(part in refusals for part in update.payload):
         return refusals
-    refusal = _refusal(policy.release, update, _all_classes(classes))
+    refusal = _refusal(_gate(policy, layout), update, _all_classes(classes))
     return dict.fromkeys(update.payload, refusal.rule) if isinstance(refusal, PolicyRefusedError) else {}
 
 
 def _refusals(
-    policy: Policy, name: str, client: ClientMethod, update: Update, head: Tensors, classes: int
+    policy: Policy,
+    name: str,
+    client: ClientMethod,
+    update: Update,
+    head: Tensors,
+    classes: int,
+    layout: SumLayout | None,
 ) -> tuple[str, ...]:
     """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
-    refusals = [_violation(policy.admit, name, client.sends)]
-    if Part.HEAD in client.sends and refusals == [None]:  # as the site prepares the run
+    refusals = [_violation(policy.admit, name, client.sends, None if layout is None else layout.form)]
+    if Part.HEAD in client.sends and refusals == [None] and layout is None:  # as the site prepares the run
         refusals.append(_violation(policy.admit_head, head, classes))
-    refusals.append(_objection(policy, update, classes))
+    refusals.append(_violation(_gate(policy, layout), update, _all_classes(classes)))
     if update.weight is not None and not policy.rules.example_count:
         refusals.append("the run weighs sites by their numbers of examples, which this site's policy withholds")
     return tuple(dict.fromkeys(reason for reason in refusals if reason is not None))
 
 
-def _objection(policy: Policy, update: Update, classes: int) -> str | None:
-    return _violation(policy.release, update, _all_classes(classes))
+def _gate(policy: Policy, layout: SumLayout | None) -> Callable[[Update, GateContext], object]:
+    """By which an update leaves: as it is, or into a sum."""
+    if layout is None:
+        return policy.release
+    return lambda update, context: policy.release_sum(update, layout, context)
 
 
 def _violation(gate: Any, *arguments: Any) -> str | None:

@@ -9,16 +9,40 @@ from protofed.client.privacy.update_checks import BY_CLASS
 from protofed.common.payload import Part
 
 
-def sentences(rules: PolicyRules, parts: Collection[Part]) -> tuple[str, ...]:
+def sentences(rules: PolicyRules, parts: Collection[Part], *, secure: bool = False) -> tuple[str, ...]:
     """The rules that apply to an update of these parts, each with its key in the policy.
+
+    Args:
+        secure: it leaves in a secure sum.
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.
     """
-    return (*_classes(rules, parts), *_tensors(rules), *_order(rules), *_machine(rules), *_times(rules))
+    return (
+        *_sums(rules),
+        *_classes(rules, parts, secure),
+        *_tensors(rules),
+        *_order(rules),
+        *_machine(rules),
+        *_times(rules),
+    )
 
 
-def _classes(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
+def _sums(rules: PolicyRules) -> Iterator[str]:
+    match rules.secure:
+        case "required":
+            yield "Whatever is trained or scored here leaves only in a secure sum (secure)."
+        case "rows":
+            yield "What is sent by class, and the site's own scores, leave only in a secure sum (secure)."
+        case "allowed":
+            yield "Updates and the scores named leave with secure sums and without (secure)."
+
+
+def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Iterator[str]:
     few = f"fewer than {rules.min_samples_per_class} examples"
+    if secure:
+        if rules.min_samples_per_class > 1:
+            yield f"A class with {few} here counts as absent in what is summed by class (min_samples_per_class)."
+        return
     if rules.hide_class_presence:
         yield (
             "Nothing with a row a class leaves, neither a prototype nor a trained head's row, before a run offers a "

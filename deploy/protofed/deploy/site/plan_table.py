@@ -33,7 +33,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
     for title, *blocks in (
         ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
-        ("What that discloses", _disclosed(plan)),
+        (f"What the server sees of it, {'with' if plan.sight.secure else 'without'} secure sums", *_sight(plan)),
         (
             "Single numbers beside the tensors",
             _numbers(plan, has_policy),
@@ -84,9 +84,20 @@ def _total(plan: SitePlan) -> str:
     return f"In all {_mb(most)} MB a round" + (f", {_mb(least)} MB of it always." if least != most else ".")
 
 
-def _disclosed(plan: SitePlan) -> str:
-    parts = dict.fromkeys(tensor.spec.part for tensor in plan.outgoing)
-    return "\n".join(f"- {part}: {part.discloses}" for part in parts) or "Nothing: no tensor leaves."
+def _sight(plan: SitePlan) -> Iterator[str]:
+    """What the server sees in this run; then what it would see in the same run with, or without, secure sums."""
+    sight = plan.sight
+    yield "\n".join(f"- {each.part}: {sight.seen(each)}" for each in sight.parts) or "Nothing: no tensor leaves."
+    if sight.secure:
+        yield "\n".join(f"- {sentence}" for sentence in sight.whole)
+        plain = [f"- {each.part}: {each.plain or 'It would not leave.'}" for each in sight.parts]
+        yield "\n".join(["Without secure sums it would see:", *plain])
+    elif sight.why_not:
+        yield f"With secure sums there is no such run: {escape(sight.why_not)}."
+    elif sight.parts:
+        summed = [f"- {each.part}: {each.summed}" for each in sight.parts]
+        others = [f"- {sentence}" for sentence in sight.whole]
+        yield "\n".join(["With federation.secure = true it would see:", *summed, *others])
 
 
 def _numbers(plan: SitePlan, has_policy: bool) -> Table:

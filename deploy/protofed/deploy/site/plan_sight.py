@@ -1,0 +1,104 @@
+"""What the server sees of a site's update, part by part, with secure sums and without: read from the method's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.common.payload import NOT_ON_THE_WIRE, Part
+from protofed.common.secure_sums.linear_form import SumForm, form_of
+from protofed.server.rounds.sampling import min_cohort
+
+NOTHING = "Nothing: it leaves in no sum."
+
+
+@dataclass(frozen=True)
+class PartSight:
+    """One part of an update.
+
+    Attributes:
+        summed: what the server sees of it with secure sums; empty: the method has none.
+        plain: and without; empty: it never leaves without them.
+    """
+
+    part: Part
+    summed: str
+    plain: str
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the server of a run sees.
+
+    Attributes:
+        secure: the run has secure sums.
+        parts: in the order of the update.
+        whole: what it sees besides of a run with secure sums, in sentences; none where the method has none.
+        why_not: why the method has no sums; empty: it has.
+    """
+
+    secure: bool
+    parts: tuple[PartSight, ...]
+    whole: tuple[str, ...]
+    why_not: str
+
+    def seen(self, part: PartSight) -> str:
+        """What the server of this run sees of a part."""
+        return part.summed if self.secure else part.plain
+
+
+def sight(recipe: Recipe, half: object, parts: Iterable[Part]) -> Sight:
+    """What the server sees of updates of these parts.
+
+    Args:
+        half: either half of the run's method.
+
+    Raises:
+        ConfigError: the run has secure sums, and the method has no linear form.
+    """
+    secure = recipe.federation.secure
+    try:
+        form = form_of(half, recipe.method.name)
+    except ConfigError as error:
+        if secure:
+            raise
+        rows = (PartSight(part, "", _plain(part)) for part in dict.fromkeys(parts))
+        return Sight(secure, tuple(rows), (), str(error))
+    fewest = recipe.federation.min_contributors
+    found = (PartSight(part, _summed(form, part, fewest), _plain(part)) for part in dict.fromkeys(parts))
+    return Sight(secure, tuple(found), tuple(_whole(recipe, form)), "")
+
+
+def _plain(part: Part) -> str:
+    return "" if part in NOT_ON_THE_WIRE else part.discloses
+
+
+def _summed(form: SumForm, part: Part, fewest: int) -> str:
+    """The sums that a part is in; by class those of `fewest` holders at least."""
+    found = []
+    if part in form.means:
+        weighted = ", weighted by their numbers of examples" if form.weighting == "examples" else ""
+        found.append(f"the mean over the sites of the sum{weighted}")
+    if form.rows is not None and part is form.rows.part:
+        found.append(f"the mean of each class over the sites that hold it, of classes with {fewest} such sites or more")
+    if part in form.mixtures:
+        by = "that have the class" if form.shares is Part.CLASS_PRESENCE else "weighted by their shares of the class"
+        found.append(f"a mean for each class over the sites {by}, of classes with {fewest} such sites or more")
+    if part is form.shares:
+        what = "how many sites have each class" if part is Part.CLASS_PRESENCE else "the sum of the sites' shares"
+        found.append(f"{what}, of classes with {fewest} such sites or more")
+    return f"{'; '.join(found).capitalize()}. Of this site alone: nothing." if found else NOTHING
+
+
+def _whole(recipe: Recipe, form: SumForm) -> Iterator[str]:
+    yield f"A sum is over {min_cohort(recipe.federation)} sites or more. The server sees who took part, and when."
+    if form.by_class:
+        yield "It sees how many sites hold each class, not which."
+    if form.weighting == "examples":
+        yield "It sees how many examples all sites of a sum have together."
+    yield (
+        "Not hidden is what the sum itself tells: of few sites much; of two that differ by one site, what that one "
+        "sent. All other sites of a sum together with the server know this site's update."
+    )
