@@ -33,6 +33,7 @@ from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums import masking
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.groups import alone
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 
 SITES = (5, 10, 50)
@@ -103,8 +104,8 @@ class _Part:
 
 def _sum(update: Update, layout: SumLayout, count: int) -> _Part:
     """The part of one site that masks the update; the others, of whom it needs keys and shares, mask one number."""
-    part, server, one = _Part(), SumServer(CONTEXT), np.ones(1, np.uint64)
     names = [f"site-{number:02}" for number in range(1, count + 1)]
+    part, server, one = _Part(), SumServer(CONTEXT, alone(names)), np.ones(1, np.uint64)
 
     def begun(site: SiteId) -> Answer:
         session = steps.begun(CONTEXT, layout, site, identity_of(site), b"")
@@ -113,7 +114,7 @@ def _sum(update: Update, layout: SumLayout, count: int) -> _Part:
     def worked(step: TaskKind, session: Session, blob: bytes) -> Answer:
         match step:
             case TaskKind.SHARE:
-                return steps.share(session, blob, lambda _: None)
+                return steps.share(session, blob, lambda _: None, pinned=None, fewest=1)
             case TaskKind.MASK:
                 mine = session.site == names[0]
                 return steps.send_values(session, blob, layout.words(update, FIXED) if mine else one)

@@ -9,6 +9,7 @@ from protofed.common.payload import Array, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.sum_messages import HoldersMessage, message_of
 from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.groups import Groups
 from protofed.common.secure_sums.holders import counted
 from protofed.common.secure_sums.keys import Roster
 from protofed.server.rounds.sum_record import SumRecord
@@ -22,9 +23,14 @@ def steps_of(context: SumContext) -> list[TaskKind]:
 
 @dataclass
 class SumServer:
-    """Keeps what sites uploaded, by step and site; `blob` gives what one is sent for the next step."""
+    """Keeps what sites uploaded, by step and site; `blob` gives what one is sent for the next step.
+
+    Attributes:
+        groups: of the run's sites.
+    """
 
     context: SumContext
+    groups: Groups
     uploads: dict[TaskKind, dict[SiteId, bytes]] = field(default_factory=dict)
 
     def take(self, step: TaskKind, site: SiteId, data: bytes) -> None:
@@ -56,4 +62,4 @@ class SumServer:
         digests = {
             step: {site: codec.digest(data) for site, data in of_step.items()} for step, of_step in self.uploads.items()
         }
-        return SumRecord(self.context, digests, blobs.__getitem__)
+        return SumRecord(self.context, digests, blobs.__getitem__, self.groups)

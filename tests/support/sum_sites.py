@@ -63,7 +63,8 @@ class SumSite:
         base = self.read(task.base_digest)
         match task.kind:
             case TaskKind.SHARE:
-                self.roster = Roster(self.party.context, message_of(base, RosterMessage)[0].adverts)
+                told, _ = message_of(base, RosterMessage)
+                self.roster = Roster(self.party.context, told.adverts, told.groups)
                 return payload_of(SharesMessage(self.party.deal(self.roster)))
             case TaskKind.HOLDERS:
                 masks = self._take(base, Vector.HOLDERS)
@@ -73,9 +74,9 @@ class SumSite:
             case TaskKind.MASK if self.flags is None:
                 return self._masked(self._take(base, Vector.VALUES), None)
             case TaskKind.MASK:
-                told, _ = message_of(base, HoldersMessage)
-                alive = tuple(told.vectors)
-                counts = counted(self.holders, alive, told.vectors, told.signatures, told.seeds)
+                flagged, _ = message_of(base, HoldersMessage)
+                alive = tuple(flagged.vectors)
+                counts = counted(self.holders, alive, flagged.vectors, flagged.signatures, flagged.seeds)
                 return self._masked(Masks(self.roster, Vector.VALUES, alive), counts >= self.fewest)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 alive = message_of(base, SurvivorsMessage)[0].sites

@@ -72,7 +72,7 @@ class Round:
         base = codec.encode(BASE)
         recipe = Recipe.model_validate(SECURE).fingerprint()
         at = ("run", 1, attempt, Subject.UPDATE)
-        self.server = SumServer(SumContext(*at, recipe, codec.digest(base), (Vector.VALUES,)))
+        self.server = SumServer(SumContext(*at, recipe, codec.digest(base), (Vector.VALUES,)), (SITES,))
         self.daemons = daemons or {site: Daemon(folder, site) for site in SITES}
         for site, daemon in self.daemons.items():
             self.server.take(TaskKind.FIT, site, self.sent(daemon, TaskKind.FIT, base))
@@ -174,7 +174,7 @@ def test_what_is_refused_is_audited_by_name_and_declined(tmp_path: Path) -> None
     round_ = Round(tmp_path)
     ann = round_.daemons["ann"]
     others = tuple(advert for advert in round_.server.roster.adverts if advert.site != "ann")
-    blob = codec.encode(payload_of(RosterMessage(others)))
+    blob = codec.encode(payload_of(RosterMessage(others, (SITES[1:],))))
     assert ann.work(round_.task(TaskKind.SHARE, blob), blob) is None
     assert "secure-sum.not-in-roster" in ann.refused[-1]
     assert ann.made.declined()[-1] == ("share-1", FailureReason.POLICY)
@@ -303,7 +303,7 @@ def test_classes_are_counted_before_their_rows_leave(tmp_path: Path) -> None:
     at = ("run", 1, 1, Subject.UPDATE)
     round_ = Round.__new__(Round)
     both = (Vector.HOLDERS, Vector.VALUES)
-    round_.server = SumServer(SumContext(*at, read.fingerprint(), codec.digest(data), both))
+    round_.server = SumServer(SumContext(*at, read.fingerprint(), codec.digest(data), both), (SITES,))
     round_.daemons = {site: Daemon(tmp_path, site, recipe) for site in SITES}
     for site, daemon in round_.daemons.items():
         round_.server.take(TaskKind.FIT, site, round_.sent(daemon, TaskKind.FIT, data))

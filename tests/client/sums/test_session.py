@@ -22,11 +22,13 @@ from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.sum_messages import RosterMessage, SharesMessage, SurvivorsMessage, payload_of
 from protofed.common.secure_sums import keys
 from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.groups import Groups, alone
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
 from protofed.server.rounds.sum_record import vector_of
 
 SITES = ("ann", "bob", "cleo", "dan")
+EACH = alone(SITES)
 LAYOUT = SumLayout(SumForm((Part.HEAD,)), (Field("mean/head/bias", (9,), "float32"),), 0)
 PLAIN = replace(CONTEXT, vectors=(Vector.VALUES,))
 HELD = {"ann": [1, 0, 1], "bob": [1, 0, 0], "cleo": [1, 1, 0], "dan": [0, 1, 1]}  # row 0 alone is held by three
@@ -43,8 +45,8 @@ def no_check(_: Iterable[KeyAdvert]) -> None:
 class Sites:
     """Four sites and their server, whose sessions pass through their files at every step."""
 
-    def __init__(self, folder: Path, context: SumContext = CONTEXT) -> None:
-        self.context, self.server = context, SumServer(context)
+    def __init__(self, folder: Path, context: SumContext = CONTEXT, groups: Groups = EACH, fewest: int = 1) -> None:
+        self.context, self.server, self.fewest = context, SumServer(context, groups), fewest
         self.stores = {site: Sessions(folder / site / FOLDER) for site in SITES}
         self.numbers = numbers_of(SITES, 9)
         for site in SITES:
@@ -68,7 +70,8 @@ class Sites:
         before, identity = self.stores[session.site].opened(session), identity_of(session.site)
         match step:
             case TaskKind.SHARE:
-                return steps.share(session, blob, no_check)
+                pinned = self.stores[session.site].group(session.run)
+                return steps.share(session, blob, no_check, pinned=pinned, fewest=self.fewest)
             case TaskKind.HOLDERS:
                 return steps.send_flags(session, blob, flags_of(session.site), identity)
             case TaskKind.MASK:
@@ -142,7 +145,7 @@ def other_roster(sites: Sites) -> bytes:
     adverts = {advert.site: advert for advert in sites.server.roster.adverts}
     secrets = keys.SiteSecrets(b"2" * keys.ROOT_BYTES, CONTEXT, "bob")
     adverts["bob"] = keys.advertised(secrets, identity_of("bob"), b"")
-    return codec.encode(payload_of(RosterMessage(tuple(adverts.values()))))
+    return codec.encode(payload_of(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
 
 
 def test_a_second_roster_is_refused(tmp_path: Path) -> None:
@@ -157,10 +160,10 @@ def test_a_second_roster_is_refused(tmp_path: Path) -> None:
 def test_a_roster_without_the_site_or_with_other_keys_of_it_is_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path)
     others = tuple(advert for advert in sites.server.roster.adverts if advert.site != "ann")
-    without = codec.encode(payload_of(RosterMessage(others)))
+    without = codec.encode(payload_of(RosterMessage(others, alone(SITES[1:]))))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, without)) == "not-in-roster"
     assert refusal(lambda: sites.answer("bob", TaskKind.SHARE, other_roster(sites))) == "replaced-keys"
-    few = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts[:2])))
+    few = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts[:2], alone(SITES[:2]))))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, few)) == "too-few-sites"
 
 
@@ -169,7 +172,7 @@ def test_an_advert_for_another_model_is_refused(tmp_path: Path) -> None:
     adverts = {advert.site: advert for advert in sites.server.roster.adverts}
     other = replace(CONTEXT, base=digest(b"another model"))
     adverts["bob"] = keys.advertised(keys.SiteSecrets(b"2" * 32, other, "bob"), identity_of("bob"), b"")
-    blob = codec.encode(payload_of(RosterMessage(tuple(adverts.values()))))
+    blob = codec.encode(payload_of(RosterMessage(tuple(adverts.values()), sites.server.roster.groups)))
     assert refusal(lambda: sites.answer("ann", TaskKind.SHARE, blob)) == "bad-signature"
     assert refusal(lambda: steps.check_same(sites.session("ann"), other)) == "other-base"
     steps.check_same(sites.session("ann"), CONTEXT)
@@ -183,7 +186,7 @@ def test_an_identity_that_is_not_pinned_is_refused(tmp_path: Path) -> None:
         raise SecureSumError("changed-identity", "")
 
     blob = sites.server.blob(TaskKind.SHARE, "ann")
-    assert refusal(lambda: steps.share(sites.session("ann"), blob, trust)) == "changed-identity"
+    assert refusal(lambda: steps.share(sites.session("ann"), blob, trust, pinned=None, fewest=1)) == "changed-identity"
 
 
 def survivors(*sites: SiteId) -> bytes:

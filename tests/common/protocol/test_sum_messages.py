@@ -32,7 +32,7 @@ ADVERTS = tuple(Party(f"site-{n}").advert() for n in (1, 2, 3))
 SEEDS = {"site-1": b"a" * 16, "site-2": b"b" * 16}
 MESSAGES: list[Message] = [
     ADVERTS[0],
-    RosterMessage(ADVERTS),
+    RosterMessage(ADVERTS, (("site-1", "site-2"), ("site-3",))),
     SharesMessage({"site-1": b"x", "site-2": b"y"}),
     SignatureMessage(b"s" * 64),
     SurvivorsMessage(("site-1", "site-2"), {}),
@@ -85,6 +85,9 @@ def raw(message: pb.SumStep | bytes, **more: Any) -> bytes:
         pb.SumStep(keys=pb.SumKeys(site="../x")),
         pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site="a"), pb.SumKeys(site="a")])),
         pb.SumStep(roster=pb.SumRoster(keys=[pb.SumKeys(site=f"a{n}") for n in range(MOST + 1)])),
+        pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=["a", "b"]), pb.SumGroup(sites=["b"])])),
+        pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=["../x"])])),
+        pb.SumStep(roster=pb.SumRoster(groups=[pb.SumGroup(sites=[f"a{n}"]) for n in range(MOST + 1)])),
         pb.SumStep(shares=pb.SumShares(sealed={"A": b""})),
         pb.SumStep(shares=pb.SumShares(sealed={f"a{n}": b"" for n in range(MOST + 1)})),
         pb.SumStep(survivors=pb.SumSurvivors(sites=["a", "a"])),

@@ -12,6 +12,7 @@ from protofed.common.codec import digest
 from protofed.common.payload import Array, SiteId
 from protofed.common.secure_sums import keys, masking, shares, survivors
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_sums.groups import Groups, alone
 from protofed.common.secure_sums.keys import KeyAdvert, Roster, SiteSecrets
 from protofed.common.secure_sums.masking import Masks, Revealed
 
@@ -61,10 +62,17 @@ class Sum:
     included: tuple[SiteId, ...]
 
     @classmethod
-    def of(cls, count: int, silent_after_keys: Sequence[SiteId] = (), context: SumContext = CONTEXT) -> Sum:
-        """Keys and shares are exchanged; these sites sent keys, and dealt no shares."""
+    def of(
+        cls,
+        count: int,
+        silent_after_keys: Sequence[SiteId] = (),
+        context: SumContext = CONTEXT,
+        groups: Groups | None = None,
+    ) -> Sum:
+        """Keys and shares are exchanged; these sites sent keys only. Without `groups` each is a group of its own."""
         parties = {name: Party(name, context) for name in (f"site-{n:02}" for n in range(1, count + 1))}
-        roster = Roster(context, tuple(party.advert() for party in parties.values()))
+        adverts = tuple(party.advert() for party in parties.values())
+        roster = Roster(context, adverts, alone(parties) if groups is None else groups)
         roster.check_signatures()
         included = tuple(site for site in parties if site not in silent_after_keys)
         sent = {site: parties[site].deal(roster) for site in included}

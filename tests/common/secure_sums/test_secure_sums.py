@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, SiteId
 from protofed.common.secure_sums import holders, masking, shares, survivors
 from protofed.common.secure_sums.context import Subject, SumContext, Vector, framed, threshold
+from protofed.common.secure_sums.groups import Groups, alone
 from protofed.common.secure_sums.keys import KeyAdvert, Roster, SiteSecrets, commitment
 from protofed.common.secure_sums.masking import Masks, Opened, Revealed
 from protofed.common.secure_sums.masks import add_mask
@@ -214,8 +216,13 @@ def test_a_key_that_the_server_put_in_place_of_a_sites_is_refused() -> None:
         with_advert(here.roster, other).check_signatures()
 
 
+def roster_of(adverts: Sequence[KeyAdvert]) -> Roster:
+    return Roster(CONTEXT, tuple(adverts), alone({advert.site for advert in adverts}))
+
+
 def with_advert(roster: Roster, advert: KeyAdvert) -> Roster:
-    return Roster(roster.context, tuple(advert if a.site == advert.site else a for a in roster.adverts))
+    adverts = tuple(advert if a.site == advert.site else a for a in roster.adverts)
+    return Roster(roster.context, adverts, roster.groups)
 
 
 @pytest.mark.parametrize(
@@ -234,25 +241,25 @@ def test_keys_of_one_sum_are_none_of_another(change: dict[str, object]) -> None:
     other = replace(CONTEXT, **change)  # type: ignore[arg-type]
     adverts = [Party(f"site-{n}").advert() for n in (1, 2)] + [Party("site-3", other).advert()]
     with refused("bad-signature"):
-        Roster(CONTEXT, tuple(adverts)).check_signatures()
+        roster_of(adverts).check_signatures()
 
 
 @pytest.mark.parametrize("count", [1, 2, 51])
 def test_a_roster_of_too_few_or_too_many_sites(count: int) -> None:
     with refused("too-few-sites"):
-        Roster(CONTEXT, tuple(Party(f"site-{n:02}").advert() for n in range(count)))
+        roster_of([Party(f"site-{n:02}").advert() for n in range(count)])
 
 
 def test_a_roster_with_a_site_twice_or_two_equal_keys() -> None:
     adverts = [Party(f"site-{n}").advert() for n in (1, 2, 3)]
     with refused("bad-keys"):
-        Roster(CONTEXT, (*adverts, adverts[2]))
+        roster_of([*adverts, adverts[2]])
     with refused("bad-keys"):
-        Roster(CONTEXT, (adverts[1], adverts[0], adverts[2]))
+        roster_of([adverts[1], adverts[0], adverts[2]])
     with refused("bad-keys"):
-        Roster(CONTEXT, (*adverts, replace(adverts[0], site="site-4")))
+        roster_of([*adverts, replace(adverts[0], site="site-4")])
     with refused("bad-keys"):
-        Roster(CONTEXT, tuple(replace(a, mask_keys=a.mask_keys[:1]) for a in adverts)).check_signatures()
+        roster_of([replace(a, mask_keys=a.mask_keys[:1]) for a in adverts]).check_signatures()
 
 
 def test_shares_that_another_site_sealed_or_that_were_sealed_for_another() -> None:
@@ -381,3 +388,61 @@ def test_vectors_of_different_lengths_and_no_vector() -> None:
 
 def test_one_vector_is_the_default() -> None:
     assert SumContext("r", 1, 1, Subject.UPDATE, digest(b""), digest(b"")).vectors == (Vector.VALUES,)
+
+
+# Groups
+
+OF_THREE: Groups = (("site-01", "site-02", "site-03"), ("site-04", "site-05", "site-06"))
+
+
+def test_sites_that_were_told_other_groups_cannot_be_summed() -> None:
+    """What one signs the other does not take, and the masks of the two do not cancel."""
+    here = Sum.of(6, groups=OF_THREE)
+    told = Roster(CONTEXT, here.roster.adverts, (tuple(here.included),))
+    assert told.digest != here.roster.digest
+    alive = list(here.included)
+    others = replace(here.masks(), roster=told)
+    signature = survivors.signed(others, alive, identity_of("site-01"))
+    with refused("bad-signature"):
+        survivors.check_signed(here.masks(), alive, "site-01", signature)
+    numbers = numbers_of(alive)
+    sent = here.masked(numbers)
+    sent["site-01"] = masking.masked(others, here.parties["site-01"].secrets, numbers["site-01"])
+    seeds = masking.opened(here.masks(), alive, here.reveal(alive))
+    total = masking.unmasked(here.masks(), alive, sent.values(), seeds)
+    assert not np.array_equal(total, added(numbers, alive))
+    assert len(np.intersect1d(total, added(numbers, alive))) == 0
+    sealed = {"site-01": here.parties["site-01"].deal(told)["site-02"]}
+    shares.opened(here.parties["site-02"].secrets, told, sealed)
+    with refused("bad-shares"):
+        shares.opened(here.parties["site-02"].secrets, here.roster, sealed)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        (),
+        (("site-01", "site-02", "site-03"),),
+        (*OF_THREE, ("site-07", "site-08", "site-09")),
+        (("site-01", "site-02", "site-03", "site-04"), ("site-04", "site-05", "site-06")),
+        (("site-03", "site-02", "site-01"), ("site-04", "site-05", "site-06")),
+        OF_THREE[::-1],
+        ((), *OF_THREE),
+    ],
+)
+def test_groups_that_are_no_partition_of_the_roster(groups: Groups) -> None:
+    with refused("other-group"):
+        Sum.of(6, groups=groups)
+
+
+def test_survivors_that_split_a_group_are_signed_by_nobody_nor_taken_as_signed() -> None:
+    twelve = [f"site-{number:02}" for number in range(1, 13)]
+    groups = tuple(tuple(twelve[first : first + 3]) for first in range(0, 12, 3))
+    here = Sum.of(12, groups=groups)
+    alive, split = twelve[:9], [*twelve[:8], *twelve[9:]]
+    assert np.array_equal(here.total(numbers_of(twelve), alive), added(numbers_of(twelve), alive))
+    for site in split:
+        with refused("broken-group"):
+            survivors.signed(here.masks(), split, identity_of(site))
+    with refused("broken-group"):
+        survivors.check_signatures(here.masks(), split, dict.fromkeys(split, b""))

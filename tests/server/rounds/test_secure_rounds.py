@@ -33,7 +33,7 @@ from protofed.server.storage.rows import UpdateRow, one_a_site
 SITES = ("ann", "bob", "cyd", "dan", "eli")
 HELD = {"ann": (0, 1), "bob": (0,), "cyd": (0, 2), "dan": (1,), "eli": (0, 1)}  # class 2: cyd alone
 METHODS = {"fedavg": False, "fedprp": True}  # whether holders are counted
-FIVE: dict[str, Any] = {"federation": {"secure": True, "min_sites": 3, "quorum": 3, "score_every": 0}}
+FIVE: dict[str, Any] = {"federation": {"secure": True, "min_sites": 3, "quorum": 3, "score_every": 0, "sum_group": 1}}
 
 
 @dataclass

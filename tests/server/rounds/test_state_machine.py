@@ -154,9 +154,9 @@ pairs = pytest.mark.parametrize(
 
 
 def well_typed(thing: Any) -> bool:
-    """Whether every field is a frozen set of names, a number, a word, or a phase."""
+    """Whether every field is a frozen set or a tuple of names, a number, a word, or a phase."""
     return all(
-        isinstance(value, frozenset | int | float | str | None | Phase)
+        isinstance(value, frozenset | tuple | int | float | str | None | Phase)
         for value in (getattr(thing, f.name) for f in dataclasses.fields(thing))
     )
 

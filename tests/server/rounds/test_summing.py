@@ -14,6 +14,7 @@ from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import MOST, threshold
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import (
     NOBODY,
     Abandon,
@@ -45,8 +46,9 @@ def first(round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteI
 
 
 def rules(*, holders: bool = True, **federation: Any) -> RoundRules:
-    table = {"secure": True, "min_sites": 3, "sum_step_s": STEP_S, "outlier_factor": None, **federation}
-    return RoundRules(3, Federation.model_validate(table), first, summed=True, holders=holders)
+    table = {"secure": True, "min_sites": 3, "sum_step_s": STEP_S, "sum_group": 1, **federation}
+    what = Federation.model_validate(table)
+    return RoundRules(3, what, first, summed=True, holders=holders, grouping=Grouping("run", 0, what.sum_group))
 
 
 def collecting(cohort: Sites = FIVE, **fields: Any) -> Collecting:
@@ -83,13 +85,13 @@ def test_the_sites_that_have_reported_are_the_roster_and_are_asked_to_share() ->
     assert effect == AskStep(phase, complete=False)
 
 
-def test_more_sites_than_a_sum_takes_are_drawn_with_the_required_ones() -> None:
+def test_more_sites_than_a_sum_takes_are_not_invited_and_required_ones_are() -> None:
     many = frozenset(f"{number:02}" for number in range(MOST + 2))
-    before = collecting(many, reported=many - {"51"}, required=frozenset({"51"}))
-    phase, _ = advance(rules(), replace(before, size=MOST), Arrived("51", 0.0))
-    assert isinstance(phase, Summing)
-    assert len(phase.roster) == MOST
-    assert "51" in phase.roster
+    what = rules(required_sites=["51"], over_selection=2)
+    phase, _ = advance(what, Idle(1), Tick(0.0, many, many, NOBODY))
+    assert isinstance(phase, Collecting)
+    assert len(phase.cohort) == phase.size == MOST
+    assert "51" in phase.cohort
 
 
 def test_the_first_model_is_no_sum() -> None:

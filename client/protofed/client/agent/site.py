@@ -165,6 +165,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         form = None
         if recipe.federation.secure:
             form = form_of(method, recipe.method.name)
+            site.policy.admit_group(recipe.federation.sum_group)
         site.policy.admit(recipe.method.name, method.sends, form)
         check_model(recipe.model, recipe.input, recipe.classes)
         model = site.build_model(recipe)

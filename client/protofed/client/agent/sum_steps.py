@@ -134,7 +134,9 @@ class SumSteps:
         vector = Vector.HOLDERS if task.kind in _OF_HOLDERS else Vector.VALUES
         match task.kind:
             case TaskKind.SHARE:
-                return steps.share(session, blob, membership.peers.trust)
+                pinned = membership.sessions.group(task.run)
+                fewest = max(run.recipe.federation.sum_group, self._site.policy.rules.sum_group)
+                return steps.share(session, blob, membership.peers.trust, pinned=pinned, fewest=fewest)
             case TaskKind.HOLDERS:
                 flags = self._released_vector(run, session, task).flags()
                 return steps.send_flags(session, blob, flags, membership.identity)

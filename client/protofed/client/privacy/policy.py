@@ -162,6 +162,19 @@ class Policy:
             if (refusal := update_checks.refusal_of_part(rules, part)) is not None:
                 raise PolicyRefusedError(*refusal, part=part)
 
+    def admit_group(self, fewest: int) -> None:
+        """Check how many sites at least a run with secure sums has in a group, which is summed together or not at all.
+
+        Raises:
+            PolicyRefusedError: naming the rule.
+        """
+        if fewest < self.rules.sum_group:
+            text = (
+                f"the run's groups are of {fewest} sites or more (federation.sum_group); this site's policy asks for "
+                f"{self.rules.sum_group} (sum_group), so that no difference of sums tells of fewer"
+            )
+            raise PolicyRefusedError("sum_group", text)
+
     def admit_head(self, head: Tensors, classes: int) -> None:
         """Check the model of a run whose method sends the head: under `hide_class_presence` it has no row a class.
 

@@ -11,6 +11,7 @@ from protofed.client.privacy.schedule import Window
 from protofed.common.config.recipe import StrictModel
 from protofed.common.payload import Part
 from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.secure_sums.context import MOST as MOST_SUMMED
 
 DType = Literal["float32", "float64", "int64"]  # those of the codec
 Megabytes = Annotated[float, Field(gt=0)]
@@ -35,6 +36,7 @@ class PolicyRules(StrictModel):
     secure: Literal["allowed", "rows", "required"] = (
         "allowed"  # what leaves only in a secure sum: class rows and own scores; or everything but the first model
     )
+    sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of its group, summed together or not
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always

@@ -31,6 +31,7 @@ from protofed.common.protocol.sum_messages import (
 )
 from protofed.common.secure_sums import holders, keys, masking, shares, survivors
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_sums.groups import Group, check_own, group_of
 from protofed.common.secure_sums.keys import KeyAdvert, Roster, SiteSecrets
 from protofed.common.secure_sums.linear_form import SumLayout
 from protofed.common.secure_sums.masking import Masks
@@ -51,6 +52,7 @@ class Session:
         root: of all its secrets for this sum.
         advert: its own.
         roster: RosterMessage that it was sent first.
+        group: its own of it, the only one in which it is summed in this run.
         dealt: SharesMessage that it sends; shares are drawn at random, so a second drawing would be others.
         kept: its own shares of its own seeds.
         delivered: SharesMessage that it was sent first.
@@ -71,6 +73,7 @@ class Session:
     root: bytes = field(repr=False)
     advert: bytes = field(repr=False)
     roster: bytes = field(default=b"", repr=False)
+    group: Group = ()
     dealt: bytes = field(default=b"", repr=False)
     kept: bytes = field(default=b"", repr=False)
     delivered: bytes = field(default=b"", repr=False)
@@ -122,30 +125,40 @@ def advertise(session: Session) -> Payload:
     return codec.decode(session.advert)
 
 
-def share(session: Session, blob: Buffer, trust: Trust) -> tuple[Session, Payload]:
+def share(
+    session: Session, blob: Buffer, trust: Trust, *, pinned: Group | None, fewest: int
+) -> tuple[Session, Payload]:
     """Take the roster; give its sites their sealed shares of this site's secrets.
+
+    Args:
+        pinned: this site's group in the run; None: it has been in none.
+        fewest: sites of it that recipe and policy ask for.
 
     Raises:
         SecureSumError: the roster is a second one, is without this site's own advert or with another one in its name,
-            has too few sites, or names an identity that is not the pinned one.
+            has too few sites, has this site in another group or a small one, or names an identity that is not the
+            pinned one.
     """
     if session.roster:
         if _message(blob, RosterMessage) != _message(session.roster, RosterMessage):
             raise SecureSumError("second-roster", "the server sent a second, other roster for the same sum")
         return session, codec.decode(session.dealt)
-    adverts = _message(blob, RosterMessage).adverts
+    message = _message(blob, RosterMessage)
+    adverts = message.adverts
     own = [advert for advert in adverts if advert.site == session.site]
     if not own:
         raise SecureSumError("not-in-roster", "the roster is without this site, which sent its keys")
     if own != [_message(session.advert, KeyAdvert)]:
         raise SecureSumError("replaced-keys", "the roster has other keys in this site's name than it sent")
-    roster = Roster(session.context, adverts)
+    roster = Roster(session.context, adverts, message.groups)
+    check_own(roster.groups, session.site, pinned, fewest)
     roster.check_signatures()
     trust([advert for advert in adverts if advert.site != session.site])
     dealt = shares.dealt(session.secrets, roster)
     payload = payload_of(SharesMessage(shares.sealed(session.secrets, roster, dealt)))
     kept = shares.packed(dealt[session.site])
-    return replace(session, roster=bytes(blob), dealt=codec.encode(payload), kept=kept), payload
+    group = group_of(roster.groups, session.site)
+    return replace(session, roster=bytes(blob), group=group, dealt=codec.encode(payload), kept=kept), payload
 
 
 def send_flags(session: Session, blob: Buffer, flags: Array, identity: Ed25519PrivateKey) -> tuple[Session, Payload]:
@@ -209,7 +222,7 @@ def agree(
 
     Raises:
         SecureSumError: it is a second set, without this site, other than that of the attempt before, or without a site
-            whose rows were counted.
+            whose rows were counted; or it splits a group.
     """
     message = _message(blob, SurvivorsMessage)
     session = _agreed(session, message.sites, vector, before)
@@ -302,7 +315,8 @@ def _masks(session: Session, vector: Vector) -> Masks:
 def _roster(session: Session) -> Roster:
     if not session.roster:
         raise SecureSumError("out-of-order", "a step of a sum of which this site has no roster yet")
-    return Roster(session.context, _message(session.roster, RosterMessage).adverts)
+    message = _message(session.roster, RosterMessage)
+    return Roster(session.context, message.adverts, message.groups)
 
 
 def _message(blob: Buffer, kind: type[M]) -> M:

@@ -1,4 +1,4 @@
-"""Sessions of sums on disk: one file for each attempt, and for each run what stays of those that are over."""
+"""Sessions of sums on disk: one file an attempt; for each run the site's group, and what stays of those over."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from protofed.common.errors import SecureSumError, StateError
 from protofed.common.ids import check_id, is_id
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import Subject, Vector
+from protofed.common.secure_sums.groups import Group
 from protofed.common.storage import files
 
 FOLDER = ".sums"  # in the state folder; run names cannot begin with a dot
@@ -44,6 +45,7 @@ class _Sum(NamedTuple):
 T = TypeVar("T")
 _SESSION = TypeAdapter(Session)
 _PAST = TypeAdapter(dict[str, Past])
+_GROUP = TypeAdapter(Group)
 _NAME = re.compile(rf"([0-9]{{6,}})-([0-9]+)-({'|'.join(Subject)})\.json")  # no other file is ever removed
 
 
@@ -82,12 +84,26 @@ class Sessions:
         """For whom the site has revealed VALUES of this round and subject, in whichever attempt; None: it has not."""
         return self._of(session.run, session.round, session.subject).opened
 
+    def group(self, run: str) -> Group | None:
+        """The group that the site is summed in, in this run; None: it was in none yet.
+
+        It is never forgotten: a run that has ended goes on when it is rolled back, in other groups if they would do.
+
+        Raises:
+            StateError: the file is damaged: without it the site could be put into another group.
+        """
+        path = self._group_path(run)
+        return _read(path, _GROUP) if path.exists() else None
+
     def save(self, session: Session) -> None:
-        """Store a session; what it has opened is remembered after it is wiped, and before it is opened.
+        """Store a session; its group first, and what it has opened is remembered after it is wiped, and before it is
+        opened.
 
         Raises:
             OutOfSpaceError, DiskFailureError: nothing may be sent of it.
         """
+        if session.group and self.group(session.run) is None:
+            files.write(self._group_path(session.run), _GROUP.dump_json(session.group))
         if Vector.VALUES in session.revealed and self.opened(session) is None:
             past = self._of(session.run, session.round, session.subject)
             past = replace(past, opened=session.survivors[Vector.VALUES])
@@ -137,6 +153,9 @@ class Sessions:
     def _past(self, run: str) -> dict[str, Past]:
         path = self._folder / f"{check_id('run', run)}.json"  # no id has a dot, so no run's folder has this name
         return _read(path, _PAST) if path.exists() else {}
+
+    def _group_path(self, run: str) -> Path:
+        return self._folder / f"{check_id('run', run)}.group.json"  # no id has a dot: it is no other run's
 
     def _all(self, run: str) -> list[_Sum]:
         paths = sorted((self._folder / check_id("run", run)).glob("*.json"))

@@ -49,7 +49,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
     "federation": frozenset(
         {
             *("max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"),
-            *("secure", "sum_limit", "sum_bits", "sum_step_s"),
+            *("secure", "sum_limit", "sum_bits", "sum_step_s", "sum_group"),
         }
     ),
     "model": frozenset({"pretrained_body"}),
@@ -131,6 +131,7 @@ class Federation(StrictModel):
     sum_limit: Annotated[float, Field(gt=0)] = 65536.0  # largest magnitude of a number that a site puts into a sum
     sum_bits: Annotated[int, Field(ge=1, le=62)] = 40  # bits of the fraction of such a number
     sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
+    sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of a group, summed together or not; 1: any
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +165,12 @@ def _no_sum(rules: Federation) -> str:
     for key, value in counted.items():
         if isinstance(value, int) and value > MOST_SUMMED:
             return f"{key} asks for {value} sites in a round: a secure sum takes {MOST_SUMMED} at most"
+    if rules.sum_group != 1 and not FEWEST_SUMMED <= rules.sum_group <= rules.min_sites:
+        return (
+            f"sum_group = {rules.sum_group}: expected {FEWEST_SUMMED} to min_sites = {rules.min_sites}, for a round "
+            "opens with so many sites, and fewer than a group are not summed; or 1, and the difference of two rounds' "
+            "sums may tell of one site"
+        )
     if rules.outlier_factor is not None:
         return (
             f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, of which the server sees none; "
@@ -236,7 +243,9 @@ class Recipe(StrictModel):
         if rules.secure and (problem := _no_sum(rules)):
             raise ValueError(f"federation.secure = true: {problem}")
         unused = [
-            key for key in ("sum_limit", "sum_bits", "sum_step_s") if getattr(rules, key) != defaults[key].default
+            key
+            for key in ("sum_limit", "sum_bits", "sum_step_s", "sum_group")
+            if getattr(rules, key) != defaults[key].default
         ]
         if unused and not rules.secure:
             raise ValueError(f"federation.{unused[0]} is for federation.secure = true; set that, too, or remove it")

@@ -19,6 +19,7 @@ from protofed.common.ids import is_id
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.pki.endorsement import Endorsement
 from protofed.common.secure_sums.context import MOST
+from protofed.common.secure_sums.groups import Groups
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.masking import Opened, Revealed
 from protofed.protos.v1 import secure_sums_pb2 as pb
@@ -30,9 +31,10 @@ MOST_ROWS = 10_000  # classes whose flags, of as many sites as a sum takes, are 
 
 @dataclass(frozen=True)
 class RosterMessage:
-    """The keys of all sites of a sum."""
+    """The keys of all sites of a sum, and their groups."""
 
     adverts: tuple[KeyAdvert, ...]
+    groups: Groups
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,9 @@ def _packed(message: Message) -> pb.SumStep:
     match message:
         case KeyAdvert():
             return pb.SumStep(keys=_keys(message))
-        case RosterMessage(adverts):
-            return pb.SumStep(roster=pb.SumRoster(keys=[_keys(advert) for advert in adverts]))
+        case RosterMessage(adverts, groups):
+            grouped = [pb.SumGroup(sites=group) for group in groups]
+            return pb.SumStep(roster=pb.SumRoster(keys=[_keys(advert) for advert in adverts], groups=grouped))
         case SharesMessage(sealed):
             return pb.SumStep(shares=pb.SumShares(sealed=dict(sealed)))
         case SignatureMessage(signature):
@@ -148,8 +151,7 @@ def _unpacked(message: pb.SumStep) -> Message:
         case "keys":
             return _advert(message.keys)
         case "roster":
-            _check_sites([keys.site for keys in message.roster.keys])
-            return RosterMessage(tuple(_advert(keys) for keys in message.roster.keys))
+            return _roster(message.roster)
         case "shares":
             return SharesMessage(_by_site(message.shares.sealed))
         case "signature":
@@ -164,6 +166,13 @@ def _unpacked(message: pb.SumStep) -> Message:
             return _holders(message.holders)
         case _:
             raise CodecError("a message of a secure sum is empty; its sender's version may be another")
+
+
+def _roster(message: pb.SumRoster) -> RosterMessage:
+    _check_sites([keys.site for keys in message.keys])
+    _check_sites([site for group in message.groups for site in group.sites])
+    groups = tuple(tuple(group.sites) for group in message.groups)
+    return RosterMessage(tuple(_advert(keys) for keys in message.keys), groups)
 
 
 def _keys(advert: KeyAdvert) -> pb.SumKeys:

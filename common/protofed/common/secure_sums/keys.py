@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.context import FEWEST, MOST, SumContext, Vector, framed, threshold
+from protofed.common.secure_sums.context import FEWEST, MOST, SumContext, Vector, framed, site_list, threshold
+from protofed.common.secure_sums.groups import Groups, check_parts, check_whole
 from protofed.common.secure_sums.masks import derived
 from protofed.common.secure_sums.shamir import SEED_BYTES
 
@@ -134,12 +135,16 @@ def check_keys(advert: KeyAdvert) -> None:
 class Roster:
     """The adverts of one sum, sorted by site: whose masks cancel.
 
+    Attributes:
+        groups: of its sites; a set of them that is summed is made of whole ones.
+
     Raises:
-        SecureSumError: too few or too many sites, two adverts of a site, or two equal keys.
+        SecureSumError: too few or too many sites, two adverts of a site, two equal keys, or a site not in one group.
     """
 
     context: SumContext
     adverts: tuple[KeyAdvert, ...]
+    groups: Groups
 
     def __post_init__(self) -> None:
         sites = [advert.site for advert in self.adverts]
@@ -150,6 +155,7 @@ class Roster:
         keys = [key for advert in self.adverts for key in (advert.identity, advert.share_key, *advert.mask_keys)]
         if len(set(keys)) != len(keys):
             raise SecureSumError("bad-keys", "two keys of the roster are equal")
+        check_parts(self.groups, sites)
 
     @cached_property
     def by_site(self) -> Mapping[SiteId, KeyAdvert]:
@@ -163,8 +169,9 @@ class Roster:
 
     @cached_property
     def digest(self) -> Digest:
-        """A digest of all adverts with their signatures."""
-        return digest(self.context.bind("roster", *(framed([a.facts, a.signature]) for a in self.adverts)))
+        """A digest of the groups, and of all adverts with their signatures."""
+        adverts = (framed([advert.facts, advert.signature]) for advert in self.adverts)
+        return digest(self.context.bind("roster", framed(map(site_list, self.groups)), *adverts))
 
     @property
     def threshold(self) -> int:
@@ -203,7 +210,7 @@ def check_signature(identity: bytes, signature: bytes, signed: bytes, site: Site
 
 
 def check_members(roster: Roster, sites: Sequence[SiteId], what: str) -> None:
-    """Check that a set of sites is sorted, within the roster and large enough.
+    """Check that a set of sites is sorted, within the roster, large enough and made of whole groups.
 
     Raises:
         SecureSumError: it is not.
@@ -214,3 +221,4 @@ def check_members(roster: Roster, sites: Sequence[SiteId], what: str) -> None:
         raise SecureSumError(
             "too-few-sites", f"{len(sites)} {what} of {len(roster.adverts)}; {roster.threshold} are needed"
         )
+    check_whole(roster.groups, sites, what)

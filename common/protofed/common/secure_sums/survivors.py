@@ -18,14 +18,14 @@ def signed(masks: Masks, survivors: Sequence[SiteId], identity: Ed25519PrivateKe
     """A site's signature under the survivors; it signs one set for each vector, and never another.
 
     Raises:
-        SecureSumError: they are too few, or not among those that are masked.
+        SecureSumError: they are too few, split a group, or are not among those that are masked.
     """
     check_survivors(masks, survivors)
     return identity.sign(_statement(masks, survivors))
 
 
 def check_survivors(masks: Masks, survivors: Sequence[SiteId]) -> None:
-    """Check that survivors are enough, and all of those whose masks are in.
+    """Check that survivors are enough, whole groups, and all of those whose masks are in.
 
     Raises:
         SecureSumError: they are not.

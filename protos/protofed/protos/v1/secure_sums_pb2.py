@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$protofed/protos/v1/secure_sums.proto\x12\x12protofed.protos.v1\"\xf6\x02\n\x07SumStep\x12+\n\x04keys\x18\x01 \x01(\x0b\x32\x1b.protofed.protos.v1.SumKeysH\x00\x12/\n\x06roster\x18\x02 \x01(\x0b\x32\x1d.protofed.protos.v1.SumRosterH\x00\x12/\n\x06shares\x18\x03 \x01(\x0b\x32\x1d.protofed.protos.v1.SumSharesH\x00\x12\x35\n\tsignature\x18\x04 \x01(\x0b\x32 .protofed.protos.v1.SumSignatureH\x00\x12\x35\n\tsurvivors\x18\x05 \x01(\x0b\x32 .protofed.protos.v1.SumSurvivorsH\x00\x12\x30\n\x08revealed\x18\x06 \x01(\x0b\x32\x1c.protofed.protos.v1.SumSeedsH\x00\x12\x31\n\x07holders\x18\x07 \x01(\x0b\x32\x1e.protofed.protos.v1.SumHoldersH\x00\x42\t\n\x07\x63ontent\"\x8c\x01\n\x07SumKeys\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x13\n\x0b\x65ndorsement\x18\x03 \x01(\x0c\x12\x11\n\tshare_key\x18\x04 \x01(\x0c\x12\x11\n\tmask_keys\x18\x05 \x03(\x0c\x12\x13\n\x0b\x63ommitments\x18\x06 \x03(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\"8\n\x0eSumEndorsement\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"6\n\tSumRoster\x12)\n\x04keys\x18\x01 \x03(\x0b\x32\x1b.protofed.protos.v1.SumKeys\"u\n\tSumShares\x12\x39\n\x06sealed\x18\x01 \x03(\x0b\x32).protofed.protos.v1.SumShares.SealedEntry\x1a-\n\x0bSealedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"!\n\x0cSumSignature\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"\x96\x01\n\x0cSumSurvivors\x12\r\n\x05sites\x18\x01 \x03(\t\x12\x44\n\nsignatures\x18\x02 \x03(\x0b\x32\x30.protofed.protos.v1.SumSurvivors.SignaturesEntry\x1a\x31\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xf0\x01\n\x08SumSeeds\x12?\n\nself_seeds\x18\x01 \x03(\x0b\x32+.protofed.protos.v1.SumSeeds.SelfSeedsEntry\x12?\n\nmask_seeds\x18\x02 \x03(\x0b\x32+.protofed.protos.v1.SumSeeds.MaskSeedsEntry\x1a\x30\n\x0eSelfSeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a\x30\n\x0eMaskSeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xd0\x01\n\nSumHolders\x12\r\n\x05sites\x18\x01 \x03(\t\x12\x0f\n\x07vectors\x18\x02 \x03(\x0c\x12\x42\n\nsignatures\x18\x03 \x03(\x0b\x32..protofed.protos.v1.SumHolders.SignaturesEntry\x12+\n\x05seeds\x18\x04 \x01(\x0b\x32\x1c.protofed.protos.v1.SumSeeds\x1a\x31\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$protofed/protos/v1/secure_sums.proto\x12\x12protofed.protos.v1\"\xf6\x02\n\x07SumStep\x12+\n\x04keys\x18\x01 \x01(\x0b\x32\x1b.protofed.protos.v1.SumKeysH\x00\x12/\n\x06roster\x18\x02 \x01(\x0b\x32\x1d.protofed.protos.v1.SumRosterH\x00\x12/\n\x06shares\x18\x03 \x01(\x0b\x32\x1d.protofed.protos.v1.SumSharesH\x00\x12\x35\n\tsignature\x18\x04 \x01(\x0b\x32 .protofed.protos.v1.SumSignatureH\x00\x12\x35\n\tsurvivors\x18\x05 \x01(\x0b\x32 .protofed.protos.v1.SumSurvivorsH\x00\x12\x30\n\x08revealed\x18\x06 \x01(\x0b\x32\x1c.protofed.protos.v1.SumSeedsH\x00\x12\x31\n\x07holders\x18\x07 \x01(\x0b\x32\x1e.protofed.protos.v1.SumHoldersH\x00\x42\t\n\x07\x63ontent\"\x8c\x01\n\x07SumKeys\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\x0c\x12\x13\n\x0b\x65ndorsement\x18\x03 \x01(\x0c\x12\x11\n\tshare_key\x18\x04 \x01(\x0c\x12\x11\n\tmask_keys\x18\x05 \x03(\x0c\x12\x13\n\x0b\x63ommitments\x18\x06 \x03(\x0c\x12\x11\n\tsignature\x18\x07 \x01(\x0c\"8\n\x0eSumEndorsement\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"d\n\tSumRoster\x12)\n\x04keys\x18\x01 \x03(\x0b\x32\x1b.protofed.protos.v1.SumKeys\x12,\n\x06groups\x18\x02 \x03(\x0b\x32\x1c.protofed.protos.v1.SumGroup\"\x19\n\x08SumGroup\x12\r\n\x05sites\x18\x01 \x03(\t\"u\n\tSumShares\x12\x39\n\x06sealed\x18\x01 \x03(\x0b\x32).protofed.protos.v1.SumShares.SealedEntry\x1a-\n\x0bSealedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"!\n\x0cSumSignature\x12\x11\n\tsignature\x18\x01 \x01(\x0c\"\x96\x01\n\x0cSumSurvivors\x12\r\n\x05sites\x18\x01 \x03(\t\x12\x44\n\nsignatures\x18\x02 \x03(\x0b\x32\x30.protofed.protos.v1.SumSurvivors.SignaturesEntry\x1a\x31\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xf0\x01\n\x08SumSeeds\x12?\n\nself_seeds\x18\x01 \x03(\x0b\x32+.protofed.protos.v1.SumSeeds.SelfSeedsEntry\x12?\n\nmask_seeds\x18\x02 \x03(\x0b\x32+.protofed.protos.v1.SumSeeds.MaskSeedsEntry\x1a\x30\n\x0eSelfSeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x1a\x30\n\x0eMaskSeedsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xd0\x01\n\nSumHolders\x12\r\n\x05sites\x18\x01 \x03(\t\x12\x0f\n\x07vectors\x18\x02 \x03(\x0c\x12\x42\n\nsignatures\x18\x03 \x03(\x0b\x32..protofed.protos.v1.SumHolders.SignaturesEntry\x12+\n\x05seeds\x18\x04 \x01(\x0b\x32\x1c.protofed.protos.v1.SumSeeds\x1a\x31\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,25 +48,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUMENDORSEMENT']._serialized_start=580
   _globals['_SUMENDORSEMENT']._serialized_end=636
   _globals['_SUMROSTER']._serialized_start=638
-  _globals['_SUMROSTER']._serialized_end=692
-  _globals['_SUMSHARES']._serialized_start=694
-  _globals['_SUMSHARES']._serialized_end=811
-  _globals['_SUMSHARES_SEALEDENTRY']._serialized_start=766
-  _globals['_SUMSHARES_SEALEDENTRY']._serialized_end=811
-  _globals['_SUMSIGNATURE']._serialized_start=813
-  _globals['_SUMSIGNATURE']._serialized_end=846
-  _globals['_SUMSURVIVORS']._serialized_start=849
-  _globals['_SUMSURVIVORS']._serialized_end=999
-  _globals['_SUMSURVIVORS_SIGNATURESENTRY']._serialized_start=950
-  _globals['_SUMSURVIVORS_SIGNATURESENTRY']._serialized_end=999
-  _globals['_SUMSEEDS']._serialized_start=1002
-  _globals['_SUMSEEDS']._serialized_end=1242
-  _globals['_SUMSEEDS_SELFSEEDSENTRY']._serialized_start=1144
-  _globals['_SUMSEEDS_SELFSEEDSENTRY']._serialized_end=1192
-  _globals['_SUMSEEDS_MASKSEEDSENTRY']._serialized_start=1194
-  _globals['_SUMSEEDS_MASKSEEDSENTRY']._serialized_end=1242
-  _globals['_SUMHOLDERS']._serialized_start=1245
-  _globals['_SUMHOLDERS']._serialized_end=1453
-  _globals['_SUMHOLDERS_SIGNATURESENTRY']._serialized_start=950
-  _globals['_SUMHOLDERS_SIGNATURESENTRY']._serialized_end=999
+  _globals['_SUMROSTER']._serialized_end=738
+  _globals['_SUMGROUP']._serialized_start=740
+  _globals['_SUMGROUP']._serialized_end=765
+  _globals['_SUMSHARES']._serialized_start=767
+  _globals['_SUMSHARES']._serialized_end=884
+  _globals['_SUMSHARES_SEALEDENTRY']._serialized_start=839
+  _globals['_SUMSHARES_SEALEDENTRY']._serialized_end=884
+  _globals['_SUMSIGNATURE']._serialized_start=886
+  _globals['_SUMSIGNATURE']._serialized_end=919
+  _globals['_SUMSURVIVORS']._serialized_start=922
+  _globals['_SUMSURVIVORS']._serialized_end=1072
+  _globals['_SUMSURVIVORS_SIGNATURESENTRY']._serialized_start=1023
+  _globals['_SUMSURVIVORS_SIGNATURESENTRY']._serialized_end=1072
+  _globals['_SUMSEEDS']._serialized_start=1075
+  _globals['_SUMSEEDS']._serialized_end=1315
+  _globals['_SUMSEEDS_SELFSEEDSENTRY']._serialized_start=1217
+  _globals['_SUMSEEDS_SELFSEEDSENTRY']._serialized_end=1265
+  _globals['_SUMSEEDS_MASKSEEDSENTRY']._serialized_start=1267
+  _globals['_SUMSEEDS_MASKSEEDSENTRY']._serialized_end=1315
+  _globals['_SUMHOLDERS']._serialized_start=1318
+  _globals['_SUMHOLDERS']._serialized_end=1526
+  _globals['_SUMHOLDERS_SIGNATURESENTRY']._serialized_start=1023
+  _globals['_SUMHOLDERS_SIGNATURESENTRY']._serialized_end=1072
 # @@protoc_insertion_point(module_scope)

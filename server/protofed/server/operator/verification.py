@@ -63,9 +63,10 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None
+        groups = records.groups(run) if rules.secure else ()
         most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
         counted = [capped(update, most) for update in used]
-        recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted)))
+        recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted, groups)))
     except (SecureSumError, StateError) as error:
         return Verified(VerificationResult.DAMAGED, published, reason=str(error))
     return Verified(

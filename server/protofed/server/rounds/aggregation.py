@@ -17,9 +17,11 @@ from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedEr
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.grouping import left_out
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.retention import prune
 from protofed.server.storage.rows import UpdateRow
@@ -98,7 +100,8 @@ class Aggregation:
         assert job is not None  # noqa: S101  (begun)
         try:
             deaths = self._record_start(job.phase)
-            used, excluded = self._used(job.phase)
+            groups = self._ledger.groups(self._run) if self._rules.secure else ()
+            used, excluded = self._used(job.phase, groups)
         except OutOfSpaceError as error:
             self._wait(error)
             return
@@ -113,7 +116,7 @@ class Aggregation:
             self._end(phases.Insufficient(text, self._context.clock()))
             return
         self._context.work(
-            lambda: self._computed(job, state, used), lambda result: self._go_on(job, state, used, result)
+            lambda: self._computed(job, state, used, groups), lambda result: self._go_on(job, state, used, result)
         )
 
     def _record_start(self, phase: phases.Aggregating) -> int:
@@ -130,7 +133,7 @@ class Aggregation:
         log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
         self._again_at = self._context.clock() + PAUSE_S
 
-    def _used(self, phase: phases.Aggregating) -> tuple[list[UpdateRow], dict[SiteId, str]]:
+    def _used(self, phase: phases.Aggregating, groups: Groups) -> tuple[list[UpdateRow], dict[SiteId, str]]:
         """The accepted updates that count, and by site the reason why another does not.
 
         A function of the ledger's rows alone: a restarted server uses the same updates.
@@ -138,7 +141,10 @@ class Aggregation:
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
         accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
-        if phase.round:
+        if phase.round and self._rules.secure:
+            began = {row.task.site for row in accepted if row.task.asks_for_update and row.set_aside is None}
+            unusable = left_out(groups, began, self._rules.sum_group)
+        elif phase.round:
             unusable = outliers(norms, self._rules.outlier_factor)
         else:
             unusable = disagreeing(
@@ -150,12 +156,12 @@ class Aggregation:
         excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
-    def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow]) -> Computed:
+    def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], groups: Groups) -> Computed:
         """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread."""
         try:
             reach("aggregation-begun")
             most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
-            new = self._publisher.aggregated(state, [self._capped(row, most) for row in used])
+            new = self._publisher.aggregated(state, [self._capped(row, most) for row in used], groups)
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
             self._publisher.uncache(used)

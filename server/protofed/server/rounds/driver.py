@@ -37,8 +37,7 @@ from protofed.server.rounds.min_contributors import check_contributors
 from protofed.server.rounds.model_history import WarningLog
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
-from protofed.server.rounds.resume import check_same, method_of, resumed
-from protofed.server.rounds.sampling import Uniform
+from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
@@ -75,14 +74,9 @@ class Driver:
         self.invitations = Invitations(self._run, context)
         summed = recipe.federation.secure and not context.simulated
         self.sums = SumSteps(recipe, self._method, context, self.invitations) if summed else None
-        self._rules = RoundRules(
-            recipe.rounds,
-            recipe.federation,
-            Uniform(recipe.seed),
-            in_time=not context.simulated,
-            summed=summed,
-            holders=self.sums is not None and self.sums.holders,
-        )
+        holders = self.sums is not None and self.sums.holders
+        self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders)
+        self._groups = context.ledger.groups(self._run) if recipe.federation.secure else ()
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -252,7 +246,10 @@ class Driver:
                 self._open(phase)
             case phases.AskStep(phase, complete):
                 self._ask_step(phase, complete=complete)
-            case phases.Aggregate(phase, complete):
+            case phases.Aggregate(phase, complete, groups):
+                if groups:
+                    self._ledger.keep_groups(self._run, groups)
+                    self._groups = self._ledger.groups(self._run)
                 self._aggregation.begin(AggregationJob(phase, complete, self.invitations.clear()), self._state)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
@@ -295,6 +292,7 @@ class Driver:
         assert self.sums is not None  # noqa: S101  (no other run has such a phase)
         try:
             self.sums.ask(phase, complete=complete)
+            self._groups = self._ledger.groups(self._run)
         except (OutOfSpaceError, DiskFailureError):
             raise
         except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
@@ -353,7 +351,8 @@ class Driver:
         self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self._recipe.federation.required_sites)
-        return resumed(last, tasks, self._context.clock(), tries, required, holders=self._rules.holders)
+        found = resumed(last, tasks, self._context.clock(), tries, required, holders=self._rules.holders)
+        return grouped(found, self._groups, self._rules.fewest)
 
     def _tick_event(self) -> phases.Tick:
         return replace(self._present(), attempt=self._next_attempt())
@@ -369,6 +368,7 @@ class Driver:
             evaluators,
             paused=self.paused,
             standstill=self._standstill,
+            groups=self._groups,
         )
 
     def _look_back(self) -> None:

@@ -8,11 +8,23 @@ from typing import TypeAlias
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import Subject, threshold
+from protofed.common.secure_sums.groups import Groups, whole
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.verdicts import RoundOutcome
 
 Sites: TypeAlias = frozenset[SiteId]
 NOBODY: Sites = frozenset()
+
+
+def members(groups: Groups) -> Sites:
+    """All sites that are in a group."""
+    return frozenset(site for group in groups for site in group)
+
+
+def summable(groups: Groups, sites: Sites, fewest: int) -> Sites:
+    """Those of the sites that can be summed now: of whole groups, and newcomers if they are enough for one."""
+    newcomers = sites - members(groups)
+    return whole(groups, sites) | (newcomers if len(newcomers) >= fewest else NOBODY)
 
 
 # Phases
@@ -45,6 +57,8 @@ class Collecting:
         opened, quorum_at: when it opened and got its quorum, in seconds of the coordinator's monotonic clock.
         failed: sites that declined the task.
         required: sites without which the round does not count.
+        groups: that the run had formed when the round was opened; empty without secure sums.
+        fewest: sites that come newly and are summed: a group of them.
     """
 
     round: int
@@ -58,11 +72,24 @@ class Collecting:
     quorum_at: float | None = None
     required: Sites = NOBODY
     tries: int = 0
+    groups: Groups = ()
+    fewest: int = 1
+
+    @property
+    def counted(self) -> Sites:
+        """Those that have reported, without sites whose group has not reported whole."""
+        return summable(self.groups, self.reported, self.fewest)
+
+    @property
+    def hoped_for(self) -> Sites:
+        """Sites that would count if all came that have not failed."""
+        return summable(self.groups, self.cohort - self.failed, self.fewest)
 
     @property
     def has_quorum(self) -> bool:
         """Whether the round could close with the updates that it has."""
-        return len(self.reported) >= self.quorum and self.required <= self.reported
+        counted = self.counted
+        return len(counted) >= self.quorum and self.required <= counted
 
     @property
     def awaited(self) -> Sites:
@@ -82,6 +109,7 @@ class Summing:
         holders: whether sites count the holders of each class before they send numbers.
         opened: when the step was, in seconds of the coordinator's monotonic clock.
         survivors: sites whose masked numbers are there; nobody before they were asked for.
+        groups: of the roster, which are summed whole or not.
     """
 
     round: int
@@ -99,6 +127,7 @@ class Summing:
     survivors: Sites = NOBODY
     required: Sites = NOBODY
     tries: int = 0
+    groups: Groups = ()
 
     @property
     def threshold(self) -> int:
@@ -172,6 +201,7 @@ class Tick:
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
         standstill: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
+        groups: that the run has formed; empty without secure sums.
     """
 
     now: float
@@ -181,6 +211,7 @@ class Tick:
     attempt: int = 1
     paused: bool = False
     standstill: Standstill | None = None
+    groups: Groups = ()
 
 
 @dataclass(frozen=True)
@@ -270,10 +301,16 @@ class AskStep:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """Aggregate the updates of the round's reporting sites, in site order."""
+    """Aggregate the updates of the round's reporting sites, in site order.
+
+    Attributes:
+        complete: the round got `size` updates, all required ones among them.
+        groups: of those sites, to be kept; empty where there are none, or they were kept with the sum's first step.
+    """
 
     phase: Aggregating
-    complete: bool  # the round got `size` updates, all required ones among them
+    complete: bool
+    groups: Groups = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
@@ -79,9 +80,12 @@ class Publisher:
         """
         return state is not None and self._fixed_point is None and self._method.expects(state).weight
 
-    def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow]) -> Payload:
+    def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow], groups: Groups = ()) -> Payload:
         """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
         result does not depend on arrival, and memory holds one of them.
+
+        Args:
+            groups: that secure sums of the run are over.
 
         Raises:
             StateError: an update's blob is gone or damaged, or the result is not finite.
@@ -94,7 +98,7 @@ class Publisher:
             layout = layout_of(self._method, state)
             if self._recipe is not None and any(row.task.subject is not None for row in rows):
                 view = self._blobs.view
-                total = SumRecord.of(rows, self._recipe, view, holders=layout.form.by_class).total()
+                total = SumRecord.of(rows, self._recipe, view, groups, holders=layout.form.by_class).total()
                 reach("sum-opened")
             else:  # a simulation's, whose updates are here
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)

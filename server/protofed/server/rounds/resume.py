@@ -11,6 +11,7 @@ from protofed.common.config.tables import MAX_NUMBER
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import Subject
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
 from protofed.server.rounds.summing import STEPS
@@ -57,6 +58,18 @@ def resumed(
         tries=tries,
     )
     return replace(collecting, quorum_at=now) if collecting.has_quorum else collecting
+
+
+def grouped(phase: Phase, groups: Groups, fewest: int) -> Phase:
+    """A resumed phase with the groups that the run had formed; `fewest` as of `phases.Collecting`."""
+    match phase:
+        case Collecting(round) if round:
+            found = replace(phase, groups=groups, fewest=fewest)
+            return replace(found, quorum_at=phase.opened if found.has_quorum else None)
+        case Summing():
+            return replace(phase, groups=tuple(group for group in groups if phase.roster.issuperset(group)))
+        case _:
+            return phase
 
 
 def _summing(

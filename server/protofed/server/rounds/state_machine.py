@@ -19,10 +19,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
-from protofed.common.config.recipe import Federation
+from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.payload import SiteId
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds import summing
 from protofed.server.rounds.best_round import Standstill
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import (
     NOBODY,
     Abandon,
@@ -49,8 +51,9 @@ from protofed.server.rounds.phases import (
     Stop,
     Summing,
     Tick,
+    summable,
 )
-from protofed.server.rounds.sampling import Sampler, cohort_size, quorum_of
+from protofed.server.rounds.sampling import Sampler, Uniform, cohort_size, quorum_of
 from protofed.server.verdicts import RoundOutcome
 
 AGREEING = 2  # a first model that one site alone made would be whatever that site sent
@@ -69,6 +72,15 @@ class RoundRules:
     in_time: bool = True  # a simulation's clock stands still
     summed: bool = False  # sites are asked for masked numbers, in place of updates
     holders: bool = False  # they count who holds which class before
+    grouping: Grouping | None = None  # of the sites of secure sums, a simulation's too
+
+    @classmethod
+    def of(cls, recipe: Recipe, *, simulated: bool, holders: bool) -> RoundRules:
+        """The rules of a run; a simulation's clock stands still, and its sites are asked for updates."""
+        rules, summed = recipe.federation, recipe.federation.secure and not simulated
+        grouping = Grouping(recipe.name, recipe.seed, rules.sum_group) if rules.secure else None
+        sampler = Uniform(recipe.seed)
+        return cls(recipe.rounds, rules, sampler, not simulated, summed, holders, grouping)
 
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
@@ -94,6 +106,15 @@ class RoundRules:
             return ""
         by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
         return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
+
+    @property
+    def fewest(self) -> int:
+        """Sites that come newly and count: a group of them."""
+        return 1 if self.grouping is None else self.grouping.fewest
+
+    def countable(self, groups: Groups, sites: Sites) -> Sites:
+        """Those of the sites whose updates could count together now."""
+        return summable(groups, sites, self.fewest)
 
     def trainers_needed(self, round: int, enrolled: Sites) -> int:
         """Trainers that must be alive before the round is opened; `enrolled` are those of whom it needs a share."""
@@ -150,23 +171,30 @@ def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
 
 def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
     required = frozenset(rules.federation.required_sites)
-    share = cohort_size(rules.federation, tick.enrolled)
+    enrolled, trainers = (rules.countable(tick.groups, sites) for sites in (tick.enrolled, tick.trainers))
+    share = cohort_size(rules.federation, enrolled)
     quorum = quorum_of(rules.federation, share)
     # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
     size = max(share, quorum, len(required))
-    if len(tick.trainers) < rules.trainers_needed(phase.round, tick.enrolled) or not required <= tick.trainers:
+    if len(trainers) < rules.trainers_needed(phase.round, enrolled) or not required <= trainers:
         return None
     invited = math.ceil(round(size * rules.federation.over_selection, 9))
-    drawn = rules.sampler(phase.round, sorted(tick.trainers - required), invited - len(required))
+    grouping = rules.grouping
+    if grouping is None:
+        cohort = required | rules.sampler(phase.round, sorted(trainers - required), invited - len(required))
+    else:
+        cohort = grouping.drawn(tick.groups, trainers, required, invited, rules.sampler, phase.round)
     return Collecting(
         phase.round,
         tick.attempt,
-        required | drawn,
+        cohort,
         size,
         quorum,
         tick.now,
         required=required,
         tries=phase.tries,
+        groups=tick.groups,
+        fewest=rules.fewest,
     )
 
 
@@ -204,35 +232,39 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
 
     Args:
         hoped_for: awaited sites that are alive. With a quorum the round does not wait for a lost site; without one
-            a lost site is no reason to abandon before the deadline, since it may come back with its update.
+            a lost site is no reason to abandon before the deadline, since it may come back with its update. Nor does
+            it wait for a site whose group cannot be whole.
         reason: code of the site that has just declined.
     """
     deadline = rules.federation.deadline_s
     overdue = now >= phase.opened + deadline
-    complete = len(phase.reported) >= min(phase.size, len(phase.cohort)) and phase.required <= phase.reported
+    counted, possible = phase.counted, phase.hoped_for
+    hoped_for &= possible
+    complete = len(counted) >= min(phase.size, len(phase.cohort)) and phase.required <= counted
     if complete or (
         phase.quorum_at is not None
         and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
     ):
         if rules.summed and phase.round:
             return _begin_sum(rules, phase, now, complete)
-        closed = Aggregating(
-            phase.round, phase.attempt, phase.reported, phase.quorum, phase.required, tries=phase.tries
-        )
-        return closed, [Aggregate(closed, complete)]
+        closed = Aggregating(phase.round, phase.attempt, counted, phase.quorum, phase.required, tries=phase.tries)
+        groups = () if rules.grouping is None or not phase.round else rules.grouping.of(phase.groups, counted)
+        return closed, [Aggregate(closed, complete, groups)]
     if overdue:
-        too_few = f"{len(phase.reported)} updates at the deadline, quorum {phase.quorum}"
-        return _abandon(rules, phase, f"{too_few}{missing(phase.required - phase.reported)}")
-    if len(phase.cohort - phase.failed) < phase.quorum or phase.failed & phase.required:
+        whole = " in whole groups" if len(counted) < len(phase.reported) else ""
+        too_few = f"{len(counted)} updates{whole} at the deadline, quorum {phase.quorum}"
+        return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
+    if len(possible) < phase.quorum or not phase.required <= possible:
         last = f" (the last: {reason})" if reason else ""
         failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}"
         again_at = now + rules.pause(phase.round, phase.tries + 1)
-        return _abandon(rules, phase, f"{failed}{missing(phase.failed & phase.required)}", again_at)
+        return _abandon(rules, phase, f"{failed}{missing(phase.required - possible)}", again_at)
     return phase, []
 
 
 def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
-    first = summing.begun(phase, now, rules.sampler, holders=rules.holders)
+    assert rules.grouping is not None  # noqa: S101  (of secure sums)
+    first = summing.begun(phase, now, rules.grouping, holders=rules.holders)
     if isinstance(first, Summing):
         return first, [AskStep(first, complete)]
     return _abandon(rules, phase, first.reason)

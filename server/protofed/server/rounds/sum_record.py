@@ -25,12 +25,15 @@ from protofed.common.protocol.sum_messages import (
     payload_of,
 )
 from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.groups import Groups, whole
 from protofed.common.secure_sums.keys import KeyAdvert, Roster
 from protofed.common.secure_sums.masking import Masks, Opened, Revealed, opened, unmasked
 from protofed.server.rounds.summing import OF_HOLDERS
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
 M = TypeVar("M", bound=Message)
+# What whole groups do, or nobody.
+GROUPED = frozenset({TaskKind.FIT, TaskKind.SCORE_SUM, TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK})
 _MASKED = {Vector.HOLDERS: TaskKind.HOLDERS, Vector.VALUES: TaskKind.MASK}
 _SIGNED = {Vector.HOLDERS: TaskKind.AGREE_HOLDERS, Vector.VALUES: TaskKind.AGREE}
 _REVEALED = {Vector.HOLDERS: TaskKind.REVEAL_HOLDERS, Vector.VALUES: TaskKind.REVEAL}
@@ -60,15 +63,24 @@ class SumRecord:
     Attributes:
         uploads: digests of accepted ones, by step and site.
         read: gives a blob.
+        groups: of the run's sites. Who has sent keys, shares, flags or numbers without all others of its group counts
+            as dropped out.
     """
 
     context: SumContext
     uploads: Mapping[TaskKind, Mapping[SiteId, Digest]]
     read: Callable[[Digest], Buffer]
+    groups: Groups
 
     @classmethod
     def of(
-        cls, rows: Iterable[UpdateRow], recipe: Digest, read: Callable[[Digest], Buffer], *, holders: bool
+        cls,
+        rows: Iterable[UpdateRow],
+        recipe: Digest,
+        read: Callable[[Digest], Buffer],
+        groups: Groups,
+        *,
+        holders: bool,
     ) -> SumRecord:
         """The sum of one attempt.
 
@@ -89,12 +101,14 @@ class SumRecord:
             raise SecureSumError("too-few-sites", "no site has sent keys")
         if any(context != contexts[0] for context in contexts):
             raise SecureSumError("other-base", "the sites of this sum were sent different models")
-        return cls(contexts[0], uploads, read)
+        return cls(contexts[0], uploads, read, groups)
 
     @cached_property
     def roster(self) -> Roster:
-        """The keys of all sites that sent some."""
-        return Roster(self.context, tuple(self._all(TaskKind.FIT, KeyAdvert).values()))
+        """The keys of all sites of whole groups that sent some."""
+        adverts = self._all(TaskKind.FIT, KeyAdvert)
+        groups = tuple(group for group in self.groups if adverts.keys() >= set(group))
+        return Roster(self.context, tuple(adverts.values()), groups)
 
     def masks(self, vector: Vector) -> Masks:
         """Which masks are in a vector: those of the sites that dealt shares; with holders, that also sent flags."""
@@ -114,7 +128,7 @@ class SumRecord:
         vector = vector_of(step)
         match step:
             case TaskKind.SHARE:
-                message: Message = RosterMessage(self.roster.adverts)
+                message: Message = RosterMessage(self.roster.adverts, self.roster.groups)
             case TaskKind.MASK if Vector.HOLDERS in self.context.vectors:
                 message = self._holders()
             case TaskKind.HOLDERS | TaskKind.MASK:
@@ -156,7 +170,8 @@ class SumRecord:
         return opened(self.masks(vector), self.survivors(vector), self._all(_REVEALED[vector], Revealed))
 
     def _sites(self, kind: TaskKind) -> tuple[SiteId, ...]:
-        return tuple(sorted(self.uploads.get(kind, {})))
+        there = self.uploads.get(kind, {}).keys()
+        return tuple(sorted(whole(self.groups, there) if kind in GROUPED else there))
 
     def _all(self, kind: TaskKind, message: type[M]) -> dict[SiteId, M]:
         return {site: message_of(self.read(self.uploads[kind][site]), message)[0] for site in self._sites(kind)}

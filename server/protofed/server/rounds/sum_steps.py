@@ -13,11 +13,12 @@ from protofed.common.errors import FailureReason
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import MOST
+from protofed.common.secure_sums.groups import Groups
 from protofed.common.secure_sums.linear_form import SumLayout
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.grouping import left_out
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.publisher import Published
 from protofed.server.rounds.secure_sums import holders_of, layout_of
@@ -33,7 +34,7 @@ class SumSteps:
 
     def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
         self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
-        self.holders = holders_of(method, recipe)
+        self.holders, self._fewest = holders_of(method, recipe), recipe.federation.sum_group
         self._ledger, self._blobs, self._invitations = context.ledger, context.blobs, invitations
         self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address
         self._record: tuple[tuple[int, int, TaskKind], SumRecord] | None = None  # by round, attempt and step
@@ -53,17 +54,22 @@ class SumSteps:
         reach("sum-step-closed")
         log.info("secure sum goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort))
         rows = self._ledger.updates(self._run, *at)
-        if phase.step is TaskKind.SHARE:
-            rows = self._without_undrawn(rows, phase.roster)
         self._checks = {}
-        record = self._recorded(rows)
+        record = self._recorded(rows, phase.groups)
         self._record = (*at, phase.step), record
         sites = sorted(phase.cohort)
         bases = self._stored(record.bases(phase.step, sites))
         status, silent = "not-needed" if complete else "late", self._invitations.clear()
         self._invitations.send(
-            phase.step, *at, sites, bases, lambda tasks: self._ledger.go_on(tasks, status, silent), phase.subject
+            phase.step,
+            *at,
+            sites,
+            bases,
+            lambda tasks: self._ledger.go_on(tasks, status, silent, phase.groups),
+            phase.subject,
         )
+        if phase.step is TaskKind.SHARE:
+            self._set_aside(rows, phase)
         reach("sum-step-asked")
 
     def attempt_after(self, round: int, last: int) -> int:
@@ -92,7 +98,8 @@ class SumSteps:
             return
         at = task.round, task.attempt, task.kind
         if self._record is None or self._record[0] != at:  # after a restart
-            self._record = at, self._recorded(self._ledger.updates(self._run, task.round, task.attempt))
+            rows = self._ledger.updates(self._run, task.round, task.attempt)
+            self._record = at, self._recorded(rows, self._ledger.groups(self._run))
         record = self._record[1]
         self._checks[task.task_id] = SumCheck(task.kind, task.site, record.context, record)
 
@@ -100,15 +107,16 @@ class SumSteps:
         """What `prepare` read; None: the step is over. May be called from any thread."""
         return self._checks.get(task_id)
 
-    def _recorded(self, rows: Sequence[UpdateRow]) -> SumRecord:
-        return SumRecord.of(rows, self._recipe, self._blobs.view, holders=self.holders)
+    def _recorded(self, rows: Sequence[UpdateRow], groups: Groups) -> SumRecord:
+        return SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=self.holders)
 
-    def _without_undrawn(self, rows: Sequence[UpdateRow], roster: phases.Sites) -> list[UpdateRow]:
-        """Set aside the updates that more sites have than a sum takes: a restarted server must not count them."""
-        undrawn = [row for row in rows if row.counts and row.task.site not in roster]
-        for row in undrawn:
-            self._ledger.set_aside(row, f"a secure sum takes {MOST} sites")
-        return [row for row in rows if row not in undrawn]
+    def _set_aside(self, rows: Sequence[UpdateRow], phase: phases.Summing) -> None:
+        """Say of sites that are not in the sum what they wait for; after its tasks, whose groups are without them."""
+        ready = [row for row in rows if row.counts]
+        reasons = left_out(self._ledger.groups(self._run), {row.task.site for row in ready}, self._fewest)
+        for row in ready:
+            if row.task.site not in phase.roster:
+                self._ledger.set_aside(row, reasons[row.task.site])
 
     def _stored(self, payloads: Mapping[SiteId, Payload]) -> dict[SiteId, tuple[Digest, int]]:
         """Digest and bytes by site; what is the same object for all is stored once."""

@@ -4,8 +4,9 @@
       └────────────── no class has rows of its own ─────────▲
     any ──too few sites report by the deadline──▶ NotSummed: the attempt is abandoned
 
-Who reports a step is asked for the next one, so a site that drops out never comes back into this sum. Numbers of fewer
-sites than the recipe's quorum are not summed; agreeing and revealing takes t of the roster (Bonawitz et al., CCS 2017).
+Who reports a step is asked for the next one, so a site that drops out never comes back into this sum. Until numbers are
+there, its group drops out with it: sums are over whole groups. Numbers of fewer sites than the recipe's quorum are not
+summed; agreeing and revealing takes t of the roster (Bonawitz et al., CCS 2017).
 
 From the moment that holders are counted until numbers are there, nobody may drop out: without that site a class could
 be left with one holder, whose row the sum would be.
@@ -17,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import FEWEST, MOST, Subject
+from protofed.common.secure_sums.context import FEWEST, Subject
+from protofed.common.secure_sums.groups import whole
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import Arrived, Collecting, Declined, Event, Insufficient, Sites, Summing, Tick
-from protofed.server.rounds.sampling import Sampler
 
 STEPS: Final = (
     TaskKind.SHARE,
@@ -63,14 +65,11 @@ class NotSummed:
 Outcome: TypeAlias = Summing | Summed | NotSummed
 
 
-def begun(phase: Collecting, now: float, sampler: Sampler, *, holders: bool) -> Summing | NotSummed:
-    """The first step of the sum of those that have reported; of more than a sum takes, some are drawn."""
-    if len(phase.reported) < FEWEST:
-        return NotSummed(f"{len(phase.reported)} sites have updates; a secure sum takes {FEWEST} or more", now)
-    required = phase.required & phase.reported
-    roster = phase.reported
-    if len(roster) > MOST:
-        roster = required | sampler(phase.round, sorted(roster - required), MOST - len(required))
+def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -> Summing | NotSummed:
+    """The first step of the sum of those that have reported, in whole groups."""
+    roster = phase.counted
+    if len(roster) < FEWEST:
+        return NotSummed(f"{len(roster)} sites have updates; a secure sum takes {FEWEST} or more", now)
     return Summing(
         phase.round,
         phase.attempt,
@@ -84,6 +83,7 @@ def begun(phase: Collecting, now: float, sampler: Sampler, *, holders: bool) -> 
         opened=now,
         required=phase.required,
         tries=phase.tries,
+        groups=grouping.of(phase.groups, roster),
     )
 
 
@@ -111,6 +111,11 @@ def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:
             return phase
 
 
+def counted(phase: Summing, sites: Sites) -> Sites:
+    """Those of the sites that the step counts: while it is decided who is summed, whole groups."""
+    return whole(phase.groups, sites) if phase.step in _SUMMED else sites
+
+
 def is_whole(phase: Summing) -> bool:
     """Whether the step needs each site that is asked."""
     return phase.holders and phase.step in _NOBODY_MAY_DROP
@@ -130,10 +135,13 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
         hoped_for: awaited sites that are alive. With enough sites the step does not wait for a lost one.
     """
     overdue = now >= phase.opened + step_s
+    hoped_for &= counted(phase, phase.cohort - phase.failed)
     if _is_enough(phase, phase.reported):
         return _next(phase, now) if overdue or not hoped_for else phase
     if overdue or not _is_enough(phase, phase.cohort - phase.failed):
-        what = f"{phase.step} of the secure sum: {len(phase.reported)} of {len(phase.cohort)} sites"
+        there = len(counted(phase, phase.reported))
+        groups = " in whole groups" if there < len(phase.reported) else ""
+        what = f"{phase.step} of the secure sum: {there} of {len(phase.cohort)} sites{groups}"
         lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _SUMMED else ""
         missing = f"; without {lost} no round counts" if lost else ""
         return NotSummed(f"{what}, {needed(phase)} are needed{reason}{missing}", now, at_once=is_whole(phase))
@@ -141,7 +149,8 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
 
 
 def _is_enough(phase: Summing, sites: Sites) -> bool:
-    return len(sites) >= needed(phase) and (phase.step not in _SUMMED or phase.required <= sites)
+    there = counted(phase, sites)
+    return len(there) >= needed(phase) and (phase.step not in _SUMMED or phase.required <= there)
 
 
 def _next(phase: Summing, now: float) -> Summing | Summed:
@@ -150,8 +159,7 @@ def _next(phase: Summing, now: float) -> Summing | Summed:
     following = STEPS[STEPS.index(phase.step) + 1]
     if following is TaskKind.HOLDERS and not phase.holders:
         following = TaskKind.MASK
-    survivors = phase.reported if phase.step is TaskKind.MASK else phase.survivors
+    there = counted(phase, phase.reported)
+    survivors = there if phase.step is TaskKind.MASK else phase.survivors
     none: Sites = frozenset()
-    return replace(
-        phase, step=following, cohort=phase.reported, opened=now, reported=none, failed=none, survivors=survivors
-    )
+    return replace(phase, step=following, cohort=there, opened=now, reported=none, failed=none, survivors=survivors)

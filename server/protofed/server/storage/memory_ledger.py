@@ -13,6 +13,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
+from protofed.common.secure_sums.groups import Group, Groups
 from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
@@ -36,6 +37,7 @@ class MemoryLedger(Ledger):
         self._states: defaultdict[str, set[Digest]] = defaultdict(set)  # by run
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
+        self._groups: defaultdict[str, set[Group]] = defaultdict(set)  # by run
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
         # By run, round, attempt, site and name.
@@ -215,8 +217,15 @@ class MemoryLedger(Ledger):
             self._invited[task.run].setdefault(task.round, []).append(task.task_id)
             self._number(task.run, task.round)
 
-    def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str]) -> None:
+    def groups(self, run: str) -> Groups:
+        return tuple(sorted(self._groups[run]))
+
+    def keep_groups(self, run: str, groups: Groups) -> None:
+        self._groups[run].update(groups)
+
+    def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str], groups: Groups = ()) -> None:
         first = tasks[0]
+        self.keep_groups(first.run, groups)
         rows = self._open(first.run, first.round, first.attempt)
         self.invite(tasks)
         for row in rows:

@@ -14,6 +14,7 @@ from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
+from protofed.common.secure_sums.groups import Groups, in_order
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
@@ -121,6 +122,11 @@ class LedgerReader:
         query = _narrowed(db.tasks, run, round, attempt).with_only_columns(*self._task_columns)
         order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
         return [_task(row) for row in self._read(query.order_by(*order))]
+
+    def groups(self, run: str) -> Groups:
+        """The groups that a run's secure sums are over; those of attempts that were abandoned or rolled back, too."""
+        rows = self._read(select(db.sum_groups).where(db.sum_groups.c.run == run))
+        return in_order([row.site for row in rows if row.first == first] for first in {row.first for row in rows})
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:
         """The accepted update of an invitation, if there is one."""

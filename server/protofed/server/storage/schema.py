@@ -90,6 +90,13 @@ updates = Table(
     ),
     Index("updates_of_round", "run", "round"),
 )
+sum_groups = Table(  # never changed nor removed: a site that was in two groups of a run could be told from the sums
+    "sum_groups",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("site", String(64), primary_key=True),
+    Column("first", String(64), nullable=False),  # of the sites of its group, by name
+)
 scores = Table(
     "scores",
     metadata,

@@ -1,0 +1,83 @@
+"""Groups of sites: a site is in one for a whole run, and a sum is over whole groups or is not opened.
+
+The members of a group are then in exactly the same opened sums, so whatever is computed from all sums of a run is made
+of sums over whole groups, and no difference of them is about fewer sites than a group has (So et al., "Securing Secure
+Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from its
+group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TypeAlias
+
+from protofed.common.errors import SecureSumError
+from protofed.common.payload import SiteId
+
+Group: TypeAlias = tuple[SiteId, ...]  # sorted
+Groups: TypeAlias = tuple[Group, ...]  # no site is in two; sorted
+
+
+def in_order(groups: Iterable[Iterable[SiteId]]) -> Groups:
+    """Groups as they are sent and stored."""
+    return tuple(sorted(tuple(sorted(group)) for group in groups))
+
+
+def alone(sites: Iterable[SiteId]) -> Groups:
+    """Each site as a group of its own: any set of sites is made of whole ones."""
+    return in_order([site] for site in sites)
+
+
+def whole(groups: Groups, sites: Collection[SiteId]) -> frozenset[SiteId]:
+    """Those of the sites whose group is complete among them."""
+    there = frozenset(sites)
+    return frozenset(site for group in groups if there.issuperset(group) for site in group)
+
+
+def group_of(groups: Groups, site: SiteId) -> Group:
+    """The site's group; empty: it is in none."""
+    return next((group for group in groups if site in group), ())
+
+
+def check_parts(groups: Groups, sites: Collection[SiteId]) -> None:
+    """Check that each of these sites is in one group, and nobody else is in any.
+
+    Raises:
+        SecureSumError: they are not so grouped, or the groups are out of order.
+    """
+    named = [site for group in groups for site in group]
+    if groups != in_order(groups) or () in groups or sorted(named) != sorted(sites):
+        raise SecureSumError("other-group", "the groups are no sorted partition of the roster's sites")
+
+
+def check_whole(groups: Groups, sites: Collection[SiteId], what: str) -> None:
+    """Check that a set of sites is made of whole groups.
+
+    Raises:
+        SecureSumError: it splits one, whose sums would differ by the sites that are left out.
+    """
+    for group in groups:
+        if (there := set(group).intersection(sites)) and len(there) < len(group):
+            left = ", ".join(sorted(set(group) - there))
+            raise SecureSumError("broken-group", f"the {what} are without {left} of the group {', '.join(group)}")
+
+
+def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -> None:
+    """Check a site's own group.
+
+    Args:
+        pinned: in which the site was summed in this run before; None: it was not.
+        fewest: sites that recipe and policy ask for.
+
+    Raises:
+        SecureSumError: it is another one, or too small.
+    """
+    own = group_of(groups, site)
+    if pinned is not None and own != pinned:
+        raise SecureSumError(
+            "other-group",
+            f"the server puts this site into the group {', '.join(own)}, and had it in {', '.join(pinned)} before: the "
+            "difference of sums over both would tell of fewer sites",
+        )
+    if len(own) < fewest:
+        raise SecureSumError("small-group", f"this site's group is of {len(own)}; expected {fewest} sites or more")

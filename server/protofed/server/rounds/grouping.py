@@ -1,0 +1,76 @@
+"""Which sites are summed together: groups for a whole run, drawn of those that come, and cohorts of whole ones.
+
+See `common.secure_sums.groups` for what they are good for. A run without secure sums has groups of one site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import pairwise
+
+from blake3 import blake3
+
+from protofed.common.payload import SiteId
+from protofed.common.secure_sums.context import MOST
+from protofed.common.secure_sums.groups import Groups, in_order
+from protofed.server.rounds.phases import Sites, members
+from protofed.server.rounds.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How a run forms groups: a pure function of its seed and its sites, so that a restarted server forms the same.
+
+    Attributes:
+        fewest: sites of a group; one has fewer than twice as many.
+    """
+
+    run: str
+    seed: int
+    fewest: int = 1
+
+    def formed(self, newcomers: Collection[SiteId]) -> Groups:
+        """Groups of sites that have none, in a seeded order, of sizes as even as possible; none of too few sites."""
+        count = len(newcomers) // self.fewest
+        ranked = sorted(newcomers, key=lambda site: blake3(f"{self.seed}/{self.run}/{site}".encode()).digest())
+        bounds = [number * len(ranked) // count for number in range(count + 1)] if count else []
+        return in_order(ranked[low:high] for low, high in pairwise(bounds))
+
+    def of(self, known: Groups, sites: Sites) -> Groups:
+        """The groups of a sum of these sites, for either subject: whole ones that are known, and those of newcomers."""
+        complete = tuple(group for group in known if sites.issuperset(group))
+        return in_order([*complete, *self.formed(sites - members(known))])
+
+    def drawn(self, known: Groups, available: Sites, required: Sites, size: int, sampler: Sampler, round: int) -> Sites:
+        """A cohort of `size` of these sites or a few more, in whole groups, those of required sites first.
+
+        Newcomers are drawn as the groups that they would form. No more are drawn than a secure sum takes.
+        """
+        units = {group[0]: frozenset(group) for group in self.of(known, available)}
+        cohort: Sites = frozenset().union(*(unit for unit in units.values() if unit & required))
+        left = sorted(first for first, unit in units.items() if not unit & required)
+        for count in range(1, len(left) + 1):
+            if len(cohort) >= size or len(cohort) + self.fewest > MOST:
+                break
+            (first,) = sampler(round, left, count) - sampler(round, left, count - 1)
+            if len(cohort | units[first]) <= MOST:
+                cohort |= units[first]
+        return cohort
+
+
+def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[SiteId, str]:
+    """By site that is not summed with these others, what it waits for.
+
+    Args:
+        groups: of the run, those that this sum forms among them.
+        fewest: sites of a group.
+    """
+    newcomers, reasons = frozenset(sites) - members(groups), dict[SiteId, str]()
+    for group in groups:
+        if (there := set(group).intersection(sites)) and len(there) < len(group):
+            lacking = ", ".join(sorted(set(group) - there))
+            reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is summed together, or not at all")
+    more = fewest - len(newcomers)
+    text = f"waits for {more} more new site{'s' * (more != 1)}: its sums are over groups of {fewest}"
+    return reasons | dict.fromkeys(newcomers, text)
