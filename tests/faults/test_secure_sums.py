@@ -104,7 +104,7 @@ def test_row_76_two_dropouts_at_different_steps_give_the_sum_of_a_simulation(
     trainer(here, "site-4")
     ended_like(here, undisturbed(here.recipe))
     first, second, *_ = rounds(here)
-    assert "share of the secure sum: 4 of 5 sites, 5 are needed" in str(first.abandoned)
+    assert "share of the secure sum: 4 of 5 sites, 0 in whole groups, 5 are needed" in str(first.abandoned)
     assert (second.round, second.attempt, second.complete) == (1, 2, True)
     with here.ledger() as ledger:
         tasks = ledger.tasks(here.recipe.name, 1, 2)

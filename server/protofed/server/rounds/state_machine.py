@@ -251,8 +251,8 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         groups = () if rules.grouping is None or not phase.round else rules.grouping.of(phase.groups, counted)
         return closed, [Aggregate(closed, complete, groups)]
     if overdue:
-        whole = " in whole groups" if len(counted) < len(phase.reported) else ""
-        too_few = f"{len(counted)} updates{whole} at the deadline, quorum {phase.quorum}"
+        whole = f", {len(counted)} of them in whole groups" if len(counted) < len(phase.reported) else ""
+        too_few = f"{len(phase.reported)} updates at the deadline{whole}, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
     if len(possible) < phase.quorum or not phase.required <= possible:
         last = f" (the last: {reason})" if reason else ""

@@ -139,9 +139,9 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
     if _is_enough(phase, phase.reported):
         return _next(phase, now) if overdue or not hoped_for else phase
     if overdue or not _is_enough(phase, phase.cohort - phase.failed):
-        there = len(counted(phase, phase.reported))
-        groups = " in whole groups" if there < len(phase.reported) else ""
-        what = f"{phase.step} of the secure sum: {there} of {len(phase.cohort)} sites{groups}"
+        there, came = len(counted(phase, phase.reported)), len(phase.reported)
+        groups = f", {there} in whole groups" if there < came else ""
+        what = f"{phase.step} of the secure sum: {came} of {len(phase.cohort)} sites{groups}"
         lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _SUMMED else ""
         missing = f"; without {lost} no round counts" if lost else ""
         return NotSummed(f"{what}, {needed(phase)} are needed{reason}{missing}", now, at_once=is_whole(phase))
