@@ -37,6 +37,16 @@ def told(changes: dict[str, Any]) -> str:
     return "\n".join(words(dataclasses.replace(document(run_record(changes)), glossary=())))
 
 
+def summed(number: int, *dropped: str, **fields: Any) -> dict[str, Any]:
+    """An attempt at a round under secure sums in which these sites did not send their masked numbers."""
+    masks = [
+        task(name, "mask", loss=None, **({"task_status": "late", "received": 0} if name in dropped else {}))
+        for name in SITES
+    ]
+    keys = [task(name, loss=None, received=1_000) for name in SITES]
+    return attempt(number, tasks=[*keys, *(task(name, "share", received=1_000) for name in SITES), *masks], **fields)
+
+
 def fits(number: int = 2, outcome: str = "published", **statuses: dict[str, Any]) -> dict[str, Any]:
     """An attempt at a round whose sites' fits have these fields."""
     tasks = [task(name, **statuses.get(name, {})) for name in SITES]
@@ -56,6 +66,59 @@ TWO = {"global.balanced_accuracy": 0.5, "global.accuracy": 0.25}
 
 ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "as it is": ({}, [PLANNED, WENT_WELL, "The run was completed on"], ["abort", "exclu", "revok"]),
+    # Secure sums
+    "without sums": (
+        {},
+        ["Updates were not summed under masks: the server saw the update of each site."],
+        ["the sum over"],
+    ),
+    "summed": (
+        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1), summed(2)]},
+        [
+            "Updates were summed under masks: of each of 2 rounds the server saw the sum over 3 sites, and no single",
+            "The server accepted 6 masked updates (6.00 MB)",
+            WENT_WELL,
+        ],
+        ["saw the update of each site", "its group", "dropped out"],
+    ),
+    "one round summed": (
+        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1)]},
+        ["Updates were summed under masks: of round 1 the server saw the sum over 3 sites"],
+        ["of each of"],
+    ),
+    "summed in groups": (
+        {"recipe.federation": {"secure": True, "sum_group": 3}, "rounds": [attempt(0), summed(1), summed(2)]},
+        ["Every site was in the same sums as 2 others of its group or more."],
+        [],
+    ),
+    "one dropped out of a sum": (
+        {
+            "recipe.federation": {"secure": True},
+            "rounds": [attempt(0), summed(1), summed(2, "bob", outcome="degraded")],
+        },
+        [
+            "of each of 2 rounds the server saw the sum over 2 to 3 sites, the fewest in round 2, and no single",
+            "Sites that dropped out of a secure sum: bob (1 time).",
+            "it had trained, and dropped out of the secure sum",
+            "The server accepted 5 masked updates",
+        ],
+        [WENT_WELL],
+    ),
+    "never in a sum": (
+        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1, "bob"), summed(2, "bob")]},
+        ["2 of 3 invited sites took part: ann and cyd.", "No update of bob was ever used."],
+        [],
+    ),
+    "summed in a simulation": (
+        {"recipe.federation": {"secure": True}},
+        ["All sites were in one process: their updates were summed as under secure sums, without masks."],
+        ["the server saw the sum", "saw the update of each"],
+    ),
+    "to be summed": (
+        {"recipe.federation": {"secure": True}, "rounds": [attempt(0)], **NOT_SCORED},
+        ["The recipe asks for secure sums, and no round with one is finished."],
+        ["summed under masks"],
+    ),
     # Rounds: planned, done, and how the run ended
     "fewer rounds": ({"recipe.rounds": 150}, ["2 of 150 planned rounds", "\n2 of 150\n"], [PLANNED, "as planned"]),
     "no round": (

@@ -12,6 +12,7 @@ from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
 
 NAMED_SITES = 12
 NAMED_ROUNDS = 8
+SUM_STEPS = ("share", "holders", "agree-holders", "reveal-holders", "mask", "agree", "reveal")  # kinds of tasks
 MOST_TOLD = 20  # sentences of one kind: hundreds of sites may have been excluded, or have left
 DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
 HANDS = {
@@ -31,7 +32,7 @@ def problems(record: RunRecord) -> list[str]:
     if sentences or not record.done or not ended_well or record.warnings:
         return sentences
     so_far = "" if record.run["status"] == "completed" else " so far"
-    used = all(task["task_status"] == "reported" for _, task in record.tasks() if task["kind"] == "fit")
+    used = all(task["task_status"] == "reported" for _, task in record.tasks() if task["kind"] in ("fit", "mask"))
     came = "the update of every invited site was used" if used else "every update that a round needed came"
     return [f"Nothing went wrong{so_far}: no round was repeated, no update was refused, and {came}."]
 
@@ -116,6 +117,8 @@ def _site_problems(record: RunRecord) -> list[str]:
     ):
         if found := [task for task in tasks if (task["kind"], task["task_status"]) == (kind, which)]:
             sentences.append(f"Sites that {problem}: {listed(_named(found), NAMED_SITES)}.")
+    if found := [task for task in tasks if task["kind"] in SUM_STEPS and task["task_status"] in ("failed", "late")]:
+        sentences.append(f"Sites that dropped out of a secure sum: {listed(_named(found), NAMED_SITES)}.")
     if record.done and (never := sorted(set(record.invited) - set(record.contributors))):
         sentences.append(f"No update of {listed(never, NAMED_SITES)} was ever used.")
     return sentences

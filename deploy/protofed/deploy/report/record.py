@@ -91,15 +91,18 @@ class RunRecord:
 
     @property
     def contributors(self) -> list[str]:
-        """Sites of which an update was used in a round that counts."""
-        return sorted(
-            {
-                task["site"]
-                for attempt in self.rounds
-                for task in attempt["tasks"]
-                if (task["kind"], task["task_status"]) == ("fit", "reported")
-            }
-        )
+        """Sites of which an update was used in a round that counts; under masks, in its sum."""
+        return sorted({site for attempt in self.rounds for site in used_sites(attempt)})
+
+    @property
+    def secure(self) -> bool:
+        """Whether the recipe asks for secure sums; one of before 0.2.1 has no such key."""
+        return bool(self.recipe.get("federation", {}).get("secure", False))
+
+    @property
+    def sums(self) -> dict[int, int]:
+        """Sites in the sum of each round that counts and was summed under masks."""
+        return {attempt["round"]: len(used_sites(attempt)) for attempt in self.rounds if is_masked(attempt)}
 
     @property
     def evaluators(self) -> list[str]:
@@ -263,6 +266,17 @@ class RunRecord:
 
     def _sites_with_role(self, role: str) -> list[str]:
         return [site for site, fields in self.raw["sites"].items() if role in fields["roles"]]
+
+
+def is_masked(attempt: Mapping[str, Any]) -> bool:
+    """Whether an attempt came to masked numbers: those of FIT tasks are keys then, and no updates."""
+    return any(task["kind"] == "mask" for task in attempt["tasks"])
+
+
+def used_sites(attempt: Mapping[str, Any]) -> list[str]:
+    """Sites whose updates an attempt that counts has used."""
+    kind = "mask" if is_masked(attempt) else "fit"
+    return [task["site"] for task in attempt["tasks"] if (task["kind"], task["task_status"]) == (kind, "reported")]
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import volumes
-from protofed.deploy.report.record import RunRecord, megabytes, thinned, utc
+from protofed.deploy.report.record import RunRecord, megabytes, thinned, used_sites, utc
 
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
 TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "refused": ("X", "task-refused", "its update was refused, and none was taken"),
     "set-aside": ("A", "task-aside", "its update was set aside"),
+    "dropped": ("D", "task-aside", "it had trained, and dropped out of the secure sum before its numbers were there"),
     "failed": ("F", "task-failed", "it reported that it could not train or hand in an update"),
     "late": ("L", "task-late", "it had not reported when the round closed"),
     "out": ("E", "task-out", "it was excluded, or its certificate revoked"),
@@ -130,6 +131,8 @@ def _task_status(record: RunRecord, attempt: Mapping[str, Any], task: Mapping[st
     if task["refused"] and not task["received"]:  # a site may send another update after a refused one
         return "refused"
     if task["task_status"] == "reported":
+        if attempt["outcome"] in ("published", "degraded") and task["site"] not in used_sites(attempt):
+            return "dropped"
         return "reported" if attempt["outcome"] in ("published", "degraded") else _unused(record, attempt)
     status = CAUSES.get(task.get("cause", ""), task["task_status"])
     return status if status in TASK_STATUSES else "invited"

@@ -35,7 +35,7 @@ def summary(record: RunRecord) -> Section:
     return Section(
         "summary",
         "Summary",
-        lead=[_trained(record), _participants(record), *outcome, *_quality(record), _received(record)],
+        lead=[_trained(record), _participants(record), *outcome, *_quality(record), _received(record), _summed(record)],
         points=problems(record),
         tables=[table] if (table := _model_comparison(record)) is not None else [],
         notes=_test_sets(record),
@@ -106,9 +106,10 @@ def _trained(record: RunRecord) -> str:
 
 def _received(record: RunRecord) -> str:
     """What left the sites as far as the server can tell, which is not what can be inferred from it."""
-    updates = [task for _, task in record.tasks() if task["kind"] == "fit" and task["received"]]
+    kind, what = ("mask", "masked update") if record.sums else ("fit", "model update")
+    updates = [task for _, task in record.tasks() if task["kind"] == kind and task["received"]]
     size = megabytes(sum(task["received"] for task in updates))
-    sent = [f"{counted(len(updates), 'model update')} ({size} MB)" if updates else "no model update"]
+    sent = [f"{counted(len(updates), what)} ({size} MB)" if updates else f"no {what}"]
     sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []
     sent += [f"the scores that {counted(len(record.reported), 'site')} took"] if record.reported else []
     plugin = (
@@ -119,6 +120,26 @@ def _received(record: RunRecord) -> str:
     return (
         f"The server accepted {listed(sent)}. protofed sends no images or labels as such. Updates and scores can still "
         f"tell of them: each site's policy limits how much, and this record does not have the policies.{plugin}"
+    )
+
+
+def _summed(record: RunRecord) -> str:
+    """Whether the server saw single updates, by what the record has of the rounds."""
+    if not (sums := record.sums):
+        if record.secure and record.done:  # a server never publishes such a round without masked numbers
+            return "All sites were in one process: their updates were summed as under secure sums, without masks."
+        if record.secure:
+            return "The recipe asks for secure sums, and no round with one is finished."
+        return "Updates were not summed under masks: the server saw the update of each site."
+    least, most = min(sums.values()), max(sums.values())
+    rounds = f"each of {len(sums)} rounds" if len(sums) > 1 else f"round {min(sums)}"
+    sites = f"{least} sites" if least == most else f"{least} to {most} sites"
+    smallest = "" if least == most else f", the fewest in round {min(n for n in sums if sums[n] == least)}"
+    group = record.recipe["federation"].get("sum_group", 1)
+    together = f" Every site was in the same sums as {group - 1} others of its group or more." if group > 1 else ""
+    return (
+        f"Updates were summed under masks: of {rounds} the server saw the sum over {sites}{smallest}, and no single "
+        f"update.{together} A sum still tells of its sites what a sum tells."
     )
 
 
