@@ -42,6 +42,15 @@ def test_a_recipe_that_cannot_be_summed_is_refused_when_it_is_read(keys: dict[st
         parse({**table, "federation": {**SECURE, **keys}}, Recipe, "r.toml")
 
 
+def test_weights_by_example_counts_need_bits_to_be_told_apart() -> None:
+    """A weight is a count / 2^20."""
+    for bits, refused in ((24, True), (25, False)):
+        method = {"name": "fedavg", "weighting": "examples"}
+        table = small_recipe("fedavg", method=method).model_dump(exclude={"federation"})
+        with pytest.raises(ConfigError, match=f"sum_bits = {bits}: expected 25") if refused else nullcontext():
+            parse({**table, "federation": {**SECURE, "sum_bits": bits}}, Recipe, "r.toml")
+
+
 def test_nobody_compares_norms_and_a_share_of_a_sum_is_of_a_sum() -> None:
     rules = federation()
     assert rules.outlier_factor is None

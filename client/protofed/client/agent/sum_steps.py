@@ -19,6 +19,7 @@ from protofed.common.payload import Payload, SiteId, Update, describe
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
+from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 _OF_HOLDERS = (TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS)
@@ -80,6 +81,7 @@ class SumSteps:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
         with _refusals():
             layout = SumLayout.of(form_of(run.method, run.recipe.method.name), describe(update.payload), base)
+            layout.check_limit(update, run.recipe.federation.sum_limit)
             return self._site.policy.release_sum(update, layout, run.gate_context())
 
     def step(self, run: PreparedRun, task: Task) -> Released:
@@ -89,7 +91,9 @@ class SumSteps:
         with _refusals():
             membership = self._membership()
             session = self._session(run, task)
-            session, payload = self._worked(run, task, session, membership.sessions.opened(session))
+            before, (session, payload) = session, self._worked(run, task, session, membership.sessions.opened(session))
+            if Vector.VALUES in session.revealed and Vector.VALUES not in before.revealed:
+                membership.record("summed", _summed(session))
             membership.sessions.save(session)
             reach(f"sum-{task.kind}")
             return self._site.policy.release_step(payload)
@@ -194,6 +198,12 @@ class SumSteps:
         if self._site.membership is None:
             raise TaskFailedError(FailureReason.REFUSED, "this site has no identity for secure sums")
         return self._site.membership
+
+
+def _summed(session: Session) -> dict[str, Fact]:
+    """What the audit log has of a sum that this site lets the server open."""
+    at: dict[str, Fact] = {"run": session.run, "round": session.round, "attempt": session.attempt}
+    return {**at, "subject": session.subject, "sites": list(session.survivors[Vector.VALUES])}
 
 
 @contextmanager

@@ -97,6 +97,7 @@ class Peers:
     Args:
         check: raises SecureSumError for an identity that may not be pinned on first use.
         now: the current time, UTC.
+        on_first_use: called with each site that is pinned so, before it is trusted.
     """
 
     def __init__(
@@ -104,8 +105,10 @@ class Peers:
         folder: Path,
         check: Callable[[KeyAdvert], None] = lambda _: None,
         now: Callable[[], datetime] = utc_now,
+        on_first_use: Callable[[SiteId, Peer], None] = lambda _site, _peer: None,
     ) -> None:
         self._folder, self._path, self._check, self._now = folder, folder / FILE, check, now
+        self._on_first_use = on_first_use
 
     def pins(self) -> dict[SiteId, Peer]:
         """All pins, by site.
@@ -141,7 +144,10 @@ class Peers:
                 self._check(advert)
             if new:
                 at = self._stamp()
-                self._write({**pins, **{advert.site: Peer(fingerprint(advert.identity), at) for advert in new}})
+                met = {advert.site: Peer(fingerprint(advert.identity), at) for advert in new}
+                for site, peer in met.items():
+                    self._on_first_use(site, peer)
+                self._write({**pins, **met})
 
     def pin(self, site: SiteId, code: str, by: str) -> Peer:
         """Pin the identity of a code that a person gave, in place of another one.

@@ -137,6 +137,14 @@ class ClientAudit:
         """What a person at the site decided: who, when, on which run; it stays at the site."""
         self._add(event, facts)
 
+    def secure_sum(self, event: str, facts: Mapping[str, Fact]) -> None:
+        """What a site does in secure sums: `pinned`, an identity on first use; `summed`, before it opens a sum.
+
+        Args:
+            facts: of `pinned`: site, code; of `summed`: run, round, attempt, subject, the sites that are summed.
+        """
+        self._add(event, facts)
+
     def server(self, address: str, finding: str, fingerprint: str | None, why: str) -> None:
         """The certificate seen at the server's address; called when it changes, or is not to be trusted."""
         self._add("server", {"server": address, "finding": finding, "certificate": fingerprint, "why": why})

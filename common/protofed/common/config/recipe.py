@@ -41,6 +41,7 @@ Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
+FEWEST_BITS_WEIGHED = 25  # of sums weighed by n / 2^20: of one example's weight 5 bits are left
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
 MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 # Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
@@ -242,6 +243,11 @@ class Recipe(StrictModel):
         rules, defaults = self.federation, Federation.model_fields
         if rules.secure and (problem := _no_sum(rules)):
             raise ValueError(f"federation.secure = true: {problem}")
+        if rules.secure and self.method.options.get("weighting") == "examples" and rules.sum_bits < FEWEST_BITS_WEIGHED:
+            raise ValueError(
+                f"federation.sum_bits = {rules.sum_bits}: expected {FEWEST_BITS_WEIGHED} or more with weighting = "
+                f'"examples", whose weights are counts / 2^20: with fewer a site of few examples would count wrong'
+            )
         unused = [
             key
             for key in ("sum_limit", "sum_bits", "sum_step_s", "sum_group")

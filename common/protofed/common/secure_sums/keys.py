@@ -205,7 +205,9 @@ def check_signature(identity: bytes, signature: bytes, signed: bytes, site: Site
         Ed25519PublicKey.from_public_bytes(identity).verify(signature, signed)
     except (InvalidSignature, ValueError) as error:
         raise SecureSumError(
-            "bad-signature", f"a message in the name of {site} is not signed by it for this sum"
+            "bad-signature",
+            f"a message in the name of {site} is not signed by it for this sum: it was sent another model or recipe "
+            "than this site, or another wrote it",
         ) from error
 
 

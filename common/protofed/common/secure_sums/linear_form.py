@@ -190,6 +190,21 @@ class SumLayout:
                     np.multiply(by_class, _tensor(update, key, term.shape[1:]), out=term, dtype=np.float64)
         return vector
 
+    def check_limit(self, update: Update, limit: float) -> None:
+        """Check that no number of an update is beyond what the recipe lets into a sum.
+
+        Raises:
+            SecureSumError: as `numbers`, or one is, or is none.
+        """
+        for key, term in self.named(self.numbers(update)).items():
+            largest = max(-float(np.min(term, initial=0.0)), float(np.max(term, initial=0.0)))  # NaN, if there is one
+            if not largest <= limit:
+                raise SecureSumError(
+                    "beyond-the-limit",
+                    f"{key} has a number of {largest:g}, expected at most {limit:g} (federation.sum_limit): training "
+                    "diverges (try a smaller plan.lr), or the limit is too low for this model",
+                )
+
     def words(self, update: Update, fixed_point: FixedPoint, kept: Array | None = None) -> Array:
         """`numbers` as words of the ring, [N] uint64.
 

@@ -1,9 +1,9 @@
 """Reads an audit log: messages one by one, and summed up by run and round.
 
-A site's log has the events sent, answered, task, run, policy, refused, server and those of `Act`, what people there
-decided; a server's has call, counted and resumed. Both record a message's fields (`audit_fields`). A chunk names only
-its upload, whose id contains the task_id; the round comes from the message that announced the upload, which has the
-same task_id.
+A site's log has the events sent, answered, task, run, policy, refused, server, pinned, summed and those of `Act`, what
+people there decided; a server's has call, counted and resumed. Both record a message's fields (`audit_fields`). A
+chunk names only its upload, whose id contains the task_id; the round comes from the message that announced the upload,
+which has the same task_id.
 """
 
 from __future__ import annotations
@@ -156,11 +156,13 @@ class _Reader:
             case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
                 self._of(*key).errors[POLICY] += 1
                 self._summary.notes.append((record.at, _note(record.event, fields)))
+            case "summed" if self._selected(fields.get("run", ""), fields.get("round", 0)):
+                self._summary.notes.append((record.at, _note(record.event, fields)))
             case "run" if self._run in (None, fields.get("run")):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case decided if decided in set(Act) and self._run in (None, fields.get("run", self._run)):
                 self._summary.notes.append((record.at, _decision(decided, fields)))
-            case "policy" | "server" | "resumed" | "torn" | "counted":
+            case "policy" | "server" | "pinned" | "resumed" | "torn" | "counted":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
 
     def _task(self, fields: Mapping[str, Any]) -> None:
@@ -266,6 +268,11 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "server":
             server = f"server {fields.get('server')}: {fields.get('finding')}"
             return f"{server} {fields.get('certificate')} {fields.get('why')}"
+        case "pinned":
+            return f"identity of {fields.get('site')} pinned on first use, code {fields.get('code')}"
+        case "summed":
+            at = f"round {fields.get('round')} of run {fields.get('run')}, attempt {fields.get('attempt')}"
+            return f"secure sum opened, {at}: the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}"
         case "resumed":
             lost = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
             return f"there was no room for records: {lost}; refused before they acted: {_calls(fields['refused'])}"

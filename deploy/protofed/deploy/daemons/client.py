@@ -117,7 +117,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         _warn_of_held_out_scores(settings, policy)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
-        site.membership = _membership(settings, identity)
+        site.membership = _membership(settings, identity, audit)
         agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
         _until_replaced(settings, identity, status, lambda: _take_part(agent, until_finished=until_finished))
 
@@ -262,11 +262,12 @@ def _site(
     )
 
 
-def _membership(settings: ClientSettings, identity: LiveIdentity | None) -> Membership:
+def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
     """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
     from protofed.client.sums.membership import membership_of
 
-    return membership_of(settings.state, lambda: None if identity is None else identity.current())
+    certified = lambda: None if identity is None else identity.current()  # noqa: E731
+    return membership_of(settings.state, certified, record=audit.secure_sum)
 
 
 def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
