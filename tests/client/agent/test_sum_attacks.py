@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.client.agent.test_sum_steps import BASE, OTHER, SECURE, SITES, Daemon, Round
 from tests.support.command_line import called
+from tests.support.sum_server import SumServer
 
 from protofed.client.agent.agent import Agent
 from protofed.client.sums.membership import membership_of
@@ -58,7 +59,9 @@ def asked(round_: Round, kind: TaskKind, blob: bytes, name: str) -> bytes | None
 def with_keys(round_: Round, *replaced: KeyAdvert) -> bytes:
     """The roster, with other keys in the name of some sites."""
     by_site = {advert.site: advert for advert in (*round_.server.roster.adverts, *replaced)}
-    return codec.encode(payload_of(RosterMessage(tuple(by_site[site] for site in sorted(by_site)))))
+    return codec.encode(
+        payload_of(RosterMessage(tuple(by_site[site] for site in sorted(by_site)), round_.server.groups))
+    )
 
 
 def of_the_server(round_: Round, folder: Path, site: str) -> KeyAdvert:
@@ -90,7 +93,7 @@ def test_a_key_that_the_server_put_in_place_of_another_sites(
 
 def test_a_second_list_of_who_takes_part(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     round_.until(TaskKind.MASK)
-    lie = codec.encode(payload_of(RosterMessage(round_.server.roster.adverts[:3])))
+    lie = codec.encode(payload_of(RosterMessage(round_.server.roster.adverts[:3], (SITES[:3],))))
     assert asked(round_, TaskKind.SHARE, lie, "lie") is None
     assert "(secure-sum.second-roster)" in shown(round_, capfd)
 
@@ -118,7 +121,7 @@ def test_one_site_begins_from_another_model_and_the_sum_comes_to_nothing(
     daemons = {site: (Audited if site == "ann" else Daemon)(tmp_path, site) for site in SITES}
     honest = Round(tmp_path, daemons={site: daemon for site, daemon in daemons.items() if site != "ann"})
     lied = Round.__new__(Round)
-    lied.server = type(honest.server)(replace(honest.server.context, base=codec.digest(OTHER)))
+    lied.server = SumServer(replace(honest.server.context, base=codec.digest(OTHER)), honest.server.groups)
     lied.daemons = daemons
     keys = lied.sent(daemons["ann"], TaskKind.FIT, OTHER)
     honest.server.take(TaskKind.FIT, "ann", keys)

@@ -312,6 +312,8 @@ class UploadIntake:
         for update in updates:
             row = update.task
             fields = {"run": self._run, "round": row.round, "site": row.site}
+            if row.subject is not None:  # of a secure sum: which step of it
+                fields["kind"] = row.kind.value
             if update.verdict is Verdict.ACCEPTED:
                 log.info("update accepted", **fields, update_bytes=update.bytes)
             else:
