@@ -103,8 +103,12 @@ def claimed_count() -> float:
         return float(dict(zip(moves, weights, strict=True)).get(LIAR, 0.0))
 
 
-def scaled_update() -> Outcome:
-    """The liar scales what it learnt by `FACTOR`; recovered: rounds whose model has its update in it."""
+def scaled_update(*, secure: bool = False) -> Outcome:
+    """The liar scales what it learnt by `FACTOR`; recovered: rounds whose model has its update in it.
+
+    Args:
+        secure: under secure sums, where the server cannot look at an update.
+    """
 
     def scaled(task: Task, sent: Payload, base: Payload) -> Payload:
         if task.kind is not TaskKind.FIT:
@@ -117,7 +121,8 @@ def scaled_update() -> Outcome:
             for part, tensors in sent.items()
         }
 
-    recipe = recipe_like("digits-fedavg", rounds=5, federation={"quorum": 4, "min_sites": 5, "max_attempts": 1})
+    rules = {"quorum": 4, "min_sites": 5, "max_attempts": 1, "secure": secure}
+    recipe = recipe_like("digits-fedavg", rounds=5, federation=rules)
     with ExitStack() as opened:
         running = told(recipe, Lie(scaled), opened)
         running.go()

@@ -6,10 +6,10 @@ whose updates are in which sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import combinations, islice
 
 import numpy as np
 from tests.attacks.counts_by_heads import blind_model, one_step_recipe, shares_told, whole
@@ -21,10 +21,14 @@ from tests.attacks.targets import CONVOLUTIONAL, PERCEPTRON, Floats, Target, bet
 from tests.attacks.trap_weights import sorted_thresholds
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Part, Payload, Update, describe
+from protofed.common.errors import SecureSumError
+from protofed.common.payload import Part, Payload, SiteId, Update, describe
+from protofed.common.secure_sums.context import FEWEST
 from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.groups import Groups, check_whole
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 from protofed.common.secure_sums.sums import Sums
+from protofed.deploy.simulation.simulation import site_names
 
 FIXED = FixedPoint(65536.0, 40, 50)  # a recipe's, where it does not say otherwise
 FEDAVG = SumForm((Part.BODY, Part.HEAD))
@@ -47,12 +51,12 @@ class Counted:
 
     Attributes:
         sent: each site's updates, by round; the base is the same in all of them.
-        truth: label counts, [n, C].
+        truth: label counts, [n, C], in the sites' order.
     """
 
     recipe: Recipe
     base: Payload
-    sent: Sequence[Sequence[Payload]]
+    sent: Mapping[SiteId, Sequence[Payload]]
     truth: Floats
 
     @classmethod
@@ -63,22 +67,23 @@ class Counted:
         data = recipe.data.model_copy(update={"partition": recipe.data.partition.model_copy(update={"sites": sites})})
         recipe = recipe.model_copy(update={"data": data})
         held, base = list(sites_of(recipe)), blind_model(recipe)
-        sent = [updates(NONE, recipe, one, [always(base)] * rounds) for one in held]
+        answers = [updates(NONE, recipe, one, [always(base)] * rounds) for one in held]
+        sent = dict(zip(site_names(sites), answers, strict=True))
         truth = np.stack([np.bincount(one.train.labels.numpy(), minlength=recipe.classes) for one in held])
         return cls(recipe, base, sent, truth.astype(np.float64))
 
     def without_sums(self) -> Outcome:
         """From each site's own update; recovered: sites whose counts are exact."""
-        return self._judged([of_site[0] for of_site in self.sent])
+        return self._judged([of_site[0] for of_site in self.sent.values()])
 
-    def by_sums(self, cohorts: Sequence[Collection[int]]) -> Outcome:
+    def by_sums(self, cohorts: Sequence[Collection[SiteId]]) -> Outcome:
         """From the sums of these cohorts alone, one a round: whatever linear algebra makes of them for each site."""
         return self._judged(self.disaggregated(cohorts))
 
-    def disaggregated(self, cohorts: Sequence[Collection[int]]) -> list[Payload]:
+    def disaggregated(self, cohorts: Sequence[Collection[SiteId]]) -> list[Payload]:
         """By site, what solves "these sites' updates add up to that"; the least such, where there are several."""
         means = [mean_of([self.sent[site][number] for site in cohort]) for number, cohort in enumerate(cohorts)]
-        members = np.array([[float(site in cohort) for site in range(len(self.sent))] for cohort in cohorts])
+        members = np.array([[float(site in cohort) for site in self.sent] for cohort in cohorts])
         solving = np.linalg.pinv(members) * members.sum(axis=1)  # [n, rounds], of means
         return [
             {
@@ -98,16 +103,29 @@ class Counted:
         return Outcome(sum(exact), len(exact))
 
 
-def any_cohorts(sites: int) -> list[frozenset[int]]:
-    """All sites, then all but one, each in its turn: what `sum_group = 1` lets a server ask for."""
-    everyone = frozenset(range(sites))
-    return [everyone, *(everyone - {site} for site in everyone)]
+def all_but_one(sites: Collection[SiteId]) -> list[frozenset[SiteId]]:
+    """All sites, then all but one, each in its turn: the cohorts whose sums differ by one site."""
+    everyone = frozenset(sites)
+    return [everyone, *(everyone - {site} for site in sorted(everyone))]
 
 
-def whole_groups(groups: Sequence[Collection[int]]) -> list[frozenset[int]]:
-    """All unions of groups: whatever a server can have opened where a sum is over whole groups."""
-    chosen = range(1, 2 ** len(groups))
-    return [frozenset(s for n, group in enumerate(groups) if which >> n & 1 for s in group) for which in chosen]
+def signed_by_all(groups: Groups, cohorts: Iterable[Collection[SiteId]]) -> list[Collection[SiteId]]:
+    """Those of these cohorts that the sites' own check lets them sign and reveal for."""
+
+    def is_signed(cohort: Collection[SiteId]) -> bool:
+        try:
+            check_whole(groups, cohort, "survivors")
+        except SecureSumError:
+            return False
+        return True
+
+    return [cohort for cohort in cohorts if is_signed(cohort)]
+
+
+def every_cohort(sites: Collection[SiteId]) -> Iterator[frozenset[SiteId]]:
+    """All that a secure sum can be of."""
+    for size in range(FEWEST, len(sites) + 1):
+        yield from map(frozenset, combinations(sorted(sites), size))
 
 
 # Images

@@ -17,5 +17,10 @@ def test_a_scaled_update_is_in_no_model() -> None:
     assert lying_site.scaled_update().recovered == 0
 
 
+def test_a_scaled_update_is_in_every_sum() -> None:
+    """No server can look for one under secure sums: only a site's own code bounds what it adds."""
+    assert lying_site.scaled_update(secure=True).recovered == 5
+
+
 def test_forged_scores_are_not_stored() -> None:
     assert lying_site.forged_scores().recovered == 0

@@ -10,10 +10,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.attacks.policies import NONE, PERCEPTRONS
-from tests.attacks.sums import TRAPS, Counted, any_cohorts, images, whole_groups
+from tests.attacks.sums import TRAPS, Counted, all_but_one, every_cohort, images, signed_by_all
 from tests.bench import attacks
 from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, strongest, tried
+
+from protofed.common.secure_sums.groups import alone
+from protofed.server.rounds.grouping import Grouping
 
 SITES = 6
 EVERY = {**attacks.BY_CLASS, **attacks.MODEL, **attacks.WITH_DATA}
@@ -59,26 +62,27 @@ def counted() -> Counted:
 
 def test_one_sum_of_all_sites_gives_nobody_s_label_counts(counted: Counted) -> None:
     assert counted.without_sums().recovered == SITES
-    assert counted.by_sums([range(SITES)]).recovered == 0
+    assert counted.by_sums([set(counted.sent)]).recovered == 0
 
 
 def test_sums_whose_sites_differ_by_one_give_its_label_counts(counted: Counted) -> None:
-    """So with `sum_group = 1`, for a server that asks the same again and chooses whom: SECURITY.md says it."""
-    everyone = range(SITES)
-    assert counted.by_sums(any_cohorts(SITES)).recovered == SITES
-    assert counted.by_sums([everyone, range(1, SITES)]).recovered == 1
+    """So with `sum_group = 1`, for a server that asks the same again and chooses whom."""
+    cohorts = all_but_one(counted.sent)
+    assert signed_by_all(alone(counted.sent), cohorts) == cohorts
+    assert counted.by_sums(cohorts).recovered == SITES
+    assert counted.by_sums(cohorts[:2]).recovered == 1
 
 
-def test_whatever_sums_over_whole_groups_a_server_has_a_site_shows_as_its_group(counted: Counted) -> None:
-    groups = [(0, 1, 2), (3, 4, 5)]
-    cohorts = whole_groups(groups)
-    assert len(cohorts) == 3
+def test_of_all_sums_that_sites_in_groups_of_three_sign_a_site_shows_as_its_group(counted: Counted) -> None:
+    groups = Grouping("run", seed=0, fewest=3).formed(set(counted.sent))
+    cohorts = signed_by_all(groups, every_cohort(counted.sent))
+    assert len(cohorts) == 3, "either group, and both"
     assert counted.by_sums(cohorts).recovered == 0
-    shares = counted.truth / counted.truth.sum(axis=1, keepdims=True)
-    told = [counted.shares(one) for one in counted.disaggregated(cohorts)]
+    shares = dict(zip(counted.sent, counted.truth / counted.truth.sum(axis=1, keepdims=True), strict=True))
+    told = dict(zip(counted.sent, map(counted.shares, counted.disaggregated(cohorts)), strict=True))
     for group in groups:
         for site in group:
-            assert told[site] == pytest.approx(shares[list(group)].mean(axis=0), abs=1e-5)
+            assert told[site] == pytest.approx(np.mean([shares[one] for one in group], axis=0), abs=1e-5)
             assert np.abs(told[site] - shares[site]).max() > 0.05
 
 
