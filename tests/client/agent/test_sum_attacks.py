@@ -100,12 +100,12 @@ def test_a_second_list_of_who_takes_part(round_: Round, tmp_path: Path, capfd: p
 
 @pytest.mark.parametrize("step", [TaskKind.AGREE, TaskKind.REVEAL])
 def test_two_sets_of_survivors(round_: Round, step: TaskKind, capfd: pytest.CaptureFixture[str]) -> None:
-    """Two sums that differ by one site would be that site's numbers."""
+    """Two sums that differ by one site would be its numbers. (Of whole groups: see test_session.)"""
     round_.until(TaskKind.REVEAL)
     signed = {} if step is TaskKind.AGREE else dict.fromkeys(SITES[:3], bytes(64))
     lie = codec.encode(payload_of(SurvivorsMessage(SITES[:3], signed)))
     assert asked(round_, step, lie, "lie") is None
-    assert "(secure-sum.second-survivors)" in shown(round_, capfd)
+    assert "(secure-sum.broken-group)" in shown(round_, capfd)
 
 
 def test_another_model_for_one_site(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
