@@ -15,6 +15,7 @@ from scipy.optimize import nnls
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import policy_of
 from tests.bench.leakage_runs import Case, posed, rounds_of, seeded
+from tests.bench.leakage_sums import sums_of
 
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import load
@@ -27,9 +28,14 @@ SCORE = "personal.pm_l"
 Floats = NDArray[np.float64]
 
 
-def attack(policy: str, rounds: int = 20, seed: int = 0) -> Outcome:
-    """FedAvg on the digits; recovered: sites whose exact label counts the server computes."""
-    recipe = seeded(Case("digits-fedavg"), seed, rounds)
+def attack(policy: str, rounds: int = 20, seed: int = 0, *, secure: bool = False) -> Outcome:
+    """FedAvg on the digits; recovered: sites whose exact label counts the server computes.
+
+    Args:
+        secure: under secure sums, where the nearest to a site's model that the server has is the mean of all; scores
+            go on as without.
+    """
+    recipe = seeded(Case("digits-fedavg", secure=secure), seed, rounds)
     every_round = recipe.federation.model_copy(update={"score_every": 1})
     recipe = recipe.model_copy(update={"federation": every_round})
     running = posed(recipe, policy_of(policy, recipe))
@@ -38,7 +44,7 @@ def attack(policy: str, rounds: int = 20, seed: int = 0) -> Outcome:
     model = device_model(recipe, torch.device("cpu"), frozenset())
     equations: dict[str, list[Floats]] = {site: [] for site in running.data}
     reported = running.ledger.scores(recipe.name)
-    for number, (sent, _) in enumerate(rounds_of(running), start=1):
+    for number, (sent, _) in enumerate(sums_of(running) if secure else rounds_of(running), start=1):
         for site, payload in sent.items():
             if SCORE not in reported.get(number, {}).get(site, {}):
                 continue

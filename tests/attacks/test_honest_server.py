@@ -9,6 +9,8 @@ from tests.attacks.policies import NONE
 
 def test_scores_and_updates_give_the_label_counts_of_sites_without_rules() -> None:
     assert counts_by_scores.attack(NONE).recovered >= 3
+    summed = counts_by_scores.attack(NONE, secure=True)
+    assert (summed.recovered, summed.silent) == (0, False), "the mean of all sites is not the model that was scored"
 
 
 @pytest.mark.parametrize("policy", ["standard", "strict"])
