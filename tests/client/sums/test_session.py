@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,19 @@ from tests.support.sum_server import SumServer, steps_of
 
 from protofed.client.sums import session as steps
 from protofed.client.sums.session import Session
-from protofed.client.sums.sessions import FOLDER, Sessions
+from protofed.client.sums.sessions import FOLDER, MOST_ROUNDS, Sessions
 from protofed.common import codec
 from protofed.common.codec import digest
-from protofed.common.errors import SecureSumError, StateError
+from protofed.common.errors import CodecError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.protocol.sum_messages import RosterMessage, SharesMessage, SurvivorsMessage, payload_of
+from protofed.common.protocol.sum_messages import (
+    RosterMessage,
+    SharesMessage,
+    SurvivorsMessage,
+    message_of,
+    payload_of,
+)
 from protofed.common.secure_sums import keys
 from protofed.common.secure_sums.context import SumContext, Vector
 from protofed.common.secure_sums.groups import Groups, alone
@@ -278,3 +285,90 @@ def test_a_damaged_session_is_no_new_one(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(StateError, match="damaged"):
         sites.session("ann")
+
+
+# Groups
+
+BROKEN: Groups = (("ann", "bob", "cleo"), ("dan",))
+
+
+def test_survivors_that_split_a_group_are_signed_by_nobody_and_nothing_is_opened(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN, BROKEN).until(TaskKind.AGREE)
+    there = ("ann", "bob", "dan")  # t of them
+    blob = codec.encode(payload_of(SurvivorsMessage(there, {})))
+    for site in there:
+        assert refusal(partial(sites.answer, site, TaskKind.AGREE, blob)) == "broken-group"
+        assert refusal(partial(sites.answer, site, TaskKind.REVEAL, blob)) == "broken-group"
+        assert sites.session(site).survivors == {}
+    sites.until(None)
+    assert sites.server.total().tolist() == sum(sites.numbers.values(), np.zeros(9, np.uint64)).tolist()
+
+
+def test_shares_of_sites_that_split_a_group_are_not_taken(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN, BROKEN).until(TaskKind.MASK)
+    sealed = message_of(sites.server.blob(TaskKind.MASK, "ann"), SharesMessage)[0].sealed
+    blob = codec.encode(payload_of(SharesMessage({site: sealed[site] for site in ("bob", "dan")})))
+    assert refusal(lambda: sites.answer("ann", TaskKind.MASK, blob)) == "broken-group"
+
+
+def test_a_small_group_is_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN, BROKEN, fewest=3)
+    assert sites.answer("ann", TaskKind.SHARE)
+    assert refusal(lambda: sites.answer("dan", TaskKind.SHARE)) == "small-group"
+    assert sites.stores["dan"].group(PLAIN.run) is None
+
+
+def test_groups_that_are_no_partition_are_refused(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN)
+    for groups in ((SITES[:3],), (SITES[:3], SITES[2:]), ((*SITES, "eve"),), (("bob", "ann", "cleo", "dan"),)):
+        blob = codec.encode(payload_of(RosterMessage(sites.server.roster.adverts, groups)))
+        codes = (refusal(partial(share_or_refuse, sites, site, blob)) for site in SITES)
+        assert set(codes) == {"other-group"}
+
+
+def share_or_refuse(sites: Sites, site: SiteId, blob: bytes) -> bytes:
+    try:
+        return sites.answer(site, TaskKind.SHARE, blob)
+    except CodecError as error:  # of a site that is in two groups
+        raise SecureSumError("other-group", str(error)) from error
+
+
+def test_a_second_group_in_the_same_run_is_refused_for_ever(tmp_path: Path) -> None:
+    """By a daemon that was killed, too, and when the rounds before are forgotten."""
+    Sites(tmp_path, PLAIN, BROKEN).until(None)
+    store = Sessions(tmp_path / "ann" / FOLDER)
+    for number in range(1, MOST_ROUNDS + 10):
+        past = replace(PLAIN, round=PLAIN.round + number)
+        store.wipe_before(PLAIN.run, past.round, 1, past.subject)
+        store.save(steps.begun(past, LAYOUT, "ann", identity_of("ann"), b""))
+    assert store.is_over(PLAIN.run, PLAIN.round, 99, PLAIN.subject), "its first round is forgotten"
+    later = replace(PLAIN, round=PLAIN.round + 1000)
+    others: Groups = (("ann", "bob", "dan"), ("cleo",))
+    sites = Sites(tmp_path, later, others)
+    assert sites.stores["ann"].group(PLAIN.run) == BROKEN[0]
+    for site in SITES:
+        assert refusal(partial(sites.answer, site, TaskKind.SHARE)) == "other-group"
+        assert sites.session(site).roster == b""
+    larger = Sites(tmp_path, replace(later, attempt=2), (SITES,))
+    assert refusal(lambda: larger.answer("ann", TaskKind.SHARE)) == "other-group"
+    again = Sites(tmp_path, replace(later, attempt=3), BROKEN).until(None)
+    assert len(again.server.total()) == 9
+
+
+def test_a_damaged_group_is_no_reason_to_take_another(tmp_path: Path) -> None:
+    Sites(tmp_path, PLAIN, BROKEN).until(None)
+    path = tmp_path / "ann" / FOLDER / f"{PLAIN.run}.group.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("{")
+    sites = Sites(tmp_path, replace(PLAIN, round=9), BROKEN)
+    with pytest.raises(StateError, match="damaged"):
+        sites.answer("ann", TaskKind.SHARE)
+
+
+def test_the_group_of_a_run_stays_when_it_is_over_and_another_run_has_its_own(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN, BROKEN).until(None)
+    store = sites.stores["ann"]
+    store.wipe(PLAIN.run)
+    store.wipe_all_but("another")
+    assert store.group(PLAIN.run) == BROKEN[0]
+    assert Sites(tmp_path, replace(PLAIN, run="another"), (SITES,)).until(None).stores["ann"].group("another") == SITES

@@ -42,28 +42,30 @@ class Secure:
 
     method: str
     ledger: Ledger = field(default_factory=Ledger)
+    names: tuple[SiteId, ...] = SITES
+    rules: dict[str, Any] = field(default_factory=lambda: FIVE)
     lab: Lab = field(init=False)
     sites: dict[SiteId, SumSite] = field(init=False)
     updates: dict[SiteId, Update] = field(init=False)
 
     def __post_init__(self) -> None:
-        asked = recipe(method={"name": self.method}, **FIVE)
+        asked = recipe(method={"name": self.method}, **self.rules)
         self.lab = Lab(asked, MemoryBlobs(), self.ledger, keep_rounds=0)
-        self.lab.enroll(*SITES)
+        self.lab.enroll(*self.names)
         self.lab.later(0)
         self.lab.first_models()
         assert self.lab.coordinator.published is not None
         self.start = self.lab.coordinator.published.state
         self.server = method_of(asked)
         self.layout = layout_of(self.server, self.start)
-        self.updates = {site: self._update(site) for site in SITES}
-        self.sites = {site: self._site(site) for site in SITES}
+        self.updates = {site: self._update(site) for site in self.names}
+        self.sites = {site: self._site(site) for site in self.names}
 
     def _update(self, site: SiteId) -> Update:
-        rng = np.random.default_rng(SITES.index(site))
+        rng = np.random.default_rng(self.names.index(site))
         expected = self.server.expects(self.start)
         payload: dict[Part, dict[str, np.ndarray]] = {}
-        held = [spec for spec in expected.optional if int(spec.name) in HELD[site]]
+        held = [spec for spec in expected.optional if int(spec.name) in HELD.get(site, (0, 1))]
         for spec in (*expected.required, *held):
             payload.setdefault(spec.part, {})[spec.name] = rng.normal(size=spec.shape).astype(spec.dtype)
         return Update(site, payload)
@@ -88,7 +90,7 @@ class Secure:
             assert receipt.verdict is Verdict.ACCEPTED, receipt.reason
 
     def asked(self) -> dict[SiteId, TaskKind]:
-        return {site: kind for site in SITES if (kind := self.lab.asked(site)) is not None}
+        return {site: kind for site in self.sites if (kind := self.lab.asked(site)) is not None}
 
     def go_to(self, step: TaskKind) -> list[SiteId]:
         """Answer everything before this step; who is asked for it."""

@@ -1,0 +1,211 @@
+"""Groups of sites: how they are formed and drawn, and that no differences of a run's sums are about fewer sites."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofed.common.config.recipe import Federation
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import MOST
+from protofed.common.secure_sums.groups import Groups, in_order
+from protofed.server.rounds.grouping import Grouping, left_out
+from protofed.server.rounds.phases import (
+    NOBODY,
+    Aggregate,
+    Aggregated,
+    Arrived,
+    AskStep,
+    Collecting,
+    Declined,
+    Effect,
+    Event,
+    FinishedPhase,
+    Idle,
+    Phase,
+    Sites,
+    Summing,
+    Tick,
+    members,
+)
+from protofed.server.rounds.sampling import Uniform
+from protofed.server.rounds.state_machine import RoundRules, advance
+
+TEN = frozenset("abcdefghij")
+OF_THREE = Grouping("run", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("sites", "sizes"), [(0, []), (2, []), (3, [3]), (5, [5]), (6, [3, 3]), (8, [4, 4]), (10, [3, 3, 4])]
+)
+def test_groups_are_as_even_as_possible_and_none_is_too_small(sites: int, sizes: list[int]) -> None:
+    groups = OF_THREE.formed(frozenset(sorted(TEN)[:sites]))
+    assert sorted(map(len, groups)) == sizes
+    assert groups == in_order(groups)
+
+
+def test_groups_are_drawn_by_seed_run_and_site_alone() -> None:
+    first = OF_THREE.formed(TEN)
+    assert OF_THREE.formed(sorted(TEN, reverse=True)) == first
+    assert Grouping("run", 1, 3).formed(TEN) != first != Grouping("another", 0, 3).formed(TEN)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.frozensets(st.sampled_from(sorted(TEN))), max_size=8), st.sampled_from([1, 3, 4]))
+def test_a_group_stays_as_it_was_formed_whoever_comes(comers: list[Sites], fewest: int) -> None:
+    grouping, known = Grouping("run", 0, fewest), Groups()
+    for sites in comers:
+        of_sum = grouping.of(known, sites)
+        assert all(set(group) <= sites and fewest <= len(group) < max(2 * fewest, 2) for group in of_sum)
+        later = in_order({*known, *of_sum})
+        assert set(known) <= set(later)
+        assert len(members(later)) == sum(map(len, later)), "no site is in two groups"
+        assert left_out(later, sites, fewest).keys() == sites - members(of_sum)
+        known = later
+
+
+def test_who_is_left_out_is_told_what_it_waits_for() -> None:
+    assert left_out((("a", "b", "c"),), set("abx"), 3) == {
+        "a": "waits for c: its group is summed together, or not at all",
+        "b": "waits for c: its group is summed together, or not at all",
+        "x": "waits for 2 more new sites: its sums are over groups of 3",
+    }
+    assert left_out((), set("xy"), 3)["x"] == "waits for 1 more new site: its sums are over groups of 3"
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 7, 10])
+def test_a_cohort_is_of_whole_groups_and_no_larger_than_it_must_be(size: int) -> None:
+    known = OF_THREE.formed(frozenset("abcdefg"))
+    drawn = [OF_THREE.drawn(known, TEN, frozenset("a"), size, Uniform(0), number) for number in range(1, 30)]
+    for cohort in drawn:
+        assert size <= len(cohort) <= size + 3
+        assert all(cohort.issuperset(group) or not cohort.intersection(group) for group in known)
+        assert cohort & set("hij") in (frozenset(), frozenset("hij"))
+        assert "a" in cohort
+    if size in (5, 7):
+        assert len(set(drawn)) > 1
+
+
+def test_no_more_sites_are_drawn_than_a_sum_takes() -> None:
+    many = frozenset(f"{number:02}" for number in range(70))
+    cohort = OF_THREE.drawn((), many, NOBODY, MOST, Uniform(0), 1)
+    assert MOST - 2 * 3 < len(cohort) <= MOST
+
+
+def rules(fewest: int, participation: float, *, holders: bool, seed: int = 0) -> RoundRules:
+    table = {"secure": True, "min_sites": 3, "sum_group": fewest, "participation": participation, "quorum": 3}
+    federation = Federation.model_validate({**table, "max_attempts": 1000, "score_every": 0, "heartbeat_s": 0.001})
+    grouping = Grouping("run", seed, fewest)
+    return RoundRules(1000, federation, Uniform(seed), summed=True, holders=holders, grouping=grouping)
+
+
+@dataclass
+class Walk:
+    """A run of sites that come, drop out and return at random, and whose vectors its server can open."""
+
+    rules: RoundRules
+    random: Random
+    phase: Phase = field(default_factory=lambda: Idle(1))
+    now: float = 0.0
+    attempt: int = 0
+    groups: Groups = ()
+    sums: list[Sites] = field(default_factory=list)
+
+    def go(self, events: int) -> None:
+        for _ in range(events):
+            assert not isinstance(self.phase, FinishedPhase)
+            self.step(self._event())
+
+    def step(self, event: Event) -> None:
+        self.phase, effects = advance(self.rules, self.phase, event)
+        for effect in effects:
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case AskStep(phase) if phase.step is TaskKind.SHARE:
+                self.groups = in_order({*self.groups, *phase.groups})
+            case AskStep(phase) if phase.step is TaskKind.AGREE_HOLDERS:
+                self.sums.append(phase.cohort)  # whose flags may be opened, though their numbers should not come
+            case AskStep(phase) if phase.step is TaskKind.AGREE:
+                self.sums.append(phase.survivors)
+            case Aggregate():
+                self.step(Aggregated(self.now, NOBODY))
+
+    def _event(self) -> Event:
+        draw = self.random.random()
+        if isinstance(self.phase, Collecting | Summing) and self.phase.awaited and draw < 0.95:
+            site = self.random.choice(sorted(self.phase.awaited))
+            return Declined(site, self.now) if draw < 0.02 else Arrived(site, self.now)
+        self.now += self.random.choice([1.0, 700.0])
+        enrolled = frozenset(sorted(TEN)[: 5 + int(self.now / 20_000)])  # some come late
+        alive = frozenset(site for site in enrolled if self.random.random() < 0.9)
+        self.attempt += 1
+        return Tick(self.now, enrolled, alive, NOBODY, self.attempt, groups=self.groups)
+
+    def atoms(self) -> list[int]:
+        """Sizes of the sets of sites that are in the same sums, of those that are in any.
+
+        What is computed of the sums linearly has equal parts of all sites of an atom, so it is of no fewer sites.
+        """
+        columns = Counter(tuple(site in summed for summed in self.sums) for site in TEN)
+        return [size for column, size in columns.items() if any(column)]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("holders", [True, False])
+def test_nothing_computed_of_all_sums_of_a_run_is_about_fewer_sites_than_a_group(
+    participation: float, holders: bool
+) -> None:
+    distinct = 0
+    for seed in range(60):
+        walk = Walk(rules(3, participation, holders=holders, seed=seed), Random(seed))  # noqa: S311
+        walk.go(1500)
+        assert min(walk.atoms()) >= 3
+        assert all(3 <= len(group) < 6 for group in walk.groups)
+        distinct += len(set(walk.sums)) > 1
+    assert distinct > 30, "the sums of most runs differ"
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("holders", [True, False])
+def test_without_groups_the_sums_of_a_run_tell_of_single_sites(participation: float, holders: bool) -> None:
+    smallest = []
+    for seed in range(10):
+        walk = Walk(rules(1, participation, holders=holders, seed=seed), Random(seed))  # noqa: S311
+        walk.go(1500)
+        smallest.append(min(walk.atoms()))
+    assert set(smallest) == {1}
+
+
+def test_newcomers_wait_until_they_are_a_group_and_no_round_waits_for_them() -> None:
+    what, known = rules(3, 1.0, holders=False), OF_THREE.formed(frozenset("abc"))
+    for there, cohort in (("abcd", "abc"), ("abcde", "abc"), ("abcdef", "abcdef")):
+        sites = frozenset(there)
+        phase, _ = advance(what, Idle(1), Tick(0.0, sites, sites, NOBODY, groups=known))
+        assert isinstance(phase, Collecting)
+        assert phase.cohort == frozenset(cohort)
+
+
+def test_a_run_of_a_few_sites_waits_for_the_one_that_is_missing() -> None:
+    what, five = rules(3, 1.0, holders=False), frozenset("abcde")
+    known = OF_THREE.formed(five)
+    assert known == (tuple("abcde"),)
+    without = Tick(0.0, five, five - {"e"}, NOBODY, groups=known)
+    assert advance(what, Idle(2), without)[0] == Idle(2, since=0.0)
+    phase, _ = advance(what, Idle(2), Tick(0.0, five, five, NOBODY, groups=known))
+    for site in "abcd":
+        phase, _ = advance(what, phase, Arrived(site, 1.0))
+    assert isinstance(phase, Collecting)
+    assert not phase.has_quorum
+    phase, _ = advance(what, phase, Tick(599.0, five, five - {"e"}, NOBODY, groups=known))
+    assert isinstance(phase, Collecting)
+    assert isinstance(advance(what, phase, Arrived("e", 599.0))[0], Summing)
+    phase, (effect,) = advance(what, phase, Tick(600.0, five, five, NOBODY, groups=known))
+    assert isinstance(phase, Idle)
+    assert "4 updates at the deadline, 0 of them in whole groups, quorum 3" in repr(effect)
