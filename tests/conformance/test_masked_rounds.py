@@ -12,50 +12,108 @@ import numpy as np
 import pytest
 from tests.common.secure_sums.test_secure_sums import uniformity
 
+from protofed.client.agent.computation import Computation, fit
+from protofed.client.state.store import FitOutcome
 from protofed.client.sums.membership import membership_of
 from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Array, Part, Payload
+from protofed.common.errors import FailureReason, TaskFailedError
+from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.sum_messages import SignatureMessage, message_of
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
 from protofed.server.assembly import open_server
+from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.testing.small_recipe import OPTIONS, small_recipe
 
 METHODS: list[dict[str, Any]] = [{"name": "fedavg"}, {"name": "fednh", **OPTIONS["fednh"]}]
 
 
+RULES: dict[str, Any] = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1, "secure": True, "score_every": 0}
+
+
+def masked(recipe: Recipe, folder: Path, resources: ExitStack) -> Simulation:
+    """The agents of a simulation and a server, which sum under masks."""
+    opened = open_server(None, resources, simulated=True)
+    context = replace(opened, simulated=False, clock=time.monotonic)
+    runs, data = RunQueue([recipe], context), data_of(recipe)
+    agents = agents_of(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
+    for agent in agents:
+        agent._site.simulated = agent.name == EVALUATOR
+        agent._site.membership = membership_of(folder / agent.name, lambda: None)
+    return Simulation(recipe, runs, context.ledger, context.blobs, data, agents)
+
+
+def kinds(running: Simulation) -> set[str]:
+    return {task.kind for task in running.ledger.tasks(running.recipe.name)}
+
+
+def states(running: Simulation) -> list[str | None]:
+    """What each round published."""
+    running.go()
+    rows = running.ledger.rounds(running.recipe.name)
+    for row in rows[1:]:
+        verified = verify_round(running.ledger, running.blobs, running.recipe.name, row.round, row.attempt)
+        assert verified.finding is VerificationResult.SAME
+    return [row.state for row in rows]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))
 def test_masked_rounds_give_the_state_of_a_simulation(method: dict[str, Any], tmp_path: Path) -> None:
-    rules = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1, "secure": True, "score_every": 0}
-    recipe = small_recipe(method["name"], method=method, federation=rules, rounds=2)
+    recipe = small_recipe(method["name"], method=method, federation=RULES, rounds=2)
     plugins.allow(everything(recipe).rules.plugins)
     with simulation(recipe) as plain:
-        plain.go()
-        expected = plain.coordinator.published
+        expected = states(plain)
     with ExitStack() as resources:
-        opened = open_server(None, resources, simulated=True)
-        context = replace(opened, simulated=False, clock=time.monotonic)
-        runs, data = RunQueue([recipe], context), data_of(recipe)
-        agents = agents_of(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
-        for agent in agents:
-            agent._site.simulated = agent.name == EVALUATOR
-            agent._site.membership = membership_of(tmp_path / agent.name, lambda: None)
-        running = Simulation(recipe, runs, context.ledger, context.blobs, data, agents)
-        running.go()
-        found = running.coordinator.published
-        kinds = {task.kind for task in context.ledger.tasks(recipe.name)}
-        rows = context.ledger.updates(recipe.name, recipe.rounds)
-        sent = [context.blobs.get(row.digest) for row in rows if row.task.kind is TaskKind.MASK]
-    assert "mask" in kinds
+        running = masked(recipe, tmp_path, resources)
+        assert states(running) == expected
+        assert "mask" in kinds(running)
+        rows = running.ledger.updates(recipe.name, recipe.rounds)
+        sent = [running.blobs.get(row.digest) for row in rows if row.task.kind is TaskKind.MASK]
+        published = running.coordinator.published
     assert len(sent) >= recipe.federation.min_sites
     assert all(uniformity(vector_of(blob)) > 1e-6 for blob in sent), "what leaves a site tells nothing"
-    assert expected is not None
-    assert uniformity(words_of(expected.state, recipe)) < 1e-6, "what sites send without masks would be told from that"
-    assert found is not None
-    assert found.address == expected.address
+    assert published is not None
+    assert uniformity(words_of(published.state, recipe)) < 1e-6, "what sites send without masks would be told from that"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))
+def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
+    method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of seven sites fails in round 2: its group is left out, and both sum the other."""
+    data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 7, "beta": 5.0}}
+    rules = {**RULES, "quorum": 3}
+    recipe = small_recipe(method["name"], method=method, federation=rules, rounds=3, data=data)
+    plugins.allow(everything(recipe).rules.plugins)
+
+    def fails(work: Computation, *rest: Any) -> FitOutcome:
+        if (work.site, work.task.round) == ("site-1", 2):
+            raise TaskFailedError(FailureReason.NUMERIC, "not this time")
+        return fit(work, *rest)
+
+    monkeypatch.setattr("protofed.client.agent.agent.fit", fails)
+    with simulation(recipe) as plain:
+        expected, groups = states(plain), plain.ledger.groups(recipe.name)
+        aside = set_aside(plain)
+    first, second = groups
+    assert {len(first), len(second)} == {3, 4}
+    broken = {*(first if "site-1" in first else second)}
+    assert aside == broken - {"site-1"}
+    assert len(expected) == len(set(expected)) == 4
+    with ExitStack() as resources:
+        running = masked(recipe, tmp_path, resources)
+        assert states(running) == expected
+        assert running.ledger.groups(recipe.name) == groups
+        assert set_aside(running) == aside
+        assert "mask" in kinds(running)
+
+
+def set_aside(running: Simulation) -> set[SiteId]:
+    rows = running.ledger.updates(running.recipe.name)
+    return {row.task.site for row in rows if row.set_aside is not None and row.task.round == 2}
 
 
 def vector_of(blob: bytes) -> Array:
