@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.server.rounds.test_state_machine import DEADLINE, collecting, rules, tick
 
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import NOBODY, Aggregating, Evaluating, FinishedPhase, Idle, Phase, Tick
 from protofed.server.rounds.waiting import NO_TRAINER, UNKNOWN, MissingSite, Waiting, WaitReason, waiting
 from protofed.server.verdicts import RoundOutcome
@@ -129,3 +131,28 @@ def test_a_line_names_a_few_of_many_sites() -> None:
     found = known(reason(Idle(1), tick(trainers=""), {f"s{i}": "away" for i in range(9)}))
     assert len(found.missing) == 9
     assert found.text.endswith("s4 (away) and 4 more")
+
+
+def test_sites_that_have_reported_without_their_group_count_for_nothing_yet() -> None:
+    grouped = {"secure": True, "min_sites": 3, "sum_group": 3}
+    what = replace(rules(**grouped), grouping=Grouping("run", 0, 3))
+    known = (("a", "b", "c"),)
+    idle = waiting(
+        what,
+        Idle(2),
+        replace(tick(trainers="ab", enrolled="abc"), groups=known),
+        lambda: {"c": "away"},
+        disk_full=False,
+    )
+    assert idle is not None
+    assert idle.text == "needs 3 trainers in whole groups of 3 or more, has 0; missing: c (away)"
+    there = replace(tick(trainers="abcde", enrolled="abcde"), groups=known)
+    phase = replace(collecting(), cohort=frozenset("abc"), reported=frozenset("ab"), groups=known, fewest=3, quorum=3)
+    found = waiting(what, phase, there, dict, disk_full=False)
+    assert found is not None
+    assert found.text == (
+        "waits for updates of c; has 0, the quorum is 3; d, e wait for 1 more new site: sums are over groups of 3"
+    )
+    found = waiting(what, phase, replace(there, trainers=frozenset("abcd")), dict, disk_full=False)
+    assert found is not None
+    assert found.text.endswith("; d waits for 2 more new sites: sums are over groups of 3")

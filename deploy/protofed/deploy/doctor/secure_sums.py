@@ -103,9 +103,11 @@ class SiteSums:
         method = client_methods.build(name, options, rules.plugins)
         form = form_of(method, name) if recipe.federation.secure else None
         try:
+            if form is not None:
+                self.policy.admit_group(recipe.federation.sum_group)
             self.policy.admit(name, method.sends, form)
         except PolicyRefusedError as error:
-            if error.rule == "secure":
+            if error.rule in ("secure", "sum_group"):
                 raise CheckFailedError("run-refused", f"run {recipe.name}: {error}") from error
         except PolicyViolationError:  # of other rules: `data` prepares the run, and says so
             pass

@@ -137,6 +137,9 @@ def site_plan(
     refusals = (
         () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes, layout)
     )
+    if policy is not None and layout is not None:
+        small = _violation(policy.admit_group, recipe.federation.sum_group)
+        refusals = refusals if small is None else (small, *refusals)
     return SitePlan(
         recipe=recipe,
         outgoing=tuple(

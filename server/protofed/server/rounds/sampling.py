@@ -51,7 +51,8 @@ def min_cohort(federation: Federation) -> int:
     when updates were set aside after they had arrived. It never counts without its required sites.
     """
     least = cohort_size(federation, range(federation.min_sites))
-    return max(quorum_of(federation, least), len(set(federation.required_sites)))
+    group = federation.sum_group if federation.secure else 1
+    return max(quorum_of(federation, least), len(set(federation.required_sites)), group)
 
 
 def cohort_size(federation: Federation, enrolled: Sized) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias, assert_never
 
@@ -66,6 +66,8 @@ class Waiting:
         missing: those that are waited for, or would be enough if they came.
         behind: the run that goes on; with QUEUED only.
         step: of the secure sum; with SUM only.
+        group: sites of the run's groups at least, if some that are there do not count for want of others; or else 1.
+        newcomers: that are there, and too few for a group of their own.
         seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
     """
 
@@ -76,11 +78,21 @@ class Waiting:
     missing: tuple[MissingSite, ...] = ()
     behind: str = ""
     step: str = ""
+    group: int = 1
+    newcomers: tuple[SiteId, ...] = ()
     seconds_left: float | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:
         """All but the time in a line."""
+        if not self.newcomers:
+            return self._what
+        more, wait = self.group - len(self.newcomers), "wait" if len(self.newcomers) > 1 else "waits"
+        others = f"{more} more new site{'s' * (more != 1)}: sums are over groups of {self.group}"
+        return f"{self._what}; {', '.join(self.newcomers)} {wait} for {others}"
+
+    @property
+    def _what(self) -> str:
         listed = ", ".join(map(str, self.missing[:NAMED]))
         more = f" and {len(self.missing) - NAMED} more" if len(self.missing) > NAMED else ""
         missing = f"; missing: {listed}{more}" if listed else ""
@@ -88,7 +100,8 @@ class Waiting:
             case WaitReason.REQUIRED_SITES if self.has >= self.needed:
                 return f"needs each of its required sites{missing}"
             case WaitReason.TRAINERS | WaitReason.REQUIRED_SITES:
-                return f"needs {self.needed} trainer{'s' * (self.needed != 1)}, has {self.has}{missing}"
+                groups = f" in whole groups of {self.group} or more" if self.group > 1 else ""
+                return f"needs {self.needed} trainer{'s' * (self.needed != 1)}{groups}, has {self.has}{missing}"
             case WaitReason.PAUSED:
                 return "paused by the operator"
             case WaitReason.QUEUED:
@@ -125,13 +138,15 @@ def waiting(
         case phases.Collecting():
             left = max(0.0, phase.opened + rules.federation.deadline_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
-            reported = len(phase.reported)
-            return Waiting(WaitReason.UPDATES, phase.round, phase.quorum, reported, missing, seconds_left=left)
+            reported = len(phase.counted)
+            found = Waiting(WaitReason.UPDATES, phase.round, phase.quorum, reported, missing, seconds_left=left)
+            return _with_newcomers(rules, found, tick, phase.cohort)
         case phases.Summing():
             left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
-            counts = summing.needed(phase), len(phase.reported)
-            return Waiting(WaitReason.SUM, phase.round, *counts, missing, step=phase.step, seconds_left=left)
+            counts = summing.needed(phase), len(summing.counted(phase, phase.reported))
+            found = Waiting(WaitReason.SUM, phase.round, *counts, missing, step=phase.step, seconds_left=left)
+            return _with_newcomers(rules, found, tick, phase.roster)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
         case phases.Evaluating():
@@ -152,16 +167,28 @@ def _idle(
     if tick.now < phase.again_at:
         attempts = rules.federation.max_attempts, phase.tries + 1
         return Waiting(WaitReason.BACK_OFF, phase.round, *attempts, seconds_left=phase.again_at - tick.now)
-    needed = rules.trainers_needed(phase.round, tick.enrolled)
+    enrolled, trainers = tick.enrolled, tick.trainers
+    if phase.round:  # the first model is no sum
+        enrolled, trainers = (rules.countable(tick.groups, sites) for sites in (enrolled, trainers))
+    needed = rules.trainers_needed(phase.round, enrolled)
     required = frozenset(rules.federation.required_sites) - tick.trainers
-    lacks_required = phase.round > 0 and bool(required)  # the first model needs none of them
-    if lacks_required or len(tick.trainers) < needed:
+    lacks_required = phase.round > 0 and not trainers.issuperset(rules.federation.required_sites)
+    if lacks_required or len(trainers) < needed:
         reason = WaitReason.REQUIRED_SITES if lacks_required else WaitReason.TRAINERS
         missing = _missing(required, absences(), tick.trainers)
         since = tick.now if phase.since is None else phase.since
         left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
-        return Waiting(reason, phase.round, needed, len(tick.trainers), missing, seconds_left=left)
+        group = rules.fewest if trainers < tick.trainers else 1
+        return Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
+
+
+def _with_newcomers(rules: RoundRules, found: Waiting, tick: phases.Tick, asked: phases.Sites) -> Waiting:
+    """What is waited for, with sites that wait themselves for others to be summed with."""
+    newcomers = tick.trainers - phases.members(tick.groups) - asked
+    if not tick.groups or not 0 < len(newcomers) < rules.fewest:
+        return found
+    return replace(found, group=rules.fewest, newcomers=tuple(sorted(newcomers)))
 
 
 def _missing(required: phases.Sites, absences: Absences, here: phases.Sites) -> tuple[MissingSite, ...]:

@@ -171,7 +171,8 @@ def _run(report: RunReport) -> pb.RunInfo:
 
 def _waiting(waiting: Waiting) -> pb.Waiting:
     fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
-    del fields["step"]  # in the text, and in the phase
+    for told in ("step", "group", "newcomers"):  # in the text
+        del fields[told]
     return pb.Waiting(**fields, text=waiting.text)
 
 
