@@ -25,6 +25,7 @@ from protofed.server.rounds.run_queue import RunQueue
 
 LIAR = "site-1"
 CLAIM = 9e15  # examples: the largest count that a float holds exactly
+SUMMED_CLAIM = 6e10  # as many as the fixed point of a sum holds
 FACTOR = 60.0
 
 
@@ -89,11 +90,16 @@ def first_model() -> Outcome:
         return Outcome(int(not any(np.any(t) for tensors in first.values() for t in tensors.values())), 1)
 
 
-def claimed_count() -> float:
-    """The liar claims `CLAIM` examples where sites count by their examples; returns its share of the new model."""
-    recipe = recipe_like("digits-fedavg", rounds=1, method={"name": "fedavg", "weighting": "examples"})
+def claimed_count(*, secure: bool = False) -> float:
+    """The liar claims `CLAIM` examples where sites count by their examples; returns its share of the new model.
+
+    Args:
+        secure: under secure sums, where nobody sees a count; the claim is `SUMMED_CLAIM`.
+    """
+    weighted = {"name": "fedavg", "weighting": "examples"}
+    recipe = recipe_like("digits-fedavg", rounds=1, method=weighted, federation={"secure": secure})
     with ExitStack() as opened:
-        running = told(recipe, Lie(weight=CLAIM), opened)
+        running = told(recipe, Lie(weight=SUMMED_CLAIM if secure else CLAIM), opened)
         running.go(until=lambda: len(states_of(running)) == 2)
         old, new = (flat(state) for state in states_of(running))
         rows = [row for row in running.ledger.updates(recipe.name, 1) if row.counts]

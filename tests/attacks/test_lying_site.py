@@ -22,5 +22,10 @@ def test_a_scaled_update_is_in_every_sum() -> None:
     assert lying_site.scaled_update(secure=True).recovered == 5
 
 
+def test_a_claimed_count_weighs_as_much_as_it_says_in_a_sum() -> None:
+    """Nobody sees it: recipes whose sites may lie weigh all sites alike."""
+    assert lying_site.claimed_count(secure=True) > 0.99
+
+
 def test_forged_scores_are_not_stored() -> None:
     assert lying_site.forged_scores().recovered == 0

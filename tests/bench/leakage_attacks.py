@@ -79,6 +79,7 @@ class Lie:
 ON_THE_SERVER = (
     Lie("a first model of zeros begins the run", "1 of 1", lambda: str(lying_site.first_model())),
     Lie("share of the model of a site that claims 9e15 examples", "100 %", lambda: f"{lying_site.claimed_count():.0%}"),
+    Lie("the same under secure sums, 6e10", "–", lambda: f"{lying_site.claimed_count(secure=True):.0%}"),
     Lie("rounds with an update scaled by 60", "3 of 5", lambda: str(lying_site.scaled_update())),
     Lie("the same under secure sums", "–", lambda: str(lying_site.scaled_update(secure=True))),
     Lie("forged scores that are stored", "2004 of 2004", lambda: str(lying_site.forged_scores())),
