@@ -71,6 +71,23 @@ def test_a_daemon_and_the_server_killed_in_training_and_started_again_lose_nothi
     assert here.final_digest() == simulated(recipe)
 
 
+def test_a_secure_sum_is_that_of_a_simulation_though_a_site_and_the_server_are_killed_in_it(
+    processes_of: Callable[..., Any], recipe_of: Callable[..., Recipe]
+) -> None:
+    """tests/faults kills at each step."""
+    rules = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1, "score_every": 0, "secure": True}
+    here = processes_of(recipe_of("fednh", federation=rules, rounds=1))
+    here.server(fails="sum-step-asked:3=kill")
+    here.sites({"site-2": "sum-mask=kill"})
+    for name, again in (("server", here.server), ("site-2", lambda: here.site("site-2", "--partition-index=1"))):
+        process = here.running[name]
+        here.wait_for(lambda process=process: process.poll() is not None)
+        assert process.returncode == -signal.SIGKILL, here.logs()
+        again()
+    assert here.finish(["server", *SITES]) == [0] * 5, here.logs()
+    assert here.final_digest() == simulated(here.recipe)
+
+
 @pytest.mark.slow  # tests/faults ends each of them alone, tests/deploy/daemons by the same signal
 def test_sigterm_ends_server_and_daemon_in_order_and_they_go_on_later(
     processes_of: Callable[..., Any], recipe: Recipe

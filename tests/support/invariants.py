@@ -222,7 +222,7 @@ def _recompute(
                 method, blobs, recipe.classes, rules.min_contributors, rules.fixed_point, recipe.fingerprint()
             )
             state = publisher.restore(before).state if before is not None else None
-            again = publisher.publish(publisher.aggregated(state, used)).address
+            again = publisher.publish(publisher.aggregated(state, used, records.groups(run))).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1
         before = row.state

@@ -144,6 +144,16 @@ def test_what_it_took_part_in_is_in_its_audit_log(round_: Round, capfd: pytest.C
     assert shown(round_, capfd).count("secure sum opened") == 1
 
 
+def test_models_alone_are_compared_between_sites(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
+    """What a site is sent for other steps of a sum is for it alone."""
+    ann = round_.daemons["ann"]
+    assert isinstance(ann, Audited)
+    for kind, base in (("fit", "a" * 64), ("share", "b" * 64), ("holders", "c" * 64)):
+        ann.audit.task({"kind": kind, "run": "run", "round": 1, "task_id": kind, "base_digest": base})
+    code, text, _ = called(capfd, "audit", "show", ann.folder, "--bases")
+    assert (code, text) == (0, f"run 1 fit {'a' * 64}\n")
+
+
 def test_numbers_beyond_the_limit_do_not_wait_to_be_summed(tmp_path: Path) -> None:
     small = {**SECURE, "federation": {**SECURE["federation"], "sum_limit": 1e-6}}
     ann, base = Daemon(tmp_path, "ann", small), codec.encode(BASE)

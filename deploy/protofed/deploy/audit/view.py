@@ -10,10 +10,12 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from protofed.common.protocol.messages import TaskKind
 from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
 from protofed.deploy.audit.verify import AuditStatus
 
 NONE = "–"
+MODELS = (TaskKind.FIT, TaskKind.SCORE, TaskKind.SCORE_SUM)  # tasks whose base is a model
 WRAPPED = ("run", "who", "outcome", "call", "what", "base")  # columns that may break lines; digits must not
 
 
@@ -116,9 +118,12 @@ def _rounds(summary: AuditSummary) -> Table:
 
 
 def base_lines(summary: AuditSummary) -> Iterable[str]:
-    """`run round kind digest` of each model that the server gave: equal lines at sites that were given the same."""
+    """`run round kind digest` of each model that the server gave: equal lines at sites that were given the same.
+
+    What later steps of a secure sum begin from is no model, and another message for each site.
+    """
     for run, number, kind, base in sorted(summary.tasks):
-        if base:
+        if base and kind in MODELS:
             yield printable(f"{run} {number} {kind} {base}")
 
 
