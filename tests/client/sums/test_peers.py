@@ -9,6 +9,7 @@ import pytest
 from tests.support.pki import Authority
 
 from protofed.client.sums import own_identity
+from protofed.client.sums.membership import membership_of
 from protofed.client.sums.peers import FILE, Peers, fingerprint
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.pki import codes
@@ -106,3 +107,27 @@ def test_no_other_site_key_or_authority_is_endorsed(endorsement: tuple[Endorseme
         with pytest.raises(SecureSumError) as caught:
             check_endorsement(one, site, key, cas, now)
         assert caught.value.code == "unendorsed"
+
+
+def test_a_renewed_certificate_keeps_the_identity_and_nobody_has_to_pin_it_again(tmp_path: Path) -> None:
+    authority, now = Authority.make(), [NOW]
+    north, south = (tmp_path / name for name in ("north", "south"))
+    for folder in (north, south):
+        folder.mkdir()
+    first, renewed = (authority.issue(tmp_path / name, Party.SITE, "north") for name in ("first", "renewed"))
+    own = lambda: read_identity(tmp_path / "judge", Party.SITE, NOW)  # noqa: E731
+    authority.issue(tmp_path / "judge", Party.SITE, "south")
+    seen = []
+    for certificate in (first, renewed):
+        member = membership_of(north, lambda certificate=certificate: read_identity(certificate, Party.SITE, NOW))
+        public = member.identity.public_key().public_bytes_raw()
+        seen.append((public, member.endorsement()))
+        told = KeyAdvert("north", public, member.endorsement(), b"", (), (), b"")
+        membership_of(south, own, lambda: now[0]).peers.trust([told])
+    (before, endorsed_first), (after, endorsed_again) = seen
+    assert before == after
+    certificates = {endorsement_of(each).certificate for each in (endorsed_first, endorsed_again)}
+    assert len(certificates) == 2
+    now[0] += timedelta(days=9999)  # all certificates have ended: who is pinned needs none
+    membership_of(south, own, lambda: now[0]).peers.trust([told])
+    assert list(Peers(south).pins()) == ["north"]

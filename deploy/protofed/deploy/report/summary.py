@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protofed.common.citations import PAPERS, paper
+from protofed.common.config.recipe import Federation
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.tables import count as counted
@@ -135,7 +136,7 @@ def _summed(record: RunRecord) -> str:
     rounds = f"each of {len(sums)} rounds" if len(sums) > 1 else f"round {min(sums)}"
     sites = f"{least} sites" if least == most else f"{least} to {most} sites"
     smallest = "" if least == most else f", the fewest in round {min(n for n in sums if sums[n] == least)}"
-    group = record.recipe["federation"].get("sum_group", 1)
+    group = record.recipe["federation"].get("sum_group", Federation.model_fields["sum_group"].default)
     together = f" Every site was in the same sums as {group - 1} others of its group or more." if group > 1 else ""
     return (
         f"Updates were summed under masks: of {rounds} the server saw the sum over {sites}{smallest}, and no single "

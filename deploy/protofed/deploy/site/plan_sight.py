@@ -98,7 +98,11 @@ def _whole(recipe: Recipe, form: SumForm) -> Iterator[str]:
         yield "It sees how many sites hold each class, not which."
     if form.weighting == "examples":
         yield "It sees how many examples all sites of a sum have together."
+    if (group := recipe.federation.sum_group) > 1:
+        yield f"This site is in the same sums as {group - 1} others or more, its group, for the whole run (sum_group)."
+    else:
+        yield "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)."
     yield (
-        "Not hidden is what the sum itself tells: of few sites much; of two that differ by one site, what that one "
-        "sent. All other sites of a sum together with the server know this site's update."
+        "Not hidden is what the sum itself tells, of few sites much. All other sites of a sum together with the server "
+        "know this site's update."
     )
