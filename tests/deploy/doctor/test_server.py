@@ -294,3 +294,19 @@ def test_a_ledger_of_before_roles_has_no_registered_sites(hub: Path, tmp_path: P
     told = {"listen": "127.0.0.1:0", "identity": hub, "state": tmp_path / "state"}
     doctor = ServerDoctor(lambda: ServerSettings.model_validate(told))
     assert doctor._registered(Party.SITE, NOW.timestamp()) == set()
+
+
+def test_a_run_with_secure_sums_needs_three_sites_that_are_registered(look: Look, tmp_path: Path) -> None:
+    recipe = tmp_path / "secure.toml"
+    told = "[federation]\nmin_sites = 3\nquorum = 3\n"
+    recipe.write_text(f'extends = "{shipped.folder("recipes") / "digits-fednh-secure.toml"}"\nname = "s"\n{told}')
+    found = look(recipes=[recipe])
+    assert findings(found) == [("secure sums", "sites-few")]
+    writer, authority = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}"), Authority.make()
+    for name in ("north", "south", "west"):
+        pem = (authority.issue(tmp_path / name, Party.SITE, name) / "cert.pem").read_bytes()
+        Certificates(writer).register(pem, roles=["trainer"])
+    writer.close()
+    found = look(recipes=[recipe])
+    assert findings(found) == []
+    assert "each of them to its end" in found["secure sums"].message
