@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import called
 
+from protofed.client.sums.membership import membership_of
 from protofed.client.sums.peers import Peers, fingerprint
+from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.common.errors import SecureSumError
 from protofed.common.pki import codes
 from protofed.common.secure_sums.keys import KeyAdvert
+from protofed.common.storage.journal import Journal
+from protofed.common.storage.segments import SEGMENT_BYTES
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -44,6 +48,27 @@ def test_a_refused_identity_is_listed_and_pinned_by_its_code(tmp_path: Path, run
     assert listed["own"]["code"] == codes.code(listed["own"]["fingerprint"])
     assert run("forget", "north", "--state", tmp_path, "--yes")[0] == 0
     assert Peers(tmp_path).pins() == {}
+
+
+def test_the_audit_log_has_who_was_pinned_and_forgotten_and_by_whom(
+    tmp_path: Path, run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (codes.code(fingerprint(number * 32)) for number in (b"1", b"2"))
+    journal = Journal(tmp_path / FILE, SEGMENT_BYTES)
+    audit = ClientAudit(journal)
+    member = membership_of(tmp_path, lambda: None, record=audit.secure_sum)
+    member.peers.trust([advert(b"1" * 32)])
+    journal.close()
+    assert run("pin", "north", second, "--state", tmp_path, "--yes")[0] == 0
+    assert run("forget", "north", "--state", tmp_path, "--yes")[0] == 0
+    code, out, _ = called(capfd, "audit", "show", tmp_path, "--json")
+    assert code == 0
+    notes = [note["what"] for note in json.loads(out)["notes"]]
+    assert notes[0] == f"identity of north pinned on first use, code {first}"
+    assert notes[1].startswith("identity of north pinned by ")
+    assert f", code {second}, " in notes[1]
+    assert notes[2].startswith("identity of north forgotten by ")
+    assert called(capfd, "audit", "verify", tmp_path)[0] == 0
 
 
 def test_what_is_no_code_or_no_pinned_site_is_refused(tmp_path: Path, run: Run) -> None:

@@ -30,6 +30,8 @@ class Act(StrEnum):
     WITHDRAW = "withdrawn"
     PAUSE = "paused"
     RESUME = "resumed-by-site"  # a server's log has "resumed" for another event
+    PIN = "peer-pinned"
+    FORGET = "peer-forgotten"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Decision:
         at: UTC, RFC 3339.
         by: user name on the site's machine; empty: not known.
         run, recipe: the run and its recipe's digest; empty of a pause.
+        peer, code: another site, and the code of its identity for secure sums; of PIN and FORGET alone.
         until: when a pause ends by itself; empty: it does not.
     """
 
@@ -49,10 +52,13 @@ class Decision:
     run: str = ""
     recipe: str = ""
     until: str = ""
+    peer: str = ""
+    code: str = ""
 
     def facts(self) -> dict[str, str]:
         """The fields of its line in the audit log; `decided_at`, because a line's own time is that of its writing."""
         fields = {"decided_at": self.at, "by": self.by, "run": self.run, "recipe": self.recipe, "until": self.until}
+        fields |= {"peer": self.peer, "code": self.code}
         return {name: value for name, value in fields.items() if value}
 
 

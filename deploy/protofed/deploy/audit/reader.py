@@ -285,6 +285,10 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
 
 def _decision(event: str, fields: Mapping[str, Any]) -> str:
     who = f" by {fields['by']}" if fields.get("by") else ""
+    if peer := fields.get("peer"):
+        if event == Act.FORGET:
+            return f"identity of {peer} forgotten{who}, {fields.get('decided_at', '')}"
+        return f"identity of {peer} pinned{who}, code {fields.get('code')}, {fields.get('decided_at', '')}"
     about = f"run {fields['run']}" if fields.get("run") else "this site"
     until = f", until {fields['until']}" if fields.get("until") else ""
     word = "resumed" if event == Act.RESUME else event

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from protofed.common.clock import stamp, utc_now
 from protofed.common.pki import codes
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.options import AsJson
@@ -57,6 +58,7 @@ def pin(
 
     Example: `protofed client peers pin north K7QF-2M4X-9RTA-HWZC --state /var/lib/protofed`
     """
+    from protofed.client.state.decisions import Act, Decision
     from protofed.client.sums.peers import Peers
     from protofed.deploy.site import decide
 
@@ -65,7 +67,9 @@ def pin(
     before = pins.pins().get(site)
     if before is not None and not yes:
         confirm(f"Pin {site} anew, in place of {before.code}?")
-    _say(f"pinned: {site}  {pins.pin(site, code, decide.user_name()).code}; the daemon goes by it from the next sum on")
+    pinned = pins.pin(site, code, decide.user_name())
+    decide.record(state, Decision(Act.PIN, pinned.at, pinned.by, peer=site, code=pinned.code))
+    _say(f"pinned: {site}  {pinned.code}; the daemon goes by it from the next sum on")
 
 
 @peers.command("forget")
@@ -74,6 +78,7 @@ def forget(site: Site, state: State, yes: Yes = False) -> None:
 
     Example: `protofed client peers forget north --state /var/lib/protofed`
     """
+    from protofed.client.state.decisions import Act, Decision
     from protofed.client.sums.peers import Peers
     from protofed.deploy.site import decide
 
@@ -81,6 +86,7 @@ def forget(site: Site, state: State, yes: Yes = False) -> None:
     if not yes:
         confirm(f"Forget {site}, and pin whichever endorsed identity it comes with next?")
     Peers(state).forget(site)
+    decide.record(state, Decision(Act.FORGET, stamp(utc_now()), decide.user_name(), peer=site))
     _say(f"forgotten: {site}")
 
 
