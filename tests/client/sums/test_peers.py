@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_renewed_certificate_keeps_the_identity_and_nobody_has_to_pin_it_again
     authority.issue(tmp_path / "judge", Party.SITE, "south")
     seen = []
     for certificate in (first, renewed):
-        member = membership_of(north, lambda certificate=certificate: read_identity(certificate, Party.SITE, NOW))
+        member = membership_of(north, partial(read_identity, certificate, Party.SITE, NOW))
         public = member.identity.public_key().public_bytes_raw()
         seen.append((public, member.endorsement()))
         told = KeyAdvert("north", public, member.endorsement(), b"", (), (), b"")
