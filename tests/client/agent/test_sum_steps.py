@@ -317,3 +317,32 @@ def test_classes_are_counted_before_their_rows_leave(tmp_path: Path) -> None:
     sums = layout.named(fixed_point.decoded(round_.server.total()))
     assert sums["holders"].tolist() == [4.0, 4.0, 0.0]
     assert sums["rows"][0].any()
+
+
+def test_another_group_is_refused_by_a_daemon_that_was_killed_and_a_small_one_by_its_policy(tmp_path: Path) -> None:
+    first = Round(tmp_path).until(TaskKind.SHARE)
+    ann = first.daemons["ann"]
+    first.sent(ann, TaskKind.SHARE)
+    ann.killed()
+    later = Round(tmp_path, 2, first.daemons).until(TaskKind.SHARE)
+    later.server.groups = (("ann", "bob", "cleo"), ("dan",))
+    blob = later.server.blob(TaskKind.SHARE, "ann")
+    assert ann.work(later.task(TaskKind.SHARE, blob), blob) is None
+    assert "secure-sum.other-group" in ann.refused[-1]
+    dan = first.daemons["dan"]
+    assert dan.work(later.task(TaskKind.SHARE, blob), blob) is None
+    assert "secure-sum.small-group" in dan.refused[-1]
+
+
+@pytest.mark.parametrize(("asked", "declined"), [(1, False), (3, False), (4, True)])
+def test_a_run_of_smaller_groups_than_the_policy_asks_for_is_declined(
+    tmp_path: Path, asked: int, declined: bool
+) -> None:
+    daemon = Daemon(tmp_path, "ann")
+    policy = daemon.agent._site.policy
+    daemon.agent._site.policy = replace(policy, rules=policy.rules.model_copy(update={"sum_group": asked}))
+    base = codec.encode(BASE)
+    at = (codec.digest(base), len(base), 60.0, 1, Subject.UPDATE)
+    upload = daemon.work(Task(TaskKind.FIT, "run", 1, "fit", *at), base)
+    assert (upload is None) is declined
+    assert ("sum_group" in "".join(daemon.refused)) is declined

@@ -34,6 +34,9 @@ def federation(**keys: Any) -> Federation:
         ({"sum_limit": 1e6}, "at most 64"),
         ({"secure": False, "sum_bits": 30}, "sum_bits is for"),
         ({"secure": False, "sum_limit": 10.0}, "sum_limit is for"),
+        ({"secure": False, "sum_group": 1}, "sum_group is for"),
+        ({"sum_group": 2}, "sum_group = 2: expected 3 to min_sites"),
+        ({"sum_group": 5}, "sum_group = 5: expected 3 to min_sites"),
     ],
 )
 def test_a_recipe_that_cannot_be_summed_is_refused_when_it_is_read(keys: dict[str, Any], why: str) -> None:
@@ -69,7 +72,7 @@ def test_it_is_read_again_as_it_was_and_older_recipes_have_the_digests_they_had(
     again = Recipe.model_validate_json(recipe.wire())
     assert again.federation == recipe.federation
     assert again.fingerprint() == recipe.fingerprint()
-    assert {"secure", "sum_limit", "sum_bits"} <= SINCE_0_2_0["federation"]
+    assert {"secure", "sum_limit", "sum_bits", "sum_group"} <= SINCE_0_2_0["federation"]
     assert "secure" not in small_recipe("fedavg").wire()
 
 
