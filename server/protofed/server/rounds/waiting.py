@@ -179,7 +179,8 @@ def _idle(
         since = tick.now if phase.since is None else phase.since
         left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
         group = rules.fewest if trainers < tick.trainers else 1
-        return Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
+        found = Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
+        return _with_newcomers(rules, found, tick, phases.NOBODY)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
 
 
