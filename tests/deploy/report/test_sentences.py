@@ -82,6 +82,15 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ],
         ["saw the update of each site", "dropped out"],
     ),
+    "scores summed, too": (
+        {
+            "recipe.federation": {"secure": True},
+            "rounds": [attempt(0), summed(1), summed(2)],
+            "rounds.2.tasks.0": task("ann", "mask", loss=None, subject="scores"),
+        },
+        ["the server saw the sum over 3 sites", "The server accepted 6 masked updates (6.00 MB)"],
+        ["4 sites,"],
+    ),
     "one round summed": (
         {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1)]},
         ["Updates were summed under masks: of round 1 the server saw the sum over 3 sites"],

@@ -270,13 +270,19 @@ class RunRecord:
 
 def is_masked(attempt: Mapping[str, Any]) -> bool:
     """Whether an attempt came to masked numbers: those of FIT tasks are keys then, and no updates."""
-    return any(task["kind"] == "mask" for task in attempt["tasks"])
+    return any(task["kind"] == "mask" and is_of_update(task) for task in attempt["tasks"])
+
+
+def is_of_update(task: Mapping[str, Any]) -> bool:
+    """Whether a task's sum is of updates, and not of scores; a record of before there were sums has no such key."""
+    return task.get("subject", "") in ("", "update")
 
 
 def used_sites(attempt: Mapping[str, Any]) -> list[str]:
     """Sites whose updates an attempt that counts has used."""
     kind = "mask" if is_masked(attempt) else "fit"
-    return [task["site"] for task in attempt["tasks"] if (task["kind"], task["task_status"]) == (kind, "reported")]
+    done = kind, "reported"
+    return [t["site"] for t in attempt["tasks"] if (t["kind"], t["task_status"]) == done and is_of_update(t)]
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

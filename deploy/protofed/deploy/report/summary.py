@@ -16,6 +16,7 @@ from protofed.deploy.report.record import (
     RunRecord,
     duration,
     formatted,
+    is_of_update,
     label,
     listed,
     megabytes,
@@ -108,7 +109,7 @@ def _trained(record: RunRecord) -> str:
 def _received(record: RunRecord) -> str:
     """What left the sites as far as the server can tell, which is not what can be inferred from it."""
     kind, what = ("mask", "masked update") if record.sums else ("fit", "model update")
-    updates = [task for _, task in record.tasks() if task["kind"] == kind and task["received"]]
+    updates = [task for _, task in record.tasks() if task["kind"] == kind and is_of_update(task) and task["received"]]
     size = megabytes(sum(task["received"] for task in updates))
     sent = [f"{counted(len(updates), what)} ({size} MB)" if updates else f"no {what}"]
     sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []

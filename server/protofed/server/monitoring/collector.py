@@ -23,6 +23,7 @@ from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity, TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
@@ -179,7 +180,8 @@ def _state(records: LedgerReader, run: str) -> Families:
     """Age and prototypes of the newest state, and the newest scores, which may be of an earlier round."""
     if (published := records.newest(run, published=True)) is not None:
         tasks = records.tasks(run, published.round, published.attempt)
-        if summed := sum((task.kind, task.task_status) == (TaskKind.MASK, "reported") for task in tasks):
+        used = TaskKind.MASK, Subject.UPDATE, "reported"
+        if summed := sum((task.kind, task.subject, task.task_status) == used for task in tasks):
             yield metrics.SUM_SITES.family({(run,): summed})
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})

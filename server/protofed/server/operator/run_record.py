@@ -290,6 +290,7 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
     return {
         "site": task.site,
         "kind": task.kind,
+        "subject": task.subject or "",
         "task_status": task.task_status,
         "cause": _cause(task.reason),
         "reason": task.reason or next((update.set_aside for update in accepted if update.set_aside), ""),
