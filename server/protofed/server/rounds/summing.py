@@ -144,7 +144,9 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
         what = f"{phase.step} of the secure sum: {came} of {len(phase.cohort)} sites{groups}"
         lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _SUMMED else ""
         missing = f"; without {lost} no round counts" if lost else ""
-        return NotSummed(f"{what}, {needed(phase)} are needed{reason}{missing}", now, at_once=is_whole(phase))
+        silent = f"; no answer of {', '.join(sorted(phase.awaited))}" if overdue and phase.awaited else ""
+        why = f"{what}, {needed(phase)} are needed{reason}{silent}{missing}"
+        return NotSummed(why, now, at_once=is_whole(phase))
     return phase
 
 
