@@ -79,6 +79,9 @@ def test_a_site_that_drops_out_of_a_sum_takes_its_group_along(step: TaskKind) ->
     run.answer([site for site in run.asked() if site != lost])
     run.lab.later(60.0, alive=run.names)
     assert sorted(run.asked()) == sorted(others(run, lost))
+    phase = run.lab.phase
+    run.lab.restart()
+    assert run.lab.phase == phase
     run.finish()
     assert run.published() == digest(run.state_of(others(run, lost)))
     assert verify_round(run.ledger, run.lab.blobs, "test", 1, 1).finding is VerificationResult.SAME

@@ -11,7 +11,7 @@ from protofed.common.config.tables import MAX_NUMBER
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_sums.groups import Groups, whole
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
 from protofed.server.rounds.summing import STEPS
@@ -67,7 +67,8 @@ def grouped(phase: Phase, groups: Groups, fewest: int) -> Phase:
             found = replace(phase, groups=groups, fewest=fewest)
             return replace(found, quorum_at=phase.opened if found.has_quorum else None)
         case Summing():
-            return replace(phase, groups=tuple(group for group in groups if phase.roster.issuperset(group)))
+            of_sum = tuple(group for group in groups if phase.roster.issuperset(group))
+            return replace(phase, groups=of_sum, survivors=whole(of_sum, phase.survivors))
         case _:
             return phase
 
