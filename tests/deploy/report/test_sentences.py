@@ -43,6 +43,7 @@ def summed(number: int, *dropped: str, **fields: Any) -> dict[str, Any]:
         task(name, "mask", loss=None, **({"task_status": "late", "received": 0} if name in dropped else {}))
         for name in SITES
     ]
+    masks += [task(name, "agree", loss=None, received=0) for name in SITES if name not in dropped]
     keys = [task(name, loss=None, received=1_000) for name in SITES]
     return attempt(number, tasks=[*keys, *(task(name, "share", received=1_000) for name in SITES), *masks], **fields)
 

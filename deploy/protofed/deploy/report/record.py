@@ -280,9 +280,10 @@ def is_of_update(task: Mapping[str, Any]) -> bool:
 
 def used_sites(attempt: Mapping[str, Any]) -> list[str]:
     """Sites whose updates an attempt that counts has used."""
-    kind = "mask" if is_masked(attempt) else "fit"
-    done = kind, "reported"
-    return [t["site"] for t in attempt["tasks"] if (t["kind"], t["task_status"]) == done and is_of_update(t)]
+    tasks = [task for task in attempt["tasks"] if is_of_update(task)]
+    if is_masked(attempt):  # who sent numbers without its whole group is not in the sum, and not asked who is
+        return [task["site"] for task in tasks if task["kind"] == "agree"]
+    return [task["site"] for task in tasks if (task["kind"], task["task_status"]) == ("fit", "reported")]
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

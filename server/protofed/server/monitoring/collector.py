@@ -180,8 +180,8 @@ def _state(records: LedgerReader, run: str) -> Families:
     """Age and prototypes of the newest state, and the newest scores, which may be of an earlier round."""
     if (published := records.newest(run, published=True)) is not None:
         tasks = records.tasks(run, published.round, published.attempt)
-        used = TaskKind.MASK, Subject.UPDATE, "reported"
-        if summed := sum((task.kind, task.subject, task.task_status) == used for task in tasks):
+        used = TaskKind.AGREE, Subject.UPDATE  # they are asked who is in the sum: those that are
+        if summed := sum((task.kind, task.subject) == used for task in tasks):
             yield metrics.SUM_SITES.family({(run,): summed})
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})
