@@ -181,10 +181,13 @@ def _check_rounds(rounds: Sequence[RoundRow]) -> None:
 def _accepted(records: LedgerReader, at: RoundRow) -> list[UpdateRow]:
     """N2: one a site; and what is reported was accepted."""
     rows = [row for row in records.updates(at.run, at.round, at.attempt) if row.verdict is Verdict.ACCEPTED]
-    by_task = [(row.task.kind, row.task.site) for row in rows]  # a site of a secure sum sends something for each step
+    # A site of a secure sum sends something for each step.
+    by_task = [(row.task.subject, row.task.kind, row.task.site) for row in rows]
     assert len(by_task) == len(set(by_task)), f"N2: two updates of a site count in round {at.round}: {by_task}"
     handed_in = [t for t in records.tasks(at.run, at.round, at.attempt) if t.kind != "score"]
-    reported = {(task.kind, task.site) for task in handed_in if task.task_status in ("reported", "set-aside")}
+    reported = {
+        (task.subject, task.kind, task.site) for task in handed_in if task.task_status in ("reported", "set-aside")
+    }
     assert reported == set(by_task), f"N1: round {at.round} has reports of {reported} and updates of {by_task}"
     return rows
 

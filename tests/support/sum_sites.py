@@ -54,7 +54,7 @@ class SumSite:
 
     def _answered(self, task: Task) -> Payload:
         assert task.base_digest is not None
-        if task.kind is TaskKind.FIT:
+        if task.kind in (TaskKind.FIT, TaskKind.SCORE_SUM):
             assert task.subject is not None
             vectors = (Vector.VALUES,) if self.flags is None else (Vector.HOLDERS, Vector.VALUES)
             at = task.run, task.round, task.attempt, task.subject

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median_low
+from typing import Any
 
 from protofed.common.payload import SiteId
 
@@ -18,12 +19,12 @@ class Spread:
 
     Of a score of the global model that three evaluators or more report, `mean` is the median: they score the same model
     on the same test set, and no one of them must own the figure. `worst` is the smallest value, or the largest where
-    lower is better.
+    lower is better; None: from a secure sum, where no site's own value is known.
     """
 
     mean: float
     std: float
-    worst: float
+    worst: float | None
     sites: int
 
 
@@ -39,13 +40,22 @@ def spread(values: list[float], lower_is_better: bool = False) -> Spread:
     return Spread(mean, std, (max if lower_is_better else min)(values), len(values))
 
 
-def spreads(by_site: Mapping[SiteId, Mapping[str, float]]) -> dict[str, Spread]:
-    """Each score over the sites that report it."""
+def spreads(
+    by_site: Mapping[SiteId, Mapping[str, float]], sums: Mapping[str, Spread] | None = None
+) -> dict[str, Spread]:
+    """Each score over the sites that report it; of those that were summed, what the sums say."""
     names = sorted({name for scores in by_site.values() for name in scores})
     values = {name: [scores[name] for scores in by_site.values() if name in scores] for name in names}
     found = {name: spread(scores, lower_is_better(name)) for name, scores in values.items()}
     medians = {name: median_low(scores) for name, scores in values.items() if len(scores) > PAIR and _is_shared(name)}
-    return found | {name: replace(found[name], mean=value) for name, value in medians.items()}
+    found |= {name: replace(found[name], mean=value) for name, value in medians.items()}
+    return dict(sorted((found | dict(sums or {})).items()))
+
+
+def recorded_spreads(entry: Mapping[str, Any]) -> dict[str, Spread]:
+    """The scores of a round in a run's record: `sites` has them by site, `sums` what secure sums say."""
+    summed = entry.get("sums", {}).items()  # none in the record of an older server
+    return spreads(entry["sites"], {name: Spread(of["mean"], of["std"], None, of["sites"]) for name, of in summed})
 
 
 def _is_shared(name: str) -> bool:

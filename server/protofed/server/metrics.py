@@ -146,7 +146,12 @@ SHIFT = Metric(
 MIN_DISTANCE = Metric(
     "protofed_prototype_min_distance", "gauge", (), "Smallest cosine distance between two classes' prototypes, 0 to 2."
 )
-SCORE = Metric("protofed_score", "gauge", ("scope", "metric", "stat"), "Newest scores: mean, std and worst over sites.")
+SCORE = Metric(
+    "protofed_score",
+    "gauge",
+    ("scope", "metric", "stat"),
+    "Newest scores: mean, std and worst over sites; of a secure sum no worst.",
+)
 MODEL_WARNINGS = Metric(
     "protofed_model_warnings",
     "gauge",

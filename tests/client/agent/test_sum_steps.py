@@ -200,7 +200,7 @@ def test_what_waits_is_handed_in_for_the_model_that_it_was_trained_from(tmp_path
     ann = round_.daemons["ann"]
     [session] = (ann.folder / FOLDER / "run").glob("*.json")
     session.unlink()  # as if the daemon had been killed before it was stored
-    ann.agent._settled.clear()
+    ann.agent._task_guard._settled.clear()
     ann.work(round_.task(TaskKind.FIT, OTHER), OTHER)
     found = Sessions(ann.folder / FOLDER).find("run", 1, 1, Subject.UPDATE)
     assert found is not None

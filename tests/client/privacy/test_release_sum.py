@@ -92,3 +92,31 @@ def test_the_first_model_has_learnt_nothing_and_leaves_whatever_hides_classes() 
     assert gate.release_first(first, context).manifest.tensors[0].shape == (10, 4)
     with pytest.raises(PolicyRefusedError):
         gate.release(first, context)
+
+
+NAMES = ("global.local.accuracy", "loss", "personal.accuracy", "personal.recall.0", "personal.recall.1")
+OWN = {"loss": 1.0, "personal.accuracy": 0.5, "personal.recall.1": 0.25, "global.accuracy": 0.75}
+
+
+@pytest.mark.parametrize("secure", ["allowed", "rows", "required"])
+@pytest.mark.parametrize(
+    ("table", "leaving"),
+    [
+        ({"metrics": []}, []),
+        ({"metrics": ["loss", "global.accuracy"]}, ["loss"]),  # what may leave alone may leave in a sum
+        ({"metrics": [], "summed_metrics": ["personal.accuracy"]}, ["personal.accuracy"]),
+        ({"metrics": [], "summed_metrics": ["personal.recall", "personal.pm_v"]}, ["personal.recall.1"]),
+    ],
+)
+def test_own_scores_leave_in_a_sum_if_the_policy_names_them(
+    secure: str, table: dict[str, Any], leaving: list[str]
+) -> None:
+    released = policy(secure=secure, **table).release_score_sum(OWN, NAMES)
+    assert [NAMES[row] for row in np.flatnonzero(released.flags())] == leaving
+    words = released.words(FIXED, None)
+    held = [NAMES[row] for row in np.flatnonzero(released.layout.named(words)["holders"])]
+    assert held == leaving
+
+
+def test_a_score_that_leaves_in_a_sum_leaves_in_no_other_way() -> None:
+    assert policy(metrics=[], summed_metrics=["loss"]).release_scores({"loss": 1.0}).scores == {}

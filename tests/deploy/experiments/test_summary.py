@@ -14,6 +14,7 @@ from protofed.deploy.experiments.summary import (
     LocalAccuracy,
     best_round,
     local_accuracies,
+    over_sites,
     recent,
     summary,
     worst_classes,
@@ -95,9 +96,9 @@ def test_recent_is_the_mean_of_the_last_ten_rounds_that_have_the_score() -> None
     scores = rounds_of([[float(number), number + 2.0] for number in range(1, 13)])  # means 2 to 13
     scores[12]["eva"] = {"global.accuracy": 0.5}
     scores[20] = {"eva": {"global.accuracy": 0.25}}
-    found = recent(dict(reversed(scores.items())))
+    found = recent(over_sites(dict(reversed(scores.items())), {}))
     assert found == {LOCAL: pytest.approx(sum(range(4, 14)) / 10), "global.accuracy": 0.375}
-    assert recent(scores, rounds=1) == {LOCAL: 13.0, "global.accuracy": 0.25}
+    assert recent(over_sites(scores, {}), rounds=1) == {LOCAL: 13.0, "global.accuracy": 0.25}
 
 
 def test_the_worst_site_has_the_smallest_score_or_the_largest_error() -> None:

@@ -57,7 +57,7 @@ def best(lab: Lab) -> BestRound | None:
 
 
 def judged(scores: Mapping[int, Scores], best_by: str | None) -> JudgedRounds | None:
-    return best_round.judged(lambda name: means_of(scores, name), best_by)
+    return best_round.judged(lambda name: means_of(scores, {}, name), best_by)
 
 
 # Which round

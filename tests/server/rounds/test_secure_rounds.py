@@ -17,6 +17,7 @@ from protofed.common.errors import FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import Activity, Receipt, Task, TaskKind, Verdict
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
+from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.shares import Share
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
@@ -143,8 +144,8 @@ def test_a_round_asks_for_each_step_in_order_and_publishes_what_the_plain_sum_gi
     assert row.complete
     assert run.asked() == dict.fromkeys(SITES, TaskKind.FIT)
     run.finish(2)
-    assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE)
-    assert run.lab.task("ann").subject is None
+    assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE_SUM)
+    assert run.lab.task("ann").subject is Subject.SCORES
 
 
 def test_the_sum_says_other_than_one_site_alone(run: Secure) -> None:

@@ -613,7 +613,7 @@ def test_every_nth_round_and_always_the_last_is_scored(every: int, scored: list[
     steps = {number: advance(what, Aggregating(number, 1, frozenset("a")), done) for number in range(8)}
     assert [number for number, (phase, _) in steps.items() if isinstance(phase, Evaluating)] == scored
     assert all(isinstance(phase, Idle | Evaluating) for phase, _ in steps.values())
-    evaluating = Evaluating(7, frozenset("a"), 1.0)
+    evaluating = Evaluating(7, frozenset("a"), 1.0, attempt=1)
     assert steps[7] == (evaluating, [AskScores(evaluating)])
 
 

@@ -12,6 +12,7 @@ from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
+from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
@@ -24,6 +25,7 @@ rounds, attempts = st.sampled_from(ROUNDS), st.sampled_from(ATTEMPTS)
 digests = st.sampled_from([digest(bytes([number])) for number in range(6)])
 kinds = st.sampled_from([TaskKind.FIT, TaskKind.MASK, TaskKind.SCORE])
 text = st.sampled_from(["", "why", "because"])
+sums = st.dictionaries(st.sampled_from(["personal.pm_v", "loss"]), st.just(Spread(0.5, 0.25, None, 3)))
 scores = st.dictionaries(st.sampled_from(["global.accuracy", "personal.pm_v", "loss"]), st.sampled_from([0.0, 0.5, 1]))
 of_none = st.builds(
     lambda *at: TaskRow("-".join(map(str, at[:5])), *at),
@@ -84,6 +86,7 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "set_task_status": st.tuples(tasks.map(lambda task: task.task_id), st.sampled_from(["started", "failed"]), text),
     "judge": st.tuples(updates),
+    "sum_scores": st.tuples(*at, st.just(("personal.pm_v", "loss")), sums),
     "add_scores": st.tuples(tasks, scores),
 }
 deeds = st.one_of(*(st.tuples(st.just(name), values) for name, values in DEEDS.items()))
@@ -133,9 +136,10 @@ def answers(ledger: Ledger) -> dict[str, object]:
     said["certificates"] = sorted(ledger.certificates(), key=lambda row: row.fingerprint)
     said["runs"] = [replace(row, began_at=0, ended_at=row.ended_at and 1) for row in ledger.runs()]
     for run in RUNS:
-        for name in ("scored_round", "scored_rounds", "scores", "moved", "tasks", "updates"):
+        for name in ("scored_round", "scored_rounds", "scores", "score_sums", "moved", "tasks", "updates"):
             said[f"{name} of {run}"] = getattr(ledger, name)(run)
-        said[f"scores of {run} by name"] = ledger.scores(run, 1, ["loss"])
+        said[f"scores of {run} by name"] = ledger.scores(run, 1, ["loss"]), ledger.score_sums(run, 1, ["loss"])
+        said[f"contributors to {run}"] = ledger.contributors(run, range(1, 3))
         said[f"rounds of {run}"] = [timeless(row) for row in ledger.rounds(run, rolled_back=True)]
         said[f"later rounds of {run}"] = [timeless(row) for row in ledger.rounds(run, since=1)]
         said[f"state of {run}"] = [ledger.state(run, number) for number in ROUNDS]

@@ -24,8 +24,6 @@ from protofed.client.agent.sum_steps import SumSteps, check_member, is_summed
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.update_checks import PolicyRefusedError
-from protofed.client.state.daily_counts import Counted
 from protofed.client.state.store import COUNTED, SiteState
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
@@ -44,6 +42,7 @@ from protofed.common.errors import (
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
+from protofed.common.secure_sums.context import Subject
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -81,7 +80,6 @@ class Agent:
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
-        self._settled: set[str] = set()  # task_ids of this run that have a receipt
         self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
         self._bases = BaseModelCache(link, self._status, self._check_base)
         self._scorer = Scorer(site, self._status, self._bases, self._elsewhere)
@@ -113,7 +111,7 @@ class Agent:
             with self._status.asking():
                 answer = self._link.next_task(self._assignment.run, wait_s)
             if isinstance(answer, Task):
-                if not self._is_new(answer, self._assignment.run):
+                if not self._task_guard.is_new(answer, self._assignment.run):
                     return self._wait(REJECTED_PAUSE_S)
                 if not self._takes_tasks():  # the schedule ended, or the run was denied, while the server waited
                     self._decline_if_left(answer)
@@ -154,16 +152,6 @@ class Agent:
         """Decline a task of a run that the site has left; otherwise the server learns at the next enrolling."""
         if self._enrollment.left_run() is not None:
             self._decline(task, FailureReason.WITHDRAWN, "this site has left the run; no data were read")
-
-    def _is_new(self, task: Task, run: str) -> bool:
-        """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""
-        new = task.run == run and task.task_id not in self._settled
-        if not new:
-            reason = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
-            log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=reason)
-            # Rejected once only: a server that was restored from a backup gives the same task again, and needs it.
-            self._settled.discard(task.task_id)
-        return new
 
     def _wait(self, pause_s: float) -> Wait:
         self._pause(pause_s)
@@ -207,7 +195,7 @@ class Agent:
             log.error("this site cannot take part in the run", run=assignment.run, why=str(failure))
             return
         self._sums.only(assignment.run)
-        self._settled = set(self._site.store.settled(assignment.run))
+        self._task_guard.take_up(assignment.run)
         self._site.store.retain(assignment.keep_rounds)
         self._own_scores.take_up(assignment.run)
         federation = self._run.recipe.federation
@@ -217,7 +205,12 @@ class Agent:
     def _work_on(self, task: Task) -> None:
         log.info("task begun", run=task.run, round=task.round, kind=task.kind.value)
         self._status.task_id, self._status.fit_progress = task.task_id, FitProgress()
-        work = {TaskKind.INITIALISE: self._initialise, TaskKind.FIT: self._fit, TaskKind.SCORE: self._score}
+        work = {
+            TaskKind.INITIALISE: self._initialise,
+            TaskKind.FIT: self._fit,
+            TaskKind.SCORE: self._score,
+            TaskKind.SCORE_SUM: self._score_sum,
+        }
         self._attempt(task, lambda: work.get(task.kind, self._sum_step)(task))
 
     def _attempt(self, task: Task, work: Callable[[], None]) -> None:
@@ -300,7 +293,7 @@ class Agent:
         match task.kind:
             case TaskKind.FIT:
                 return [self._fit_from(run, task, self._site.store.last_counted(task.run, task.round))]
-            case TaskKind.SCORE:
+            case TaskKind.SCORE | TaskKind.SCORE_SUM:
                 return self._scorer.ahead(run, task)
             case _:
                 return []
@@ -322,7 +315,8 @@ class Agent:
     def _sum_step(self, task: Task) -> None:
         run = self._prepared(task)
         released = self._passed(task, lambda: self._sums.step(run, task))
-        self._push(task, released, self._sums.staged(task)[0] if task.kind is TaskKind.MASK else None)
+        numbers = task.kind is TaskKind.MASK and task.subject is Subject.UPDATE
+        self._push(task, released, self._sums.staged(task)[0] if numbers else None)
 
     def _release(self, task: Task, update: Update) -> Released:
         """Pass the update through the site's policy: the last function before the link."""
@@ -344,7 +338,7 @@ class Agent:
         reach("pushed")
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
-        self._settled.add(task.task_id)
+        self._task_guard.settled(task)
         if task.kind is TaskKind.FIT and not (
             receipt.verdict in COUNTED and is_summed(self._site, self._prepared(task))
         ):
@@ -359,11 +353,25 @@ class Agent:
             raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
 
     def _score(self, task: Task) -> None:
-        run = self._begun(task)
-        self._passed(task, lambda: self._task_guard.check_score(task))
-        scores = self._scorer.scores(run, task)
-        self._own_scores.keep(task, scores)  # a policy that releases none keeps them from the server, not from the site
+        run = self._scored(task)
+        # A policy that releases none keeps them from the server, not from the site.
+        scores = self._own_scores.keep(task, self._scorer.scores(run, task))
         self._link.report(task, self._site.policy.release_scores(scores))
+
+    def _score_sum(self, task: Task) -> None:
+        """Take the scores that are summed and say that they are there; taken once, whatever happens to the daemon."""
+        run = self._prepared(task)
+        if (released := self._passed(task, lambda: self._sums.scored(run, task))) is None:
+            scores = self._own_scores.keep(task, self._scorer.scores(self._scored(task), task))
+            all_own = {**self._own_scores.trained(task), **scores}
+            released = self._passed(task, lambda: self._sums.begin_scores(run, task, all_own))
+        self._push(task, released)
+
+    def _scored(self, task: Task) -> PreparedRun:
+        """`_begun` of a task that asks for scores, which the site gives once."""
+        run = self._begun(task)
+        self._passed(task, lambda: self._task_guard.check_score(task, self._scorer.roles(run, task)))
+        return run
 
     def _begun(self, task: Task) -> PreparedRun:
         """The run, once the task is counted among today's.
@@ -372,16 +380,10 @@ class Agent:
             TaskFailedError: as of `_prepared`.
             PolicyRefusedError: the policy allows no more of them today.
         """
-        run, counts, limits = self._prepared(task), self._site.store.daily_counts, self._site.policy.rules.limits
-        kind = Counted.SCORINGS if task.kind is TaskKind.SCORE else Counted.TASKS
-        most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
-        if counts is None or (again := counts.begin(kind, task.task_id, most)) is None:
-            self._enrollment.accept()
-            return run
-        text = f"{most} were begun today; none is until {again:%Y-%m-%d %H:%M} UTC (limits.{kind})"
-        violation = PolicyRefusedError(f"limits.{kind}", text)
-        self._on_refusal(task, violation)
-        raise violation
+        run = self._prepared(task)
+        self._passed(task, lambda: self._task_guard.check_today(task))
+        self._enrollment.accept()
+        return run
 
     def _prepared(self, task: Task) -> PreparedRun:
         """The run, if the task is one of it.

@@ -10,11 +10,13 @@ from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, score
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.agent.sum_steps import is_summed
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Activity, Role, Scores, Task, score_family
+from protofed.common.protocol.messages import Activity, Role, Scores, Task, TaskKind, score_family
+from protofed.common.protocol.score_names import LOSS
 
 log = structlog.get_logger()
 
@@ -30,8 +32,15 @@ class Scorer:
         """Forget the personal model's scores; called when a fit was settled."""
         self._personal = None
 
+    def roles(self, run: PreparedRun, task: Task) -> frozenset[Role]:
+        """Whose scores a task is for: in a run with secure sums a trainer's are taken for a sum of them alone."""
+        roles = frozenset(self._site.roles)
+        if not is_summed(self._site, run):
+            return roles
+        return roles & {Role.TRAINER} if task.kind is TaskKind.SCORE_SUM else roles - {Role.TRAINER}
+
     def scores(self, run: PreparedRun, task: Task) -> Scores:
-        """All scores that the site's roles give, by name; the policy still decides which of them leave."""
+        """All scores that these roles give, by name; the policy still decides which of them leave."""
         scores: dict[str, float] = {}
         for work in self._works(run, task):
             scores |= self._own(work) if work.scored is ScoredModel.OWN else self._computed(work)
@@ -45,13 +54,13 @@ class Scorer:
     def _works(self, run: PreparedRun, task: Task) -> list[Computation]:
         """Scores of the site's own model, of the global one on its own test set, and on the one that all share."""
         works, installed = [], run.method.personal == "installed"
-        state = self._site.store.last_counted(task.run, task.round + 1)
-        if Role.TRAINER in self._site.roles:
+        state, roles = self._site.store.last_counted(task.run, task.round + 1), self.roles(run, task)
+        if Role.TRAINER in roles:
             if installed or state.personal is not None:
                 works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
             if not installed and run.data.local_test is not None:
                 works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
-        if Role.EVALUATOR in self._site.roles:
+        if Role.EVALUATOR in roles:
             works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL))
         return works
 
@@ -90,6 +99,18 @@ class OwnScoreKeeper:
 
     def __init__(self, site: Site, status: DaemonStatus) -> None:
         self._site, self._status = site, status
+        self._losses: tuple[str, int, Scores] | None = None  # of the newest training: run, round and what it reported
+
+    def trained(self, task: Task) -> Scores:
+        """What the training of a task's round reported; nothing if no update of the site counted in it."""
+        if self._site.store.newest_counted(task.run) != task.round:
+            return {}
+        if self._losses is not None and self._losses[:2] == (task.run, task.round):
+            return self._losses[2]
+        if (kept := self._site.store.own_scores) is None or task.run not in kept.runs():
+            return {}
+        of_round = next((scored.scores for scored in kept.rounds(task.run) if scored.round == task.round), {})
+        return {name: value for name, value in of_round.items() if name == LOSS}
 
     def take_up(self, run: str) -> None:
         """Show what was kept of a run, in place of another run's."""
@@ -100,9 +121,15 @@ class OwnScoreKeeper:
             self._status.own_scores = {}
             log.warning("the site's own scores cannot be read", run=run, why=str(error))
 
-    def keep(self, task: Task, scores: Scores) -> None:
-        """Keep those of a task's scores that are the site's own; a disk that takes none is only logged."""
+    def keep(self, task: Task, scores: Scores) -> Scores:
+        """Keep those of a task's scores that are the site's own; give all. A disk that takes none is only logged."""
+        self._keep(task, scores)
+        return scores
+
+    def _keep(self, task: Task, scores: Scores) -> None:
         own = {name: value for name, value in scores.items() if is_own(name)}
+        if task.kind is TaskKind.FIT:
+            self._losses = task.run, task.round, own
         if not own:
             return
         families = _families(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 
@@ -16,13 +17,17 @@ from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, SecureSumError, StateError, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update, describe
-from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
+from protofed.common.protocol import score_sums
+from protofed.common.protocol.messages import Receipt, Scores, Task, TaskKind, Verdict
+from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 _OF_HOLDERS = (TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS)
+_SUBJECTS = {TaskKind.FIT: Subject.UPDATE, TaskKind.SCORE_SUM: Subject.SCORES}  # of a sum, by what begins it
 _STEPS = (*_OF_HOLDERS, TaskKind.SHARE, TaskKind.MASK, TaskKind.AGREE, TaskKind.REVEAL)
 
 
@@ -77,6 +82,31 @@ class SumSteps:
             reach("sum-begun")
             return self._released(session)
 
+    def scored(self, run: PreparedRun, task: Task) -> Released | None:
+        """The site's keys for a SCORE_SUM task whose scores are taken; None: they are not."""
+        _check_summed(self._site, run, task)
+        with _refusals():
+            found = self._found(self._context(run, task, task.base_digest))
+            return None if found is None else self._released(found)
+
+    def begin_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Released:
+        """The site's keys, for a SCORE_SUM task whose scores were just taken; they are stored with them.
+
+        What the policy lets out of them is asked at each step. A site whose policy names none takes part with none, so
+        that no other site's scores stay out of the sum for it.
+        """
+        with _refusals():
+            membership, context = self._membership(), self._context(run, task, task.base_digest)
+            membership.sessions.wipe_before(task.run, task.round, task.attempt, Subject.SCORES)
+            names = _score_names(run)
+            layout = score_sums.layout_of(names)
+            session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
+            session = replace(session, scores=score_sums.summable(names, scores))
+            membership.sessions.save(session)
+            reach("sum-begun")
+            log.info("own scores leave in a sum", run=task.run, round=task.round, **self._scores_in(run, session))
+            return self._released(session)
+
     def vector(self, run: PreparedRun, update: Update, base: Payload) -> ReleasedVector:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
         with _refusals():
@@ -86,14 +116,13 @@ class SumSteps:
 
     def step(self, run: PreparedRun, task: Task) -> Released:
         """What the site hands in for a later step, of the update that is staged for this sum."""
-        if not is_summed(self._site, run) or task.kind not in _STEPS:
-            raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
+        _check_summed(self._site, run, task)
         with _refusals():
             membership = self._membership()
             session = self._session(run, task)
             before, (session, payload) = session, self._worked(run, task, session, membership.sessions.opened(session))
             if Vector.VALUES in session.revealed and Vector.VALUES not in before.revealed:
-                membership.record("summed", _summed(session))
+                membership.record("summed", {**_summed(session), **self._scores_in(run, session)})
             membership.sessions.save(session)
             reach(f"sum-{task.kind}")
             return self._site.policy.release_step(payload)
@@ -145,10 +174,9 @@ class SumSteps:
                 flags = self._released_vector(run, session, task).flags()
                 return steps.send_flags(session, blob, flags, membership.identity)
             case TaskKind.MASK:
-                federation = run.recipe.federation
-                kept = steps.open_flags(session, blob, federation.min_contributors)
-                assert federation.fixed_point is not None  # noqa: S101  (the run has secure sums)
-                words = self._released_vector(run, session, task).words(federation.fixed_point, kept)
+                fixed_point, fewest = _rules(run, session)
+                kept = steps.open_flags(session, blob, fewest)
+                words = self._released_vector(run, session, task).words(fixed_point, kept)
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)
@@ -163,6 +191,8 @@ class SumSteps:
         return self._site.policy.release_step(steps.advertise(session))
 
     def _released_vector(self, run: PreparedRun, session: Session, task: Task) -> ReleasedVector:
+        if session.subject is Subject.SCORES:
+            return self._site.policy.release_score_sum(session.scores, _score_names(run))
         fitted, update = self.staged(task)
         if fitted.base_digest != session.base:
             # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
@@ -171,8 +201,17 @@ class SumSteps:
             )
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
+    def _scores_in(self, run: PreparedRun, session: Session) -> dict[str, Fact]:
+        """Which of the site's scores are in a sum of scores; of their values the site has its own record."""
+        if session.subject is not Subject.SCORES:
+            return {}
+        names = _score_names(run)
+        leaving = self._site.policy.release_score_sum(session.scores, names).flags().nonzero()[0]
+        return {"scores": [names[row] for row in leaving]}
+
     def _session(self, run: PreparedRun, task: Task) -> Session:
-        found = self._membership().sessions.find(task.run, task.round, task.attempt, Subject.UPDATE)
+        subject = task.subject or Subject.UPDATE
+        found = self._membership().sessions.find(task.run, task.round, task.attempt, subject)
         if found is None:
             raise SecureSumError("out-of-order", f"a {task.kind} task of a sum that this site has not begun")
         steps.check_same(found, self._context(run, task, Digest(found.base)))
@@ -187,11 +226,15 @@ class SumSteps:
 
     def _context(self, run: PreparedRun, task: Task, base: Digest | None) -> SumContext:
         """Of what this site itself was given: it signs nothing that names another recipe or model."""
-        if task.attempt < 1 or task.subject is not Subject.UPDATE or base is None:
+        if (
+            task.subject is None
+            or task.subject is not _SUBJECTS.get(task.kind, task.subject)
+            or not (task.attempt and base)
+        ):
             raise SecureSumError("out-of-order", f"a {task.kind} task that does not say which sum it is of")
-        form = form_of(run.method, run.recipe.method.name)
-        vectors = (Vector.HOLDERS, Vector.VALUES) if form.by_class else (Vector.VALUES,)
-        at = (task.run, task.round, task.attempt, Subject.UPDATE)
+        rows = task.subject is Subject.SCORES or form_of(run.method, run.recipe.method.name).by_class
+        vectors = (Vector.HOLDERS, Vector.VALUES) if rows else (Vector.VALUES,)
+        at = (task.run, task.round, task.attempt, task.subject)
         return SumContext(*at, Digest(run.recipe.fingerprint()), base, vectors)
 
     def _membership(self) -> Membership:
@@ -204,6 +247,24 @@ def _summed(session: Session) -> dict[str, Fact]:
     """What the audit log has of a sum that this site lets the server open."""
     at: dict[str, Fact] = {"run": session.run, "round": session.round, "attempt": session.attempt}
     return {**at, "subject": session.subject, "sites": list(session.survivors[Vector.VALUES])}
+
+
+def _check_summed(site: Site, run: PreparedRun, task: Task) -> None:
+    if not is_summed(site, run) or task.kind not in (*_STEPS, TaskKind.SCORE_SUM):
+        raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
+
+
+def _score_names(run: PreparedRun) -> tuple[str, ...]:
+    return score_sums.names_of(ScoreNames(run.recipe.classes, run.recipe.evaluation.switched_on))
+
+
+def _rules(run: PreparedRun, session: Session) -> tuple[FixedPoint, int]:
+    """How numbers of a sum are written, and how many must hold a row of it."""
+    if session.subject is Subject.SCORES:
+        return score_sums.POINT, score_sums.HOLDERS
+    federation = run.recipe.federation
+    assert federation.fixed_point is not None  # noqa: S101  (the run has secure sums)
+    return federation.fixed_point, federation.min_contributors
 
 
 @contextmanager

@@ -1,10 +1,19 @@
-"""Which tasks of a run a site does again: a roll-back goes a few rounds back, and a round is scored once."""
+"""Which tasks of a run a site does, and does again: so many a day; a roll-back goes a few rounds back, and a round is
+scored once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import structlog
+
 from protofed.client.agent.site import Site
 from protofed.client.privacy.policy import PolicyRefusedError
-from protofed.common.protocol.messages import Role, Task
+from protofed.client.state.daily_counts import Counted
+from protofed.common.protocol.messages import SCORINGS, Role, Task
+
+log = structlog.get_logger()
 
 
 class TaskGuard:
@@ -12,6 +21,25 @@ class TaskGuard:
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._settled: set[str] = set()  # task_ids of the run that have a receipt
+
+    def take_up(self, run: str) -> None:
+        """Begin, or go on, with a run."""
+        self._settled = set(self._site.store.settled(run))
+
+    def settled(self, task: Task) -> None:
+        """A task has its receipt."""
+        self._settled.add(task.task_id)
+
+    def is_new(self, task: Task, run: str) -> bool:
+        """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""
+        new = task.run == run and task.task_id not in self._settled
+        if not new:
+            reason = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
+            log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=reason)
+            # Rejected once only: a server that was restored from a backup gives the same task again, and needs it.
+            self._settled.discard(task.task_id)
+        return new
 
     def check_fit(self, task: Task) -> None:
         """Check that a FIT task goes back no further than `limits.max_rollback_rounds`.
@@ -28,16 +56,32 @@ class TaskGuard:
             )
             raise PolicyRefusedError("limits.max_rollback_rounds", text)
 
-    def check_score(self, task: Task) -> None:
+    def check_today(self, task: Task) -> None:
+        """Count a task among today's; one that was counted before is not counted again.
+
+        Raises:
+            PolicyRefusedError: the policy allows no more of them today.
+        """
+        counts, limits = self._site.store.daily_counts, self._site.policy.rules.limits
+        kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
+        most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
+        if counts is not None and (again := counts.begin(kind, task.task_id, most)) is not None:
+            text = f"{most} were begun today; none is until {again:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+            raise PolicyRefusedError(f"limits.{kind}", text)
+
+    def check_score(self, task: Task, roles: Collection[Role]) -> None:
         """Check that a trainer is asked for the scores of a round once, and of a run that it has taken part in.
 
         Repeated questions, with models of the server's choice, would tell the site's labels. An evaluator's test set is
         one that all may know.
 
+        Args:
+            roles: whose scores the task is for.
+
         Raises:
             PolicyRefusedError: its scores of this round were given for another task, or it took no part yet.
         """
-        if Role.TRAINER not in self._site.roles:
+        if Role.TRAINER not in roles:
             return
         store = self._site.store
         if store.scored(task.run).get(task.round, task.task_id) != task.task_id:
@@ -45,6 +89,9 @@ class TaskGuard:
             raise PolicyRefusedError("limits.check_base", text)
         took_part = store.newest_counted(task.run) or store.last_base(task.run) is not None
         if self._site.policy.rules.limits.check_base and not took_part:
-            text = f"scores of round {task.round} are asked for before this site was sent a model to train"
+            text = (
+                f"scores of round {task.round} are asked for before this site was sent a model to train: has it joined "
+                "late? From its first round on it gives them"
+            )
             raise PolicyRefusedError("limits.check_base", text)
         store.mark_scored(task.run, task.round, task.task_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Tensors, Update, describe
+from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import Manifest, Scores, score_family
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
@@ -42,7 +43,7 @@ class Released:
 
 @dataclass(frozen=True)
 class ReleasedVector:
-    """What of an update the policy lets into a secure sum; only `Policy.release_sum` can make one.
+    """What the policy lets into a secure sum; only `Policy.release_sum` and `release_score_sum` can make one.
 
     Its numbers leave under masks only: `client.sums` makes the masked vector of them.
     """
@@ -53,7 +54,7 @@ class ReleasedVector:
 
     def __post_init__(self, _gate: object) -> None:
         if _gate is not _GATE:
-            raise PolicyViolationError("numbers leave in a sum only through Policy.release_sum")
+            raise PolicyViolationError("numbers leave in a sum only through Policy.release_sum, or release_score_sum")
 
     def flags(self) -> Array:
         """Which classes are in it, [C] uint64 of 0 and 1."""
@@ -233,6 +234,17 @@ class Policy:
         update_checks.check_size(rules, 8 * layout.size)
         weight = update.weight if rules.example_count else None
         return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
+
+    def release_score_sum(self, scores: Scores, names: Sequence[str]) -> ReleasedVector:
+        """Let those of a site's own scores into a secure sum that the policy names, be it only for sums.
+
+        Args:
+            names: rows of the sum, of which some may be other than the site's own.
+        """
+        rules, own = self.rules, {name: value for name, value in scores.items() if is_own(name)}
+        named = {name: value for name, value in own.items() if score_family(name) in rules.summed_metrics}
+        leaving = score_sums.summable(names, {**self._named(own), **named})
+        return ReleasedVector(score_sums.layout_of(names), score_sums.terms_of("", names, leaving), _GATE)
 
     def release_step(self, message: Payload) -> Released:
         """A site's message of a secure sum: keys, shares, signatures, or a masked vector.

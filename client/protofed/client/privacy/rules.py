@@ -37,6 +37,7 @@ class PolicyRules(StrictModel):
         "allowed"  # what leaves only in a secure sum: class rows and own scores; or everything but the first model
     )
     sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of its group, summed together or not
+    summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always

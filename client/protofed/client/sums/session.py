@@ -59,6 +59,7 @@ class Session:
         sent: by vector, the digest of what it sends: a second one under the same masks would show the difference.
         survivors: by vector, the only set that it signs, and reveals shares for.
         revealed: vectors of which it has revealed shares.
+        scores: what is summed, of a sum of scores: a daemon that was killed must not take them anew.
     """
 
     run: str
@@ -80,6 +81,7 @@ class Session:
     sent: Mapping[Vector, str] = field(default_factory=dict)
     survivors: Mapping[Vector, tuple[SiteId, ...]] = field(default_factory=dict)
     revealed: tuple[Vector, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 

@@ -52,6 +52,9 @@ class TaskKind(StrEnum):
     REVEAL = "reveal"
 
 
+SCORINGS = frozenset({TaskKind.SCORE, TaskKind.SCORE_SUM})  # what a site takes scores for
+
+
 @dataclass(frozen=True)
 class Task:
     """One piece of work for one site.

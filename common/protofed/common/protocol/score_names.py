@@ -124,6 +124,14 @@ class ScoreNames:
             raise ValueError(f"'{short(name)}': expected {expected}")
         return family
 
+    def spelled(self, family: str) -> list[str]:
+        """The names of a family's scores in this run, one for each number at its end; none: it is not taken."""
+        known = FAMILIES[family]
+        if not self._is_on(known):
+            return []
+        count = {"none": 0, "bin": BINS, "class": self.classes}[known.indexed]
+        return [f"{family}.{number}" for number in range(count)] or [family]
+
     def _family(self, name: str) -> ScoreFamily | None:
         if (family := FAMILIES.get(name)) is not None and family.indexed == "none":
             return family if self._is_on(family) else None

@@ -1,8 +1,20 @@
-"""That sites sent no scores of their own models, in words: for `runs show`, `runs watch` and reports."""
+"""That sites sent no scores of their own models, or only in a sum, in words: for `runs show`, `runs watch`, reports."""
 
 from __future__ import annotations
 
 from protofed.deploy.console.tables import count
+
+NO_WORST = "–"  # of a secure sum nobody knows the worst
+
+
+def from_sum(sites: int) -> str:
+    """Where scores come from of which no site's own is known; without a full stop."""
+    return f"mean over {count(sites, 'site')}, from a secure sum; no site's own score left it"
+
+
+def summed_sentence(sites: int) -> str:
+    """What scores are that a table shows with `NO_WORST`."""
+    return f"scores without a worst: {from_sum(sites)}"
 
 
 def kept_sentence(sites: int, of: int | None = None) -> str:

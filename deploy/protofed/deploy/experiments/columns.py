@@ -31,7 +31,7 @@ class TableColumn:
 
 def summarise(result: Result) -> Summary:
     """A finished run as the papers report it."""
-    return summary(result.scores, result.cohorts, result.local_test_examples)
+    return summary(result.scores, result.cohorts, result.local_test_examples, result.sums)
 
 
 def usual(runs: Sequence[Summary]) -> list[TableColumn]:

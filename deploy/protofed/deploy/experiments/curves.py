@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from protofed.common.statistics import spreads
 from protofed.common.storage import files
 from protofed.deploy.experiments.experiment import Result
+from protofed.deploy.experiments.summary import over_sites
 
 # Okabe and Ito's colours, distinguished by colour-blind readers; yellow is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -55,7 +55,11 @@ def draw(results: Mapping[str, Sequence[Result]], out: Path) -> list[Path]:
 def over_rounds(results: Sequence[Result], name: str) -> tuple[list[int], NDArray[np.float64]] | None:
     """Rounds that all seeds have the score of, and its mean over sites, [seeds, rounds]; None if there are none."""
     means = [
-        {round_: spread[name].mean for round_, sites in result.scores.items() if name in (spread := spreads(sites))}
+        {
+            round_: spread[name].mean
+            for round_, spread in over_sites(result.scores, result.sums).items()
+            if name in spread
+        }
         for result in results
     ]
     rounds = sorted(set.intersection(*map(set, means))) if means else []

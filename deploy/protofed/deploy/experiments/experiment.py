@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, StrictModel, parse, parse_json
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
+from protofed.common.statistics import Spread
 from protofed.common.storage import files
 from protofed.deploy.overrides import leaves
 
@@ -26,6 +29,7 @@ class Result(StrictModel):
         seconds: wall-clock time of the job, summed over its interruptions.
         state: address of the last published state.
         scores: of every scored round, by site and name; `loss` is a site's training loss in that round.
+        sums: of every scored round of a run under secure sums, what they say of the sites' own scores, by name.
         cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
         test_images: size of the test set that all sites share; 0: there is none; None: 0.2.0 did not write it.
@@ -40,6 +44,7 @@ class Result(StrictModel):
     train_examples: dict[SiteId, int]
     local_test_examples: dict[SiteId, int]
     test_images: int | None = None
+    sums: dict[int, dict[str, Spread]] = Field(default_factory=dict)
 
 
 class ExperimentContents(StrictModel):

@@ -77,7 +77,7 @@ def _result(running: Simulation, seconds: float) -> Result:
     for row in published[1:]:  # the first one is the model before training
         used = one_a_site(ledger.updates(run, row.round, row.attempt))
         cohorts[row.round] = tuple(update.task.site for update in used)
-        for update in used if row.round in scores else []:
+        for update in used if row.round in scores and not recipe.federation.secure else []:
             if "loss" in update.metrics:
                 scores[row.round].setdefault(update.task.site, {})["loss"] = update.metrics["loss"]
     assert published[-1].state is not None  # noqa: S101  (see above)
@@ -87,6 +87,7 @@ def _result(running: Simulation, seconds: float) -> Result:
         seconds=seconds,
         state=published[-1].state,
         scores=scores,
+        sums=ledger.score_sums(run),
         cohorts=cohorts,
         train_examples={site: len(data.train) for site, data in held.items()},
         local_test_examples={site: len(data.local_test) for site, data in held.items() if data.local_test is not None},

@@ -15,7 +15,8 @@ from protofed.server.rounds.model_warnings import (
 
 def warnings_about(result: Result) -> list[ModelWarning]:
     """As `rounds.model_warnings` has them for a run that has ended."""
-    recipe, by_round = result.recipe, sorted(result.scores.items())
+    recipe, numbers = result.recipe, sorted({*result.scores, *result.sums})
+    by_round = [(number, result.scores.get(number, {})) for number in numbers]
     losses = {number: [one[LOSS] for one in sites.values() if LOSS in one] for number, sites in by_round}
     return model_warnings(
         RunHistory(
@@ -24,7 +25,7 @@ def warnings_about(result: Result) -> list[ModelWarning]:
             ended=True,
             global_model=False,  # its states are not in a result
             class_names=recipe.class_names,
-            scored=[ScoredRound(number, sites) for number, sites in by_round],
+            scored=[ScoredRound(number, sites, result.sums.get(number, {})) for number, sites in by_round],
             trained=[TrainedRound(number, None, losses=values) for number, values in losses.items()],
         )
     )

@@ -14,6 +14,7 @@ from protofed.common.statistics import Spread, lower_is_better, spreads
 
 SiteScores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
 Scores: TypeAlias = Mapping[int, SiteScores]  # by scored round, as `Ledger.scores`
+Sums: TypeAlias = Mapping[int, Mapping[str, Spread]]  # likewise, as `Ledger.score_sums`
 
 OWN_LOCAL, SHARED_LOCAL = "personal.local.accuracy", "global.local.accuracy"
 FAIRNESS = "personal.pm_l"
@@ -60,27 +61,30 @@ class Summary:
     shared_local: Mapping[int, LocalAccuracy]
 
 
-def summary(scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int]) -> Summary:
+def summary(
+    scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int], sums: Sums | None = None
+) -> Summary:
     """Everything that reports say of a finished run.
 
     Args:
         scores: by round, site and name.
         cohorts: by scored round, the sites whose updates it aggregated.
+        sums: what secure sums say of the sites' own scores.
         tested: n_k, examples in each site's own test set; empty where they are not known.
 
     Raises:
         DataError: a site has a score on its own test set, but not its size while others have theirs.
     """
-    last = max(scores, default=0)
-    by_site = scores.get(last, {})
-    sites = spreads(by_site)
+    by_round = over_sites(scores, sums or {})
+    last = max(by_round, default=0)
+    by_site, sites = scores.get(last, {}), by_round.get(last, {})
     return Summary(
         round=last,
         sites=sites,
         active=spreads(active(by_site, cohorts.get(last, ()))),
         worst_site=worst_sites(by_site),
         worst_class=worst_classes(sites),
-        recent=recent(scores),
+        recent=recent(by_round),
         fairness=sites[FAIRNESS].std if FAIRNESS in sites else None,
         local=local_accuracies(scores, tested, OWN_LOCAL) if tested else {},
         shared_local=local_accuracies(scores, tested, SHARED_LOCAL) if tested else {},
@@ -120,11 +124,16 @@ def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) ->
     return found
 
 
-def recent(scores: Scores, rounds: int = 10) -> dict[str, float]:
+def over_sites(scores: Scores, sums: Sums) -> dict[int, dict[str, Spread]]:
+    """Each score over the sites that have it, by round."""
+    return {number: spreads(scores.get(number, {}), sums.get(number, {})) for number in sorted({*scores, *sums})}
+
+
+def recent(by_round: Mapping[int, Mapping[str, Spread]], rounds: int = 10) -> dict[str, float]:
     """By score, the mean over the last `rounds` rounds that have it of the mean over sites."""
     means: dict[str, list[float]] = {}
-    for number in sorted(scores):
-        for name, value in spreads(scores[number]).items():
+    for number in sorted(by_round):
+        for name, value in by_round[number].items():
             means.setdefault(name, []).append(value.mean)
     return {name: float(np.mean(values[-rounds:])) for name, values in means.items()}
 

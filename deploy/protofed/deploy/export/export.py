@@ -21,6 +21,7 @@ from protofed.common.payload import Payload
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.deploy.console.best_round import kept_best
+from protofed.deploy.console.kept_scores import from_sum
 from protofed.deploy.export import model_folder, models, onnx, published_states, site_state
 from protofed.deploy.export.model_card import card, choice
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
@@ -249,7 +250,8 @@ def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, rou
 
 def _scored(published: PublishedState, run_facts: RunFacts | None = None) -> ModelScores:
     """Scores of the global model, and by whom and on whose images each was taken."""
-    found = {name: spread for name, spread in spreads(published.scores).items() if name.startswith("global.")}
+    over_sites = spreads(published.scores, published.sums)
+    found = {name: spread for name, spread in over_sites.items() if name.startswith("global.")}
     if not found:
         return ModelScores(of=f"none were taken after round {published.round}")
     names = {site: {n for n in scores if n in found} for site, scores in published.scores.items()}
@@ -261,6 +263,8 @@ def _scored(published: PublishedState, run_facts: RunFacts | None = None) -> Mod
         where.append(f"`global.*` on the test images of {' and '.join(evaluators)}{middle}")
     if local:
         where.append(f"`global.local.*` by {len(local)} site(s), each on test images of its own, their mean")
+    if summed := [spread.sites for spread in found.values() if spread.worst is None]:
+        where.append(f"`global.local.*`: {from_sum(max(summed))}")
     if not evaluators:
         where.append("no evaluator scored it")
     values = {name: spread.mean for name, spread in found.items()}

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from protofed.common import codec
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
+from protofed.common.statistics import Spread, recorded_spreads
 from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.export.run_facts import RunFacts
 from protofed.deploy.state_folder import open_state
@@ -32,6 +33,7 @@ class PublishedState:
         address: its digest in the ledger, checked against the bytes.
         scores: recorded after that round, by site and score name; empty if there are none.
         run_facts: of the run's record.
+        sums: what a secure sum says of the sites' own scores after that round.
     """
 
     recipe: Recipe
@@ -40,6 +42,7 @@ class PublishedState:
     state: Payload
     scores: Mapping[SiteId, Mapping[str, float]] = field(default_factory=dict)
     run_facts: RunFacts | None = None
+    sums: Mapping[str, Spread] = field(default_factory=dict)
 
 
 def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedState:
@@ -58,9 +61,10 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
         number, address = published(opened.ledger, opened.blobs, name, round)
         data = opened.blobs.get(address)
         scores = opened.ledger.scores(name, number).get(number, {})
+        sums = opened.ledger.score_sums(name, number).get(number, {})
         run_facts = RunFacts.of(run_record(opened.ledger, opened.blobs, name), number)
     assert row is not None  # noqa: S101  (`opened.run` found it)
-    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, run_facts)
+    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, run_facts, sums)
 
 
 def best_in(folder: Path, run: str) -> BestSnapshot | None:
@@ -99,8 +103,10 @@ def of_server(operator: Operator, run: str, round: int | None = None) -> Publish
     rows = [row for row in told["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")]
     address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
     recipe = parse_json(json.dumps(told["recipe"]), Recipe, f"the recipe of run '{run}'")
-    scores = {entry["round"]: entry["sites"] for entry in told["scores"]}.get(number, {})
-    return PublishedState(recipe, number, address, codec.decode(data), scores, RunFacts.of(told, number))
+    entry: Mapping[str, Any] = next((entry for entry in told["scores"] if entry["round"] == number), {"sites": {}})
+    sums = {name: of for name, of in recorded_spreads(entry).items() if of.worst is None}
+    facts = RunFacts.of(told, number)
+    return PublishedState(recipe, number, address, codec.decode(data), entry["sites"], facts, sums)
 
 
 def _state_digest(data: bytes, expected: str, label: str) -> Digest:

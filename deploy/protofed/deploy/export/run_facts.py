@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from protofed.common.protocol.messages import score_family
-from protofed.common.statistics import spreads
+from protofed.common.statistics import recorded_spreads
 from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.console.model_warnings import MOST_SITES
 from protofed.deploy.console.site_exits import unrecorded_exits
@@ -74,9 +74,13 @@ class RunFacts:
 
 def _means(record: Mapping[str, Any], score: str) -> dict[int, float]:
     """By round; a score of a single class is in the record of two rounds only, the newest and the best."""
-    by_class = [entry for entry in (record["classes"]["newest"], record["classes"]["best"]) if entry["sites"]]
+    by_class = [
+        entry
+        for entry in (record["classes"]["newest"], record["classes"]["best"])
+        if entry["sites"] or entry.get("sums")
+    ]
     entries = record["scores"] if score_family(score) == score else by_class
-    found = {entry["round"]: spreads(entry["sites"]) for entry in entries}
+    found = {entry["round"]: recorded_spreads(entry) for entry in entries}
     return {number: by_name[score].mean for number, by_name in found.items() if score in by_name}
 
 

@@ -157,7 +157,8 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
         published = running.coordinator.published
         if not running.runs.finished or running.runs.failed or published is None:
             raise StateError(f"the run in {folder} has not ended well; the command that began it goes on with it")
-        scores = running.ledger.scores(recipe.name)
-        newest = scores[max(scores)] if scores else {}
+        scored, ledger = running.ledger.scored_round(recipe.name), running.ledger
+        single, sums = ledger.scores(recipe.name, scored), ledger.score_sums(recipe.name, scored)
+        newest = spreads(single.get(scored, {}), sums.get(scored, {}))
         recorded = running.coordinator.recipe.model_copy(update={"data": recipe.data})
-    return FinishedRun(label, recorded, state, published.state, {k: v.mean for k, v in spreads(newest).items()})
+    return FinishedRun(label, recorded, state, published.state, {k: v.mean for k, v in newest.items()})

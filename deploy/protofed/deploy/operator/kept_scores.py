@@ -13,6 +13,8 @@ def keeping(detail: pb.RunDetail) -> int:
 
     Sites are asked after the rounds that `score_personal_every` names; of another round's scores nothing follows.
     """
+    if any(task.kind == "score-sum" for row in detail.rounds for task in row.sites):
+        return 0  # trainers are asked for a sum of theirs
     rows = [row for row in detail.rounds if row.round >= detail.scored_round and row.outcome != "rolled-back"]
     answered = next((sites for row in reversed(rows) if (sites := _answered(row.sites))), frozenset[str]())
     telling = max((score.sites for score in detail.scores if is_own(score.name)), default=0)

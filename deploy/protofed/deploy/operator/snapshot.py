@@ -92,14 +92,14 @@ class ScoreSnapshot:
     """One score over sites.
 
     Attributes:
-        worst: of all sites.
+        worst: of all sites; None: from a secure sum, where no site's own is known.
         mean_change, worst_change: since the scored round before; None: the watcher has not seen that.
     """
 
     name: str
     mean: float
     std: float
-    worst: float
+    worst: float | None
     sites: int
     mean_change: float | None
     worst_change: float | None

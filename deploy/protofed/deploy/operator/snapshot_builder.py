@@ -197,10 +197,10 @@ def _score(history: WatchHistory, name: str) -> ScoreSnapshot:
         name=printable(name),
         mean=new.mean,
         std=new.std,
-        worst=new.worst,
+        worst=None if new.summed else new.worst,
         sites=new.sites,
         mean_change=None if old is None else new.mean - old.mean,
-        worst_change=None if old is None else new.worst - old.worst,
+        worst_change=None if old is None or new.summed or old.summed else new.worst - old.worst,
         lower_is_better=lower_is_better(name),
     )
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import kept_sentence
+from protofed.deploy.console.kept_scores import NO_WORST, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping
@@ -59,6 +59,8 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
         parts.append(_scores_table(detail))
     if (best := best_snapshot(detail)) is not None:
         parts.append(Text(best_sentence(best)))
+    if summed := [score.sites for score in detail.scores if score.summed]:
+        parts.append(Text(summed_sentence(max(summed)), style="dim"))
     if sites := keeping(detail):
         parts.append(Text(kept_sentence(sites), style="dim"))
     return parts
@@ -142,8 +144,8 @@ def _scores_table(detail: pb.RunDetail) -> Table:
     table = plain_table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
     for score in detail.scores:
         if not score.name.rpartition(".")[2].isdigit():  # those of single classes are in --json only
-            values = (f"{value:.4f}" for value in (score.mean, score.std, score.worst))
-            table.add_row(score.name, *values, str(score.sites))
+            worst = NO_WORST if score.summed else f"{score.worst:.4f}"
+            table.add_row(score.name, f"{score.mean:.4f}", f"{score.std:.4f}", worst, str(score.sites))
     return table
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from protofed.client.privacy.score_disclosures import is_own
-from protofed.common.statistics import Spread, lower_is_better, spreads
+from protofed.common.statistics import Spread, lower_is_better, recorded_spreads
 
 LABELS = {  # without the model's test set: a record does not have whether two sites were given the same images
     "balanced_accuracy": "balanced accuracy",
@@ -159,7 +159,7 @@ class RunRecord:
     @cached_property
     def spreads(self) -> dict[int, dict[str, Spread]]:
         """Mean, std and worst over sites, by round and name of the score."""
-        return {number: spreads(sites) for number, sites in self.scores.items()}
+        return {scored["round"]: recorded_spreads(scored) for scored in self.raw["scores"]}
 
     @property
     def newest(self) -> int | None:
@@ -176,15 +176,24 @@ class RunRecord:
         sites = {} if self.newest is None else self.scores[self.newest]
         return {site: scores[name] for site, scores in sites.items() if name in scores}
 
-    def worst(self, name: str) -> tuple[str, float]:
-        """The site with the worst value of a score in the newest scored round, which must have it, and the value."""
+    def worst(self, name: str) -> tuple[str, float] | None:
+        """The site with the worst value of a score in the newest scored round, which must have it, and the value.
+
+        None: it is known from a secure sum alone.
+        """
         pick = max if lower_is_better(name) else min
-        return pick(self.site_scores(name).items(), key=lambda pair: pair[1])
+        values = self.site_scores(name)
+        return pick(values.items(), key=lambda pair: pair[1]) if values else None
+
+    def is_summed(self, name: str) -> bool:
+        """Whether a score of the newest scored round is known from a secure sum alone."""
+        return (of := self.latest_spreads.get(name)) is not None and of.worst is None
 
     def series(self, name: str) -> dict[int, list[float]]:
-        """A score's values over sites, by round."""
+        """A score's values over sites, by round; from a secure sum their mean alone."""
         values = {n: [scores[name] for scores in sites.values() if name in scores] for n, sites in self.scores.items()}
-        return {number: of_sites for number, of_sites in values.items() if of_sites}
+        means = {n: of[name].mean for n, of in self.spreads.items() if name in of}
+        return {number: values[number] or [mean] for number, mean in means.items()}
 
     @cached_property
     def reported(self) -> dict[str, set[str]]:
@@ -204,7 +213,9 @@ class RunRecord:
             for kind in ("fit", "score")
         )
         telling = {site for site, names in self.reported.items() if any(map(is_own, names))}
-        return sorted(trained & scored - telling)
+        # Under secure sums trainers are asked for a sum of theirs: those that score besides are evaluators.
+        asked_for_sums = any(task["kind"] == "score-sum" for _, task in self.tasks())
+        return [] if asked_for_sums else sorted(trained & scored - telling)
 
     def losses(self) -> dict[int, list[float]]:
         """Training losses over sites, by round."""
@@ -236,7 +247,9 @@ class RunRecord:
             whose: `global` or `personal`.
         """
         by_class = self.by_class(which, f"{whose}.recall")
-        return {c: fmean(of_sites.values()) for c, of_sites in by_class.items()}
+        names = ((name.rpartition("."), of) for name, of in self.raw["classes"][which].get("sums", {}).items())
+        sums = {int(number): of["mean"] for (stem, _, number), of in names if stem == f"{whose}.recall"}
+        return sums | {c: fmean(of_sites.values()) for c, of_sites in by_class.items()}
 
     @property
     def chance(self) -> float:

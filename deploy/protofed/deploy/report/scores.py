@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from protofed.common.statistics import lower_is_better, spread
+from protofed.deploy.console.kept_scores import from_sum
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.kept_scores import kept_scores
@@ -61,6 +62,8 @@ def curves(record: RunRecord) -> Section:
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
     lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
+    if sums := [record.latest_spreads[name].sites for name in CURVES if record.is_summed(name)]:
+        lead.append(f"Of the sites' own scores: {from_sum(max(sums))}, and so there is no band.")
     if any(panel.chance is not None for panel in panels):
         lead.append("Dashed: the balanced accuracy of guessing, 1 of the number of classes in the test set.")
     return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
@@ -123,6 +126,9 @@ def fairness(record: RunRecord) -> Section:
     if not names:
         reason = kept or "No site has reported a score of its own model."
         return Section("fairness", "Site by site", missing=[reason])
+    if all(map(record.is_summed, names)):
+        return _summed_fairness(record, names)
+    names = [name for name in names if not record.is_summed(name)]
     sites = sorted({site for name in names for site in record.site_scores(name)})
     looks = zip(names, (BLUE, ORANGE, GREEN, "black"), ("o", "^", "s", "D"), strict=False)
     series = [Series(CURVES[name], record.site_scores(name), colour, marker) for name, colour, marker in looks]
@@ -131,6 +137,17 @@ def fairness(record: RunRecord) -> Section:
     figure = Figure(told, f"{description}.", horizontal_points(sites, series))
     tables, missing = [_site_table(record, names, sites)], [kept] if kept else []
     return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
+
+
+def _summed_fairness(record: RunRecord, names: list[str]) -> Section:
+    """How far apart the sites' own models are, of which a secure sum says mean and deviation alone."""
+    spreads = {name: record.latest_spreads[name] for name in names}
+    rows: list[Row] = [
+        [CURVES[name], formatted(name, of.mean), formatted(name, of.std), str(of.sites)] for name, of in spreads.items()
+    ]
+    table = Table(f"Own models in round {record.newest}, in %", ["score", "mean", "± std", "sites"], rows)
+    lead = [f"{from_sum(max(of.sites for of in spreads.values())).capitalize()}."]
+    return Section("fairness", "Site by site", lead=lead, tables=[table])
 
 
 def calibration(record: RunRecord) -> Section:
@@ -242,10 +259,10 @@ def _missing_recalls(record: RunRecord, whose: str) -> str:
 
 def _spread_text(record: RunRecord, name: str) -> str:
     scores, over_sites = record.site_scores(name), record.latest_spreads[name]
-    (worst, least), best = record.worst(name), max(scores, key=lambda site: scores[site])
+    worst, best = (chosen(scores, key=lambda site: scores[site]) for chosen in (min, max))
     return (
         f"{CURVES[name]}: mean {percent(over_sites.mean)}, standard deviation {100 * over_sites.std:.1f}, "
-        f"worst {worst} with {percent(least)}, best {best} with {percent(scores[best])}"
+        f"worst {worst} with {percent(scores[worst])}, best {best} with {percent(scores[best])}"
     )
 
 

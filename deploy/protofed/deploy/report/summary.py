@@ -6,6 +6,7 @@ from protofed.common.citations import PAPERS, paper
 from protofed.common.config.recipe import Federation
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
+from protofed.deploy.console.kept_scores import from_sum
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
 from protofed.deploy.report.kept_scores import kept_scores
@@ -64,10 +65,12 @@ def tiles(record: RunRecord) -> list[Tile]:
             note = "; ".join(filter(None, notes))
             headlines.append(Tile(f"Global model, {LABELS[score]}", percent(of_global.mean), note))
     if (own := own_score(record)) is not None:
-        spread, (site, worst) = latest[own], record.worst(own)
-        note = f"± {100 * spread.std:.1f}; {label(own)}; {counted(spread.sites, 'site')}"
+        spread, worst = latest[own], record.worst(own)
+        summed = ", from a secure sum" if worst is None else ""
+        note = f"± {100 * spread.std:.1f}; {label(own)}; {counted(spread.sites, 'site')}{summed}"
         headlines.append(Tile("Sites' own models, mean", percent(spread.mean), note))
-        headlines.append(Tile("Worst site's own model", percent(worst), site))
+        if worst is not None:
+            headlines.append(Tile("Worst site's own model", percent(worst[1]), worst[0]))
     headlines.append(Tile("Rounds", f"{record.done} of {record.planned}", _rounds_note(record)))
     return headlines
 
@@ -114,6 +117,7 @@ def _received(record: RunRecord) -> str:
     sent = [f"{counted(len(updates), what)} ({size} MB)" if updates else f"no {what}"]
     sent += ["their training losses"] if any(task["loss"] is not None for task in updates) else []
     sent += [f"the scores that {counted(len(record.reported), 'site')} took"] if record.reported else []
+    sent += ["sums of the sites' own scores"] if any(scored.get("sums") for scored in record.raw["scores"]) else []
     plugin = (
         ""
         if record.recipe["method"]["name"] in PAPERS
@@ -230,14 +234,17 @@ def _baseline(record: RunRecord, prefix: str, score: str) -> str:
 def _own_quality(record: RunRecord) -> list[str]:
     if (own := own_score(record)) is None:
         return []
-    last, (site, value) = record.latest_spreads, record.worst(own)
+    last, worst_site = record.latest_spreads, record.worst(own)
     prefix = own.rpartition(".")[0]
     balanced = last.get(f"{prefix}.{BALANCED}") if not own.endswith(BALANCED) else None
     beside = f", balanced {percent(balanced.mean)}" if balanced is not None else ""
-    worst = f"; the worst is that of {site} with {percent(value)}" if last[own].sites > 1 else ""
-    models = (
-        f"The own models of {counted(last[own].sites, 'site')}" if last[own].sites > 1 else f"The own model of {site}"
-    )
+    if worst_site is None:
+        worst, models = f"; {from_sum(last[own].sites)}", f"The own models of {counted(last[own].sites, 'site')}"
+    elif last[own].sites > 1:
+        worst = f"; the worst is that of {worst_site[0]} with {percent(worst_site[1])}"
+        models = f"The own models of {counted(last[own].sites, 'site')}"
+    else:
+        worst, models = "", f"The own model of {worst_site[0]}"
     average = " on average" if last[own].sites > 1 else ""
     return [f"{models}: {percent(last[own].mean)}{average} ({label(own)}){beside}{worst}."]
 
@@ -294,6 +301,8 @@ def _test_sets(record: RunRecord) -> list[str]:
         notes.append(f"Own models': each on {_own_test_images(record)} that its site was set up with.")
     if any(".local." in name for name in names):
         notes.append("“On the sites' own test sets”: each site on images of its own that it did not train on.")
+    if sums := [of.sites for name, of in record.latest_spreads.items() if record.is_summed(name)]:
+        notes.append(f"Of the sites' own scores: {from_sum(max(sums))}.")
     if MAJORITY not in names:
         notes.append("Accuracy says little where one class is common; how common is not on record.")
     shown = f"{' '.join(notes)} This record does not show whether two sites were given the same test images."
@@ -311,8 +320,10 @@ def _pair(record: RunRecord, score: str) -> list[str]:
     left = "–" if of_global is None else formatted(score, of_global.mean)
     if own is None:
         return [left, "–", "–", "–", "–"]
-    site, value = record.worst(f"personal.{score}")
-    return [left, formatted(score, own.mean), _std(score, own), formatted(score, value), site if own.sites > 1 else "–"]
+    middle = [left, formatted(score, own.mean), _std(score, own)]
+    if (worst := record.worst(f"personal.{score}")) is None:
+        return [*middle, "–", "–"]
+    return [*middle, formatted(score, worst[1]), worst[0] if own.sites > 1 else "–"]
 
 
 def _std(name: str, spread: Spread) -> str:

@@ -18,7 +18,7 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
 from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks
-from protofed.client.privacy.score_disclosures import discloses
+from protofed.client.privacy.score_disclosures import discloses, is_own
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
@@ -63,7 +63,8 @@ class SitePlan:
         outgoing: the largest possible update, tensor by tensor.
         incoming: the broadcast from round 2 on; that of round 1 may lack parts that sites make.
         scalars: names of the scores that the site offers, by the model and data that they are of.
-        released: likewise, those that the policy releases; all without a policy.
+        released: likewise, those that the policy releases by themselves; all without a policy.
+        summed: likewise, those that it releases within a secure sum alone; none in a run without.
         count_needed: the run weighs sites by their numbers of examples.
         count_leaves: whether the number of examples leaves; None without a policy.
         method_summary: the first line of the client half's docstring, which names what the method keeps at a site.
@@ -80,6 +81,7 @@ class SitePlan:
     incoming: tuple[TensorSpec, ...]
     scalars: Mapping[str, tuple[str, ...]]
     released: Mapping[str, tuple[str, ...]]
+    summed: Mapping[str, tuple[str, ...]]
     count_needed: bool
     count_leaves: bool | None
     method_summary: str
@@ -149,7 +151,8 @@ def site_plan(
         ),
         incoming=describe(server.broadcast(_after(server, first, update, layout), "site")),
         scalars=scalars,
-        released=_released(scalars, policy),
+        released=_released(scalars, policy, secure=recipe.federation.secure),
+        summed=_summed(scalars, policy) if recipe.federation.secure else dict.fromkeys(scalars, ()),
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
@@ -177,6 +180,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "bytes_per_round": {"sent_least": least, "sent_most": most, "received": plan.received_bytes},
         "scalars": plan.scalars,
         "released_scalars": plan.released,
+        "summed_scalars": plan.summed,
         "scalars_disclose": {name: discloses(name) for names in plan.scalars.values() for name in names},
         "example_count": {"needed": plan.count_needed, "leaves": plan.count_leaves},
         "first_model_refused": plan.first_model,
@@ -311,7 +315,18 @@ def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dic
     return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
 
 
-def _released(scalars: Mapping[str, tuple[str, ...]], policy: Policy | None) -> Mapping[str, tuple[str, ...]]:
+def _released(
+    scalars: Mapping[str, tuple[str, ...]], policy: Policy | None, *, secure: bool
+) -> Mapping[str, tuple[str, ...]]:
+    alone = {model: [name for name in names if not (secure and is_own(name))] for model, names in scalars.items()}
     if policy is None:
-        return scalars
-    return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in scalars.items()}
+        return {model: tuple(names) for model, names in alone.items()}
+    return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in alone.items()}
+
+
+def _summed(scalars: Mapping[str, tuple[str, ...]], policy: Policy | None) -> Mapping[str, tuple[str, ...]]:
+    own = {model: [name for name in names if is_own(name)] for model, names in scalars.items()}
+    if policy is None:
+        return {model: tuple(names) for model, names in own.items()}
+    flags = {model: policy.release_score_sum(dict.fromkeys(names, 0.0), names).flags() for model, names in own.items()}
+    return {model: tuple(itertools.compress(names, flags[model])) for model, names in own.items()}

@@ -101,10 +101,16 @@ def _sight(plan: SitePlan) -> Iterator[str]:
 
 
 def _numbers(plan: SitePlan, has_policy: bool) -> Table:
-    table = _table("of", *(("leave", "stay: not in metrics") if has_policy else ("leave, if a policy names them",)))
+    if plan.recipe.federation.secure:
+        stay = ("stay: not in summed_metrics",) if has_policy else ()
+        table = _table("of", "leave", "leave in a secure sum alone", *stay)
+    else:
+        table = _table("of", *(("leave", "stay: not in metrics") if has_policy else ("leave, if a policy names them",)))
     for origin, names in plan.scalars.items():
-        withheld = [name for name in names if name not in plan.released[origin]]
-        cells = [_names([name for name in names if name not in withheld]), _names(withheld)]
+        alone, summed = plan.released[origin], plan.summed[origin]
+        withheld = [name for name in names if name not in (*alone, *summed)]
+        sums = [_names(summed)] if plan.recipe.federation.secure else []
+        cells = [_names([name for name in names if name in alone]), *sums, _names(withheld)]
         table.add_row(origin, *cells[: len(table.columns) - 1])
     return table
 
@@ -117,7 +123,11 @@ def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
     if by_sentence:
         yield "What a server can compute from those that leave, with the updates:"
         yield "\n".join(f"- {', '.join(names)}: {sentence}" for sentence, names in by_sentence.items())
-    if any(len(plan.released[origin]) < len(names) for origin, names in plan.scalars.items()):
+    if any(plan.summed.values()):
+        yield "Of those in a secure sum: how many sites have each, mean and deviation, over three sites or more."
+    if any(
+        len(plan.released[origin]) + len(plan.summed[origin]) < len(names) for origin, names in plan.scalars.items()
+    ):
         yield "The others stay on the site, where `protofed client scores` shows them."
 
 

@@ -130,7 +130,9 @@ def _transfers(ledger: LedgerReader, row: RoundRow, attempts: set[int]) -> dict[
 def _scores(ledger: LedgerReader, row: RoundRow) -> dict[str, float]:
     """Scores over sites; those of single classes have a group of their own, for they are many."""
     numbers: dict[str, float] = {}
-    for name, spread in spreads(ledger.scores(row.run, row.round).get(row.round, {})).items():
+    single = ledger.scores(row.run, row.round).get(row.round, {})
+    for name, spread in spreads(single, ledger.score_sums(row.run, row.round).get(row.round, {})).items():
         group = "scores" if score_family(name) == name else "classes"
-        numbers |= {f"{group}/{name}/{stat}": getattr(spread, stat) for stat in ("mean", "std", "worst")}
+        stats = {"mean": spread.mean, "std": spread.std, "worst": spread.worst}
+        numbers |= {f"{group}/{name}/{stat}": value for stat, value in stats.items() if value is not None}
     return numbers

@@ -137,7 +137,7 @@ class _TaskKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskKind.Val
     """score the base, report scores"""
     TASK_KIND_SCORE_SUM: _TaskKind.ValueType  # 4
     """Of a secure sum, in this order; the base is a blob of secure_sums.proto, and so is what the site uploads.
-    score the base, keep the scores, upload keys: not asked for yet; FIT begins sums of updates
+    score the base, keep the scores, upload keys; FIT likewise where updates are summed
     """
     TASK_KIND_SHARE: _TaskKind.ValueType  # 5
     """roster: upload sealed shares"""
@@ -164,7 +164,7 @@ TASK_KIND_SCORE: TaskKind.ValueType  # 3
 """score the base, report scores"""
 TASK_KIND_SCORE_SUM: TaskKind.ValueType  # 4
 """Of a secure sum, in this order; the base is a blob of secure_sums.proto, and so is what the site uploads.
-score the base, keep the scores, upload keys: not asked for yet; FIT begins sums of updates
+score the base, keep the scores, upload keys; FIT likewise where updates are summed
 """
 TASK_KIND_SHARE: TaskKind.ValueType  # 5
 """roster: upload sealed shares"""
@@ -192,7 +192,7 @@ class _SumSubjectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SumSubject
     SUM_SUBJECT_SCORES: _SumSubject.ValueType  # 2
 
 class SumSubject(_SumSubject, metaclass=_SumSubjectEnumTypeWrapper):
-    """What a secure sum is of: of updates, as yet."""
+    """What a secure sum is of."""
 
 SUM_SUBJECT_UNSPECIFIED: SumSubject.ValueType  # 0
 SUM_SUBJECT_UPDATE: SumSubject.ValueType  # 1

@@ -530,13 +530,16 @@ class Score(_message.Message):
     STD_FIELD_NUMBER: _builtins.int
     WORST_FIELD_NUMBER: _builtins.int
     SITES_FIELD_NUMBER: _builtins.int
+    SUMMED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """such as global.accuracy"""
     mean: _builtins.float
     std: _builtins.float
     worst: _builtins.float
-    """the smallest, or the largest where less is better"""
+    """the smallest, or the largest where less is better; NaN: from a secure sum"""
     sites: _builtins.int
+    summed: _builtins.bool
+    """from a secure sum of the sites' own scores: no site's value is known"""
     def __init__(
         self,
         *,
@@ -545,10 +548,11 @@ class Score(_message.Message):
         std: _builtins.float = ...,
         worst: _builtins.float = ...,
         sites: _builtins.int = ...,
+        summed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean", b"mean", "name", b"name", "sites", b"sites", "std", b"std", "worst", b"worst"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean", b"mean", "name", b"name", "sites", b"sites", "std", b"std", "summed", b"summed", "worst", b"worst"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -196,10 +196,12 @@ def _state(records: LedgerReader, run: str) -> Families:
     if (scored := records.newest(run, scored=True)) is not None:
         by_site = records.scores(run, scored.round).get(scored.round, {})
         labelled = {site: {n: v for n, v in scores.items() if _labels(n)} for site, scores in by_site.items()}
+        sums = records.score_sums(run, scored.round).get(scored.round, {})
         values = {}
-        for name, spread in spreads(labelled).items():
+        for name, spread in spreads(labelled, {n: of_all for n, of_all in sums.items() if _labels(n)}).items():
             for stat in ("mean", "std", "worst"):
-                values[(*_labels(name), stat)] = float(getattr(spread, stat))
+                if (value := getattr(spread, stat)) is not None:
+                    values[(*_labels(name), stat)] = float(value)
         yield metrics.SCORE.family(values)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SCORINGS, TaskKind
 from protofed.common.statistics import Spread, spreads
 from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.reader import LedgerReader
@@ -72,7 +72,7 @@ def overview(ledger: LedgerReader, run: str) -> Overview | None:
         received=received,
         sent=sent,
         seconds=(row.ended_at or time.time()) - rounds[0].opened_at if rounds else 0.0,
-        scores=spreads(ledger.scores(run, newest).get(newest, {})),
+        scores=spreads(ledger.scores(run, newest).get(newest, {}), ledger.score_sums(run, newest).get(newest, {})),
         scored_round=newest,
         degraded=sum(r.state is not None and r.complete is False for r in rounds),
         attempts=len(history),
@@ -92,7 +92,7 @@ def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
     if last is None:
         return "waiting for sites"
     if last.state is not None:
-        return "evaluating" if TaskKind.SCORE in asked and not last.scored else "waiting"
+        return "evaluating" if any(kind in SCORINGS for kind in asked) and not last.scored else "waiting"
     if last.abandoned is not None:
         return f"abandoned: {last.abandoned}"
     if step := next((step for step in reversed(STEPS) if step in asked), None):

@@ -143,7 +143,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     rounds: every attempt with every site's task, the refused updates, the state's digest and its statistics;
     warnings: what speaks against the run's models as they are now, by `rounds.model_warnings`: code, round, site (null:
     the global model), text and numbers;
-    scores: by round and site, without scores of single classes; classes: those, of the newest and the best round;
+    scores: by round and site, without scores of single classes, and as `sums` what secure sums say of sites' own (mean,
+    population standard deviation and number of sites by name); classes: those, of the newest and the best round;
     best: the best round by the score that the recipe chooses ({round, score, value}), and `kept`, the best round whose
     state is kept; None: no round has that score;
     prototypes: cosines [classes, classes] of the newest state kept; norms: {site: [classes]} of the newest updates
@@ -167,7 +168,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "interventions": _interventions(records, row),
         "rounds": attempts,
         "warnings": [warning.plain() for warning in warnings_of(records, run)],
-        "scores": [{"round": number, "sites": sites} for number, sites in scores.items()],
+        "scores": [{"round": number, **scored} for number, scored in scores.items()],
         "best": (best := best_of(records, blobs, run)),
         "classes": _by_class(records, run, scores, best),
         "prototypes": similarity(rounds, blobs, recipe["classes"]),
@@ -323,21 +324,30 @@ def _refused(update: UpdateRow) -> dict[str, Any]:
     }
 
 
-def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> dict[int, Scores]:
-    """Scores by round and site, without those of single classes: 1000 classes have thousands of them a round."""
+def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> dict[int, dict[str, Any]]:
+    """Scores by round, without those of single classes: 1000 classes have thousands of them a round."""
     numbers = sorted({row.round for row in rounds if row.state is not None and not row.rolled_back})
-    by_round = {number: records.scores(run, number).get(number, {}) for number in numbers}
-    return {number: _select(sites, by_class=False) for number, sites in by_round.items() if sites}
+    by_round = {number: _scored(records, run, number, by_class=False) for number in numbers}
+    return {number: scored for number, scored in by_round.items() if any(scored.values())}
 
 
 def _by_class(
-    records: LedgerReader, run: str, scores: Mapping[int, Scores], best: Mapping[str, Any] | None
+    records: LedgerReader, run: str, scores: Mapping[int, object], best: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Scores of single classes, of the newest scored round and of the best one."""
     chosen = {"newest": max(scores, default=None), "best": None if best is None else best["round"]}
-    by_round = {n: _select(records.scores(run, n).get(n, {}), by_class=True) for n in chosen.values() if n is not None}
-    rounds = {which: {"round": n, "sites": {} if n is None else by_round[n]} for which, n in chosen.items()}
+    by_round = {n: _scored(records, run, n, by_class=True) for n in chosen.values() if n is not None}
+    rounds = {which: {"round": n, **({"sites": {}} if n is None else by_round[n])} for which, n in chosen.items()}
     return {"judged_by": "" if best is None else best["score"], **rounds}
+
+
+def _scored(records: LedgerReader, run: str, round: int, *, by_class: bool) -> dict[str, Any]:
+    """Of a round's scores only those of single classes, or only the others: by site, and what secure sums say."""
+    summed = records.score_sums(run, round).get(round, {}).items()
+    chosen = {name: spread for name, spread in summed if (score_family(name) != name) is by_class}
+    sums = {name: {"mean": of.mean, "std": of.std, "sites": of.sites} for name, of in chosen.items()}
+    sites = _select(records.scores(run, round).get(round, {}), by_class=by_class)
+    return {"sites": sites, "sums": sums} if sums else {"sites": sites}
 
 
 def _select(sites: Scores, *, by_class: bool) -> dict[SiteId, dict[str, float]]:

@@ -14,7 +14,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.score_names import JUDGED_BY
-from protofed.common.statistics import spreads
+from protofed.common.statistics import Spread, spreads
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RunRow
 
@@ -129,13 +129,23 @@ def check_best_by(recipe: Recipe, *, global_model: bool) -> None:
         )
 
 
-def means_of(scores: Mapping[int, Scores], name: str) -> dict[int, float]:
-    """One score's mean over sites, by round; rounds without it are left out."""
+def means_of(scores: Mapping[int, Scores], sums: Mapping[int, Mapping[str, Spread]], name: str) -> dict[int, float]:
+    """One score's mean over sites, by round; rounds without it are left out.
+
+    Args:
+        sums: what secure sums say, by round.
+    """
     having = {
         number: {site: {name: values[name]} for site, values in sites.items() if name in values}
         for number, sites in scores.items()
     }
-    return {number: spreads(sites)[name].mean for number, sites in having.items() if sites}
+    single = {number: spreads(sites)[name].mean for number, sites in having.items() if sites}
+    return single | {number: of_round[name].mean for number, of_round in sums.items() if name in of_round}
+
+
+def read_means(records: LedgerReader, run: str, name: str) -> dict[int, float]:
+    """`means_of` a run's scores."""
+    return means_of(records.scores(run, names=(name,)), records.score_sums(run, names=(name,)), name)
 
 
 def judged(means: Means, chosen_score: str | None, until: int | None = None) -> JudgedRounds | None:
@@ -204,7 +214,7 @@ def _kept(records: LedgerReader, blobs: Kept, run: str, ranked: Iterable[BestRou
 
 def _reader(records: LedgerReader, run: str) -> Means:
     """Reads each name once, and those that are asked for alone: a long run of many sites has millions of scores."""
-    return cache(lambda name: means_of(records.scores(run, names=(name,)), name))
+    return cache(lambda name: read_means(records, run, name))
 
 
 def names_of(chosen: str | None) -> tuple[str, ...]:

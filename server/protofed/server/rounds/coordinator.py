@@ -166,7 +166,7 @@ class Coordinator:
             self._driver.decline(row, "its scores were refused")
             raise ProtocolError(f"scores refused: {problem}")
         self._ledger.add_scores(row, scores)
-        self._driver.answered(row, phases.ScoresArrived(site))
+        self._driver.answered(row, phases.ScoresArrived(site, self._clock()))
 
     def _remaining(self) -> float:
         """Seconds until the phase's deadline. A duration, not a time: sites' clocks may differ from ours."""

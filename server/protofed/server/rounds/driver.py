@@ -24,13 +24,12 @@ from protofed.common.errors import (
     StateError,
 )
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import Role, TaskKind, score_family
+from protofed.common.protocol.messages import Role, TaskKind
 from protofed.common.secure_sums.context import Subject
-from protofed.common.statistics import spreads
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
-from protofed.server.rounds.best_round import Scores, Standstill, check_best_by, judged
+from protofed.server.rounds.best_round import Standstill, check_best_by, judged
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
@@ -39,6 +38,7 @@ from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
 from protofed.server.rounds.score_memory import ScoreMemory
+from protofed.server.rounds.scoring import Scoring
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.rounds.sum_steps import SumSteps
@@ -76,6 +76,7 @@ class Driver:
         self.sums = SumSteps(recipe, self._method, context, self.invitations) if summed else None
         holders = self.sums is not None and self.sums.holders
         self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders)
+        self._scoring = Scoring(recipe, context, self._scores, self.sums, self._rules)
         self._groups = context.ledger.groups(self._run) if recipe.federation.secure else ()
         self._events: deque[phases.Event] = deque()
         self._draining = False
@@ -219,12 +220,10 @@ class Driver:
             self.phase, effects = advance(self._rules, before, event)
             step = before, event, self.phase, effects, self._context.clock()
             phase_metrics.count(self._context.metrics, self._run, *step, summed=self._rules.summed)
-            if isinstance(before, phases.Evaluating) and not isinstance(self.phase, phases.Evaluating):
+            if phases.is_scoring(before) and not phases.is_scoring(self.phase):
                 self.invitations.clear()  # later scores are dropped, and no restart waits for them again
-                self._ledger.mark_scored(self._run, before.round)
-                by_site = self._scores.closed(before.round)
+                self._scoring.close(before)
                 self._look_back()
-                self._log_scores(before.round, by_site)
             try:
                 for effect in effects:
                     self._perform(effect)
@@ -236,7 +235,7 @@ class Driver:
                 self._events.clear()
             if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
                 self._warnings.look()
-            closed = isinstance(before, phases.Aggregating | phases.Evaluating)
+            closed = isinstance(before, phases.Aggregating) or phases.is_scoring(before)
             if closed and isinstance(self.phase, phases.Idle):
                 self._events.append(self._tick_event())  # open the next round now: a tick may be a second away
 
@@ -256,9 +255,8 @@ class Driver:
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
                 self._context.metrics.round_ended("abandoned")
             case phases.AskScores(phase):
-                gave = self._ledger.newest(self._run)  # the attempt that gave the model
-                assert gave is not None  # noqa: S101  (just published)
-                self._invite(TaskKind.SCORE, phase.round, gave.attempt, phase.awaited, self._ledger.invite)
+                kind, subject = (TaskKind.SCORE_SUM, Subject.SCORES) if phase.summed else (TaskKind.SCORE, None)
+                self._invite(kind, phase.round, phase.attempt, phase.awaited, self._ledger.invite, subject)
             case phases.Finish(phase):
                 log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
                 self.invitations.clear()
@@ -319,15 +317,6 @@ class Driver:
         else:
             self.handle(outcome)
 
-    def _log_scores(self, number: int, by_site: Scores) -> None:
-        families = spreads(by_site).items()
-        # One number a family: a recall for each of a hundred classes would drown the log.
-        means = {name: round(spread.mean, 4) for name, spread in families if score_family(name) == name}
-        if by_site:
-            log.info("round scored", run=self._run, round=number, sites=len(by_site), scores=means)
-        else:  # answered, or not in time: no number of sites is claimed
-            log.info("no score of this round was sent", run=self._run, round=number)
-
     def _restore(self) -> phases.Phase:
         """The phase that the ledger's rows amount to; a run that the ledger does not know begins."""
         run = self._ledger.run(self._run)
@@ -351,7 +340,9 @@ class Driver:
         self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self._recipe.federation.required_sites)
-        found = resumed(last, tasks, self._context.clock(), tries, required, holders=self._rules.holders)
+        own_scores = self._rules.summed and self._rules.owns_due(last.round)
+        now, holders = self._context.clock(), self._rules.holders
+        found = resumed(last, tasks, now, tries, required, holders=holders, own_scores=own_scores)
         return grouped(found, self._groups, self._rules.fewest)
 
     def _tick_event(self) -> phases.Tick:
@@ -397,4 +388,6 @@ class Driver:
         """The event, with the sites that could score now."""
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
-        return phases.Aggregated(tick.now, evaluators, tick.trainers)
+        number = 0 if isinstance(self.phase, phases.FinishedPhase) else self.phase.round
+        trainers = self._scoring.askable(tick.trainers, self._groups, number)
+        return phases.Aggregated(tick.now, evaluators, trainers, self._groups)

@@ -40,7 +40,7 @@ from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 log = structlog.get_logger()
-UPLOADED = (TaskKind.INITIALISE, TaskKind.FIT, *STEPS)
+UPLOADED = (TaskKind.INITIALISE, TaskKind.FIT, TaskKind.SCORE_SUM, *STEPS)
 MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.statistics import spreads
+from protofed.common.statistics import Spread, spreads
 
 BALANCED, ACCURACY, MAJORITY, AUROC = "balanced_accuracy", "accuracy", "majority", "auroc"
 RECALL = "recall."
@@ -77,11 +77,12 @@ class ScoredRound:
 
     round: int
     scores: Mapping[SiteId, Mapping[str, float]]
+    sums: Mapping[str, Spread] = field(default_factory=dict)  # what a secure sum says of scores that no site sent alone
 
     @cached_property
     def means(self) -> Mapping[str, float]:
         """Over sites, by score; computed once, since each later round looks at some earlier ones."""
-        return {name: spread.mean for name, spread in spreads(self.scores).items()}
+        return {name: spread.mean for name, spread in spreads(self.scores, self.sums).items()}
 
 
 @dataclass(frozen=True)

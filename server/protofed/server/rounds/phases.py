@@ -158,11 +158,24 @@ class Aggregating:
 
 @dataclass(frozen=True)
 class Evaluating:
-    """Waiting for scores of the model that `round` published."""
+    """Waiting for scores of the model that `round` published; or for trainers that have taken theirs, to sum them.
+
+    Attributes:
+        then: trainers that are asked for a sum of their own scores when these are there.
+        attempt: at the round, which gave the model; of a sum.
+        summed: whether trainers are waited for whose own scores are summed.
+        reported: of these, those whose keys are there.
+        groups: that the run has formed.
+    """
 
     round: int
     awaited: Sites
     opened: float
+    then: Sites = NOBODY
+    attempt: int = 0
+    summed: bool = False
+    reported: Sites = NOBODY
+    groups: Groups = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +193,11 @@ class FinishedPhase:
 
 Phase: TypeAlias = Idle | Collecting | Summing | Aggregating | Evaluating | FinishedPhase
 PHASES = ("idle", "collecting", "summing", "aggregating", "evaluating", "finished")
+
+
+def is_scoring(phase: Phase) -> bool:
+    """Whether scores of a published model are waited for, be it for a sum of them."""
+    return isinstance(phase, Evaluating) or (isinstance(phase, Summing) and phase.subject is Subject.SCORES)
 
 
 def name(phase: Phase) -> str:
@@ -238,11 +256,13 @@ class Aggregated:
     Attributes:
         evaluators: those that can score the model of all sites, if there is one.
         trainers: those that can score their own.
+        groups: that the run has formed.
     """
 
     now: float
     evaluators: Sites
     trainers: Sites = NOBODY
+    groups: Groups = ()
 
 
 @dataclass(frozen=True)
@@ -250,6 +270,7 @@ class ScoresArrived:
     """A site's scores are durable."""
 
     site: SiteId
+    now: float = 0.0
 
 
 @dataclass(frozen=True)

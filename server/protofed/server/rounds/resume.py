@@ -10,7 +10,7 @@ from protofed.common.config.recipe import Federation, NamedOptions, Recipe, pars
 from protofed.common.config.tables import MAX_NUMBER
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
@@ -23,7 +23,14 @@ FORMER_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"fednh": {"scale": 1.0
 
 
 def resumed(
-    last: RoundRow, tasks: Sequence[TaskRow], now: float, tries: int, required: Sites, *, holders: bool = False
+    last: RoundRow,
+    tasks: Sequence[TaskRow],
+    now: float,
+    tries: int,
+    required: Sites,
+    *,
+    holders: bool = False,
+    own_scores: bool = False,
 ) -> Phase:
     """The phase after a restart.
 
@@ -34,15 +41,15 @@ def resumed(
         tries: attempts at its round that were abandoned.
         required: sites without which no round counts, round 0 excepted.
         holders: as of `phases.Summing`.
+        own_scores: whether trainers' own scores are summed after this round.
     """
-    scorings = [task for task in tasks if task.kind is TaskKind.SCORE]
-    if last.state is not None and scorings:
-        return Evaluating(last.round, frozenset(task.site for task in scorings if task.is_open), now)
+    if last.state is not None and (scoring := _scoring(last, tasks, now, own=own_scores)) is not None:
+        return scoring
     if last.state is not None:  # published, but the process died before it asked for scores
         return Aggregating(last.round, last.attempt, frozenset())
     if last.abandoned is not None:
         return Idle(last.round, tries)
-    if steps := [task for task in tasks if task.kind in STEPS]:
+    if steps := [task for task in tasks if task.kind in STEPS and task.subject is Subject.UPDATE]:
         asked = [task for task in tasks if task.asks_for_update]
         return _summing(last, steps, len(asked), now, tries, required, holders=holders)
     collecting = Collecting(
@@ -69,37 +76,65 @@ def grouped(phase: Phase, groups: Groups, fewest: int) -> Phase:
         case Summing():
             of_sum = tuple(group for group in groups if phase.roster.issuperset(group))
             return replace(phase, groups=of_sum, survivors=whole(of_sum, phase.survivors))
+        case Evaluating():
+            return replace(phase, groups=groups)
         case _:
             return phase
+
+
+def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, *, own: bool) -> Phase | None:
+    """Where the scoring of a published model goes on; None: nobody was asked for scores yet."""
+    scorings, keyed = ([task for task in tasks if task.kind is kind] for kind in (TaskKind.SCORE, TaskKind.SCORE_SUM))
+    steps = [task for task in tasks if task.kind in STEPS and task.subject is Subject.SCORES]
+    if last.scored:
+        return Evaluating(last.round, NOBODY, now)
+    if steps:
+        roster = frozenset(task.site for task in steps if task.kind is STEPS[0])
+        return _summing_of(last, steps, Subject.SCORES, len(roster), FEWEST, now, holders=True)
+    if keyed:
+        awaited, reported = frozenset(task.site for task in keyed if task.is_open), _sites(keyed, "reported")
+        return Evaluating(last.round, awaited, now, attempt=last.attempt, summed=True, reported=reported)
+    if scorings:
+        trained = _sites([task for task in tasks if task.kind is TaskKind.FIT], "reported") if own else NOBODY
+        awaited = frozenset(task.site for task in scorings if task.is_open)
+        return Evaluating(last.round, awaited, now, then=trained, attempt=last.attempt)
+    return None
 
 
 def _summing(
     last: RoundRow, steps: Sequence[TaskRow], asked: int, now: float, tries: int, required: Sites, *, holders: bool
 ) -> Summing:
-    """The newest step of a sum; those before it are over, for they are closed as it is opened.
+    """The sum of a round's updates.
 
     Args:
         asked: sites that were asked for updates.
     """
+    size = min(last.size, asked)
+    of_updates = _summing_of(last, steps, Subject.UPDATE, size, last.quorum, now, holders=holders)
+    return replace(of_updates, required=required, tries=tries)
+
+
+def _summing_of(
+    last: RoundRow, steps: Sequence[TaskRow], subject: Subject, size: int, quorum: int, now: float, *, holders: bool
+) -> Summing:
+    """The newest step of a sum; those before it are over, for they are closed as it is opened."""
     by_kind = {kind: [task for task in steps if task.kind is kind] for kind in STEPS}
     step = [kind for kind in STEPS if by_kind[kind]][-1]
     newest = by_kind[step]
     return Summing(
         last.round,
         last.attempt,
-        Subject.UPDATE,
+        subject,
         step,
         _sites(by_kind[STEPS[0]]),
         _sites(newest),
-        min(last.size, asked),
-        last.quorum,
+        size,
+        quorum,
         holders,
         opened=now,
         reported=_sites(newest, "reported"),
         failed=_sites(newest, "failed"),
         survivors=_sites(by_kind[TaskKind.MASK], "reported") if step is not TaskKind.MASK else NOBODY,
-        required=required,
-        tries=tries,
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
-from protofed.server.rounds.best_round import Ranking, means_of
+from protofed.common.statistics import Spread
+from protofed.server.rounds.best_round import Ranking, means_of, read_means
 from protofed.server.rounds.model_warnings import ACCURACY, BALANCED, DROP_ROUNDS, SAME_ROUNDS, ScoredRound
 from protofed.server.storage.reader import LedgerReader
 
@@ -15,6 +16,7 @@ HEADLINES = BALANCED, ACCURACY
 GLOBAL, LOCAL = "global", "global.local"  # by the evaluators, or else by the sites' own test sets
 BEST = 2  # of rounds: if the newest is the best, the best before it is asked for
 _Scores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
+_Sums: TypeAlias = Mapping[str, Spread]
 
 
 class ScoreMemory:
@@ -29,23 +31,24 @@ class ScoreMemory:
         self._rankings: dict[str, Ranking] = {}
         self._told: _ToldRounds | None = None
 
-    def closed(self, number: int) -> _Scores:
-        """Take up a round's scores, which are all there now, and give them."""
+    def closed(self, number: int) -> tuple[_Scores, _Sums]:
+        """Take up a round's scores, which are all there now, and give them: those of sites, and what sums say."""
         scores = self._records.scores(self._run, number).get(number, {})
+        sums = self._records.score_sums(self._run, number).get(number, {})
         if any(number in ranking.means for ranking in self._rankings.values()) or self._rounds.knows(number):
             self.forget()  # a restarted server has read the first of them
-            return scores
+            return scores, sums
         for name, ranking in self._rankings.items():
-            for mean in means_of({number: scores}, name).values():
+            for mean in means_of({number: scores}, {number: sums}, name).values():
                 ranking.add(number, mean)
-        if scores:
-            self._rounds.add(number, scores)
-        return scores
+        if scores or sums:
+            self._rounds.add(number, scores, sums)
+        return scores, sums
 
     def ranking(self, name: str) -> Ranking:
         """The rounds by a score. Names that nobody asks for are not read."""
         if name not in self._rankings:
-            means = means_of(self._records.scores(self._run, names=(name,)), name)
+            means = read_means(self._records, self._run, name)
             self._rankings[name] = Ranking(name, means)
         return self._rankings[name]
 
@@ -77,23 +80,25 @@ class _ToldRounds:
         """Whether the round is among those that were added."""
         return number <= self._newest
 
-    def add(self, number: int, scores: _Scores) -> None:
+    def add(self, number: int, scores: _Scores, sums: _Sums) -> None:
         """Take up a round behind all others."""
         self._newest = number
-        self._whole[number] = ScoredRound(number, scores)
+        self._whole[number] = ScoredRound(number, scores, sums)
         keep = _ends(list(self._whole), SAME_ROUNDS)
         self._whole = {one: scored for one, scored in self._whole.items() if one in keep}
-        self._add_headlines(number, scores)
+        self._add_headlines(number, scores, sums)
 
     def chosen(self) -> list[ScoredRound]:
         """In order."""
         return [scored for _, scored in sorted((self._headlines | self._whole).items())]
 
-    def _add_headlines(self, number: int, scores: _Scores) -> None:
+    def _add_headlines(self, number: int, scores: _Scores, sums: _Sums) -> None:
         if self._model == LOCAL and _headlines(scores, GLOBAL):
             self._model, self._headlines = GLOBAL, {}
-        if headlines := _headlines(scores, self._model):
-            self._headlines[number] = ScoredRound(number, headlines)
+        names = {f"{self._model}.{name}" for name in HEADLINES}
+        headlines, summed = _headlines(scores, self._model), {name: sums[name] for name in names & sums.keys()}
+        if headlines or summed:
+            self._headlines[number] = ScoredRound(number, headlines, summed)
             keep = {number for name in HEADLINES for number in self._asked(f"{self._model}.{name}")}
             keep |= _ends(list(self._headlines), SAME_ROUNDS)
             self._headlines = {one: scored for one, scored in self._headlines.items() if one in keep}
@@ -118,10 +123,12 @@ def _read(records: LedgerReader, run: str) -> _ToldRounds:
     """Reads of most rounds the headlines alone, and of one model."""
     found, numbers = _ToldRounds(), records.scored_rounds(run)
     headlines = _read_headlines(records, run, GLOBAL) or _read_headlines(records, run, LOCAL)
+    sums = records.score_sums(run, names=[f"{LOCAL}.{score}" for score in HEADLINES])
     whole = _ends(numbers, SAME_ROUNDS)
     for number in numbers:
         scores = records.scores(run, number) if number in whole else headlines
-        found.add(number, scores.get(number, {}))
+        summed = records.score_sums(run, number) if number in whole else sums
+        found.add(number, scores.get(number, {}), summed.get(number, {}))
     return found
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Payload, Update
+from protofed.common.protocol import score_sums
+from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.protocol.sum_messages import MOST_ROWS
 from protofed.common.secure_sums.context import FEWEST, MOST
 from protofed.common.secure_sums.fixed_point import FixedPoint
@@ -37,6 +39,11 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
 def holders_of(method: ServerMethod, recipe: Recipe) -> bool:
     """Whether sites count the holders of each class before they send numbers: the method sums some by class."""
     return form_of(method, recipe.method.name).by_class
+
+
+def score_names(recipe: Recipe) -> tuple[str, ...]:
+    """The own scores of trainers that a run's sums have rows for, in their order."""
+    return score_sums.names_of(ScoreNames(recipe.classes, recipe.evaluation.switched_on))
 
 
 def layout_of(method: ServerMethod, state: Payload) -> SumLayout:

@@ -6,7 +6,8 @@
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
     Idle ──Tick[no better score for `patience` scored rounds]──▶ Finished(reason, completed)
     any ──Stop | Broken──▶ Finished(reason, outcome)
-    Under secure sums: Collecting ─▶ Summing, step by step (`summing`) ─▶ Aggregating
+    Under secure sums: Collecting ─▶ Summing, step by step (`summing`) ─▶ Aggregating; and of the trainers' own scores
+    Evaluating (evaluators' scores) ─▶ Evaluating (trainers take theirs) ─▶ Summing ─▶ Idle(round + 1) or Finished
 
 Round 0 makes the model: sites are asked for it, because the server runs without PyTorch, and it counts when two of them
 made the same one bit for bit.
@@ -21,6 +22,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.payload import SiteId
+from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds import summing
 from protofed.server.rounds.best_round import Standstill
@@ -122,6 +124,11 @@ class RoundRules:
             return self.first_models
         quorum = quorum_of(self.federation, cohort_size(self.federation, enrolled))
         return max(self.federation.min_sites, quorum, len(set(self.federation.required_sites)))
+
+    def owns_due(self, round: int) -> bool:
+        """Whether trainers take their own scores after this round."""
+        every, personal = self.federation.score_every, self.federation.score_personal_every
+        return self.due(round, every if personal is None else personal)
 
     def due(self, round: int, every: int) -> bool:
         """Whether scores are taken after this round; 0: only after the last one."""
@@ -274,6 +281,8 @@ def _summed(rules: RoundRules, before: Summing, outcome: summing.Outcome) -> Ste
     match outcome:
         case Summing():
             return outcome, [] if outcome.step is before.step else [AskStep(outcome)]
+        case _ if before.subject is Subject.SCORES:  # scores are for people: a round counts without them
+            return _next(rules, before.round)
         case summing.Summed(phase):
             at = phase.round, phase.attempt, phase.survivors, phase.quorum, phase.required
             closed = Aggregating(*at, tries=phase.tries)
@@ -311,29 +320,41 @@ def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> 
 
 
 def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> Step:
-    every, personal = rules.federation.score_every, rules.federation.score_personal_every
+    every = rules.federation.score_every
     scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
-    if rules.due(phase.round, every if personal is None else personal):
-        scorers |= event.trainers
-    if not scorers:
-        return _next(rules, phase.round)
-    evaluating = Evaluating(phase.round, scorers, event.now)
-    return evaluating, [AskScores(evaluating)]
+    trainers = event.trainers if rules.owns_due(phase.round) else NOBODY
+    if not rules.summed:
+        scorers, trainers = scorers | trainers, NOBODY
+    asked = Evaluating(phase.round, scorers, event.now, trainers, phase.attempt, groups=event.groups)
+    return (asked, [AskScores(asked)]) if scorers else _scored(rules, asked, event.now)
 
 
 def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
     match event:
-        case ScoresArrived(site) | Declined(site):
+        case Arrived(site, now) if phase.summed and site in phase.awaited:
+            left = replace(phase, awaited=phase.awaited - {site}, reported=phase.reported | {site})
+            return (left, []) if left.awaited else _scored(rules, left, now)
+        case ScoresArrived(site, now) | Declined(site, now):
             left = replace(phase, awaited=phase.awaited - {site})
-            return (left, []) if left.awaited else _next(rules, phase.round)
+            return (left, []) if left.awaited else _scored(rules, left, now)
         case Tick():
             alive = phase.awaited & (event.trainers | event.evaluators)
             overdue = event.now >= phase.opened + rules.federation.score_deadline_s
-            return _next(rules, phase.round) if overdue or not alive else (phase, [])
+            return _scored(rules, phase, event.now) if overdue or not alive else (phase, [])
         case Arrived() | Aggregated() | Insufficient():
             return phase, []
         case _:
             assert_never(event)
+
+
+def _scored(rules: RoundRules, phase: Evaluating, now: float) -> Step:
+    """Nobody is waited for any more: trainers are asked for a sum, or its steps begin, or the round is over."""
+    if phase.then:
+        asked = replace(phase, awaited=phase.then, opened=now, then=NOBODY, summed=True)
+        return asked, [AskScores(asked)]
+    if phase.summed and (first := summing.begun_scores(phase, now)) is not None:
+        return first, [AskStep(first)]
+    return _next(rules, phase.round)
 
 
 def _next(rules: RoundRules, done: int) -> Step:

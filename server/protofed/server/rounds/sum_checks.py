@@ -28,6 +28,7 @@ from protofed.server.verdicts import RejectionCode, UpdateProblem
 MOST_SITE_BYTES = 64 << 10  # of one site's message: one made of those of all sites must not be above MOST_MESSAGE_BYTES
 _ANSWERS: dict[TaskKind, type[Message]] = {
     TaskKind.FIT: KeyAdvert,
+    TaskKind.SCORE_SUM: KeyAdvert,
     TaskKind.SHARE: SharesMessage,
     TaskKind.HOLDERS: SignatureMessage,
     TaskKind.AGREE_HOLDERS: SignatureMessage,

@@ -24,7 +24,7 @@ from protofed.common.protocol.sum_messages import (
     message_of,
     payload_of,
 )
-from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.common.secure_sums.keys import KeyAdvert, Roster
 from protofed.common.secure_sums.masking import Masks, Opened, Revealed, opened, unmasked
@@ -32,8 +32,8 @@ from protofed.server.rounds.summing import OF_HOLDERS
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
 M = TypeVar("M", bound=Message)
-# What whole groups do, or nobody.
-GROUPED = frozenset({TaskKind.FIT, TaskKind.SCORE_SUM, TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK})
+BEGINNINGS = frozenset({TaskKind.FIT, TaskKind.SCORE_SUM})  # what begins a sum: the site has computed what is summed
+GROUPED = BEGINNINGS | {TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK}  # what whole groups do, or nobody
 _MASKED = {Vector.HOLDERS: TaskKind.HOLDERS, Vector.VALUES: TaskKind.MASK}
 _SIGNED = {Vector.HOLDERS: TaskKind.AGREE_HOLDERS, Vector.VALUES: TaskKind.AGREE}
 _REVEALED = {Vector.HOLDERS: TaskKind.REVEAL_HOLDERS, Vector.VALUES: TaskKind.REVEAL}
@@ -81,6 +81,7 @@ class SumRecord:
         groups: Groups,
         *,
         holders: bool,
+        subject: Subject = Subject.UPDATE,
     ) -> SumRecord:
         """The sum of one attempt.
 
@@ -93,9 +94,9 @@ class SumRecord:
         uploads: dict[TaskKind, dict[SiteId, Digest]] = {}
         contexts: list[SumContext] = []
         for row in rows:
-            if row.counts and row.task.subject is not None:
+            if row.counts and row.task.subject is subject:
                 uploads.setdefault(row.task.kind, {})[row.task.site] = row.digest
-                if row.task.kind is TaskKind.FIT:
+                if row.task.kind in BEGINNINGS:
                     contexts.append(context_of(row.task, recipe, holders=holders))
         if not contexts:
             raise SecureSumError("too-few-sites", "no site has sent keys")
@@ -106,7 +107,8 @@ class SumRecord:
     @cached_property
     def roster(self) -> Roster:
         """The keys of all sites of whole groups that sent some."""
-        adverts = self._all(TaskKind.FIT, KeyAdvert)
+        begun_by = TaskKind.SCORE_SUM if self.context.subject is Subject.SCORES else TaskKind.FIT
+        adverts = self._all(begun_by, KeyAdvert)
         groups = tuple(group for group in self.groups if adverts.keys() >= set(group))
         return Roster(self.context, tuple(adverts.values()), groups)
 

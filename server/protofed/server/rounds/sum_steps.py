@@ -12,18 +12,21 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
+from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
 from protofed.common.secure_sums.linear_form import SumLayout
+from protofed.common.statistics import Spread
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.grouping import left_out
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.publisher import Published
-from protofed.server.rounds.secure_sums import holders_of, layout_of
+from protofed.server.rounds.secure_sums import holders_of, layout_of, score_names
 from protofed.server.rounds.sum_checks import SumCheck, length_of
-from protofed.server.rounds.sum_record import SumRecord, context_of
+from protofed.server.rounds.sum_record import BEGINNINGS, SumRecord, context_of
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
 log = structlog.get_logger()
@@ -35,9 +38,10 @@ class SumSteps:
     def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
         self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
         self.holders, self._fewest = holders_of(method, recipe), recipe.federation.sum_group
+        self.scores = score_names(recipe)
         self._ledger, self._blobs, self._invitations = context.ledger, context.blobs, invitations
         self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address
-        self._record: tuple[tuple[int, int, TaskKind], SumRecord] | None = None  # by round, attempt and step
+        self._record: tuple[tuple[int, int, Subject, TaskKind], SumRecord] | None = None  # of which step
         self._checks: dict[str, SumCheck] = {}  # by task_id, of the step that is open
 
     def ask(self, phase: phases.Summing, *, complete: bool) -> None:
@@ -53,10 +57,10 @@ class SumSteps:
         at = phase.round, phase.attempt
         reach("sum-step-closed")
         log.info("secure sum goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort))
-        rows = self._ledger.updates(self._run, *at)
+        rows = [row for row in self._ledger.updates(self._run, *at) if row.task.subject is phase.subject]
         self._checks = {}
-        record = self._recorded(rows, phase.groups)
-        self._record = (*at, phase.step), record
+        record = self._recorded(rows, phase.groups, phase.subject)
+        self._record = (*at, phase.subject, phase.step), record
         sites = sorted(phase.cohort)
         bases = self._stored(record.bases(phase.step, sites))
         status, silent = "not-needed" if complete else "late", self._invitations.clear()
@@ -85,6 +89,9 @@ class SumSteps:
 
     def length(self, task: TaskRow, published: Published) -> int | None:
         """The length of the masked vector that answers a task; None: there is none."""
+        if task.subject is Subject.SCORES:
+            layout = score_sums.layout_of(self.scores)
+            return length_of(task.kind, layout.size, layout.classes)
         if self._layout is None or self._layout[0] != published.address:
             self._layout = published.address, layout_of(self._method, published.state)
         layout = self._layout[1]
@@ -92,14 +99,15 @@ class SumSteps:
 
     def prepare(self, task: TaskRow) -> None:
         """Read what the upload that answers an open task is examined by."""
-        if task.kind is TaskKind.FIT:
-            context = context_of(task, self._recipe, holders=self.holders)
+        assert task.subject is not None  # noqa: S101  (of a sum)
+        if task.kind in BEGINNINGS:
+            context = context_of(task, self._recipe, holders=self._counts_holders(task.subject))
             self._checks[task.task_id] = SumCheck(task.kind, task.site, context, None)
             return
-        at = task.round, task.attempt, task.kind
+        at = task.round, task.attempt, task.subject, task.kind
         if self._record is None or self._record[0] != at:  # after a restart
             rows = self._ledger.updates(self._run, task.round, task.attempt)
-            self._record = at, self._recorded(rows, self._ledger.groups(self._run))
+            self._record = at, self._recorded(rows, self._ledger.groups(self._run), task.subject)
         record = self._record[1]
         self._checks[task.task_id] = SumCheck(task.kind, task.site, record.context, record)
 
@@ -107,8 +115,23 @@ class SumSteps:
         """What `prepare` read; None: the step is over. May be called from any thread."""
         return self._checks.get(task_id)
 
-    def _recorded(self, rows: Sequence[UpdateRow], groups: Groups) -> SumRecord:
-        return SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=self.holders)
+    def opened_scores(self, round: int, attempt: int) -> dict[str, Spread]:
+        """What the sum of the sites' own scores says, of which all steps are over.
+
+        Raises:
+            SecureSumError: what sites sent does not open it.
+            StateError: an upload can no longer be read.
+        """
+        rows = self._ledger.updates(self._run, round, attempt)
+        record = self._recorded(rows, self._ledger.groups(self._run), Subject.SCORES)
+        return score_sums.opened(self.scores, record.total())
+
+    def _counts_holders(self, subject: Subject) -> bool:
+        return subject is Subject.SCORES or self.holders
+
+    def _recorded(self, rows: Sequence[UpdateRow], groups: Groups, subject: Subject) -> SumRecord:
+        holders = self._counts_holders(subject)
+        return SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=holders, subject=subject)
 
     def _set_aside(self, rows: Sequence[UpdateRow], phase: phases.Summing) -> None:
         """Say of sites that are not in the sum what they wait for; after its tasks, whose groups are without them."""

@@ -21,7 +21,17 @@ from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import whole
 from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.phases import Arrived, Collecting, Declined, Event, Insufficient, Sites, Summing, Tick
+from protofed.server.rounds.phases import (
+    Arrived,
+    Collecting,
+    Declined,
+    Evaluating,
+    Event,
+    Insufficient,
+    Sites,
+    Summing,
+    Tick,
+)
 
 STEPS: Final = (
     TaskKind.SHARE,
@@ -85,6 +95,16 @@ def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -
         tries=phase.tries,
         groups=grouping.of(phase.groups, roster),
     )
+
+
+def begun_scores(phase: Evaluating, now: float) -> Summing | None:
+    """The first step of the sum of the own scores of those that have taken them, in whole groups; None: of too few."""
+    roster = whole(phase.groups, phase.reported)
+    if len(roster) < FEWEST:
+        return None
+    at = phase.round, phase.attempt, Subject.SCORES, STEPS[0]
+    groups = tuple(group for group in phase.groups if roster.issuperset(group))
+    return Summing(*at, roster, roster, size=len(roster), quorum=FEWEST, holders=True, opened=now, groups=groups)
 
 
 def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:

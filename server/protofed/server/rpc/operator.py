@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from protofed.common.statistics import Spread
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.access.authorization import Access
@@ -39,10 +41,7 @@ class OperatorService(rpc.OperatorServicer):
         count = min(request.count or MOST_ROUNDS, MOST_ROUNDS)
         rounds = await self._control(lambda: self._operator.rounds(request.run, request.first, count))
         warnings = await self._control(lambda: self._operator.model_warnings(request.run))
-        scores = [
-            pb.Score(name=name, mean=spread.mean, std=spread.std, worst=spread.worst, sites=spread.sites)
-            for name, spread in report.overview.scores.items()
-        ]
+        scores = [_score(name, spread) for name, spread in report.overview.scores.items()]
         best = await self._control(lambda: self._operator.best(request.run))
         return pb.RunDetail(
             info=_run(report),
@@ -144,6 +143,12 @@ def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
     return page[::-1] if newest else page
 
 
+def _score(name: str, spread: Spread) -> pb.Score:
+    summed = spread.worst is None
+    worst = math.nan if spread.worst is None else spread.worst  # an older `runs show` would print 0
+    return pb.Score(name=name, mean=spread.mean, std=spread.std, worst=worst, sites=spread.sites, summed=summed)
+
+
 def _run(report: RunReport) -> pb.RunInfo:
     overview, row = report.overview, report.row
     return pb.RunInfo(
@@ -190,7 +195,7 @@ def _round(report: RoundReport) -> pb.RoundInfo:
     tasks = [
         pb.SiteTask(
             site=task.task.site,
-            kind=task.task.kind,
+            kind=task.task.label,
             task_status=task.task.task_status,
             reason=task.task.reason,
             refusals=[f"{update.code or update.verdict}: {update.reason}" for update in task.refusals],

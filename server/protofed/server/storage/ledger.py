@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, Protocol
@@ -15,11 +15,14 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
+from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_ledger, state_error
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
+from protofed.server.storage.score_sums import replace_sums
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
 
 OPEN = ("invited", "started")
@@ -237,7 +240,8 @@ class Ledger(LedgerReader):
     def mark_scored(self, run: str, round: int) -> None:
         """Nobody is asked for this round's scores any more."""
         here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & db.rounds.c.state.is_not(None)
-        theirs = (db.tasks.c.run == run) & (db.tasks.c.round == round) & (db.tasks.c.kind == TaskKind.SCORE)
+        theirs = (db.tasks.c.run == run) & (db.tasks.c.round == round)
+        theirs &= (db.tasks.c.kind == TaskKind.SCORE) | (db.tasks.c.subject == Subject.SCORES)
         with self._write() as connection:
             connection.execute(update(db.rounds).where(here).values(scored=True))
             connection.execute(
@@ -320,6 +324,17 @@ class Ledger(LedgerReader):
             connection.execute(
                 update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(task_status="reported")
             )
+
+    def sum_scores(
+        self, run: str, round: int, attempt: int, names: Collection[str], sums: Mapping[str, Spread]
+    ) -> None:
+        """Write down what the sum of the sites' own scores says, in place of what is known of them.
+
+        Args:
+            names: those that may be summed: of single sites none of them stays.
+        """
+        with self._write() as connection:
+            replace_sums(connection, (run, round, attempt), names, sums)
 
     # Transactions: each whole, each promise repeated in the journal before anybody is told of it
 

@@ -13,8 +13,11 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
+from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Group, Groups
+from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Chain, Ledger
+from protofed.server.storage.memory_scores import MemoryScores, contradiction
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
 
@@ -40,8 +43,7 @@ class MemoryLedger(Ledger):
         self._groups: defaultdict[str, set[Group]] = defaultdict(set)  # by run
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
-        # By run, round, attempt, site and name.
-        self._scores: defaultdict[str, dict[int, dict[int, dict[SiteId, dict[str, float]]]]] = defaultdict(dict)
+        self._scores = MemoryScores()
 
     def close(self) -> None:
         """Nothing is held."""
@@ -83,7 +85,7 @@ class MemoryLedger(Ledger):
 
     def register(self, row: CertificateRow) -> None:
         if row.fingerprint in self._certificates:
-            raise _contradiction(f"certificate {row.fingerprint}")
+            raise contradiction(f"certificate {row.fingerprint}")
         self._certificates[row.fingerprint] = row
 
     def grant(self, row: CertificateRow) -> None:
@@ -112,7 +114,7 @@ class MemoryLedger(Ledger):
 
     def begin_run(self, run: str, fingerprint: Digest, recipe: str) -> None:
         if run in self._runs:
-            raise _contradiction(f"run {run}")
+            raise contradiction(f"run {run}")
         self._runs[run] = RunRow(
             run, fingerprint, recipe, self._last() + 1, time.time(), None, None, None, paused=False
         )
@@ -171,7 +173,7 @@ class MemoryLedger(Ledger):
     def open_round(self, row: RoundRow, tasks: Sequence[TaskRow]) -> None:
         at = row.round, row.attempt
         if at in self._rounds[row.run]:
-            raise _contradiction(f"round {row.round} of {row.run}")
+            raise contradiction(f"round {row.round} of {row.run}")
         self.invite(tasks)
         self._rounds[row.run][at] = RoundRow(row.run, *at, row.size, row.quorum, opened_at=time.time())
         insort(self._attempts[row.run].setdefault(row.round, []), row.attempt)
@@ -194,7 +196,8 @@ class MemoryLedger(Ledger):
         for row in self._at(run, round):
             if row.state is not None:
                 self._renew_round(run, (round, row.attempt), scored=True)
-        self._settle([row for row in self._open(run, round) if row.kind is TaskKind.SCORE], "late")
+        scoring = [row for row in self._open(run, round) if row.kind is TaskKind.SCORE or row.subject is Subject.SCORES]
+        self._settle(scoring, "late")
 
     def _renew_round(self, run: str, at: tuple[int, int], **values: Any) -> None:
         if (row := self._rounds[run].get(at)) is not None:
@@ -211,7 +214,7 @@ class MemoryLedger(Ledger):
 
     def invite(self, tasks: Sequence[TaskRow]) -> None:
         if len({task.task_id for task in tasks} - self._tasks.keys()) < len(tasks):
-            raise _contradiction("an invitation")
+            raise contradiction("an invitation")
         for task in tasks:
             self._tasks[task.task_id] = task
             self._invited[task.run].setdefault(task.round, []).append(task.task_id)
@@ -304,13 +307,14 @@ class MemoryLedger(Ledger):
     # Scores
 
     def add_scores(self, task: TaskRow, scores: Scores) -> None:
-        of_round = self._scores[task.run].setdefault(task.round, {}).setdefault(task.attempt, {})
-        if of_round.get(task.site, {}).keys() & scores.keys():
-            raise _contradiction(f"a score of {task.site} in round {task.round}")
-        if scores:
-            of_round.setdefault(task.site, {}).update({name: float(value) for name, value in scores.items()})
+        self._scores.add(task, scores)
         if (row := self._tasks.get(task.task_id)) is not None:
             self._settle([row], "reported")
+
+    def sum_scores(
+        self, run: str, round: int, attempt: int, names: Collection[str], sums: Mapping[str, Spread]
+    ) -> None:
+        self._scores.sum(run, (round, attempt), names, sums)
 
     def scored_round(self, run: str) -> int:
         return max((number for number, _ in self._kept_scores(run)), default=0)
@@ -321,21 +325,20 @@ class MemoryLedger(Ledger):
     def scores(
         self, run: str, round: int | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
-        table: dict[int, dict[SiteId, dict[str, float]]] = {}
-        for at in sorted(self._kept_scores(run, round)):
-            for site, values in sorted(self._scores[run][at[0]][at[1]].items()):
-                chosen = sorted(values.keys() if names is None else values.keys() & names)
-                if chosen:
-                    table.setdefault(at[0], {}).setdefault(site, {}).update({name: values[name] for name in chosen})
-        return table
+        return self._scores.by_site(run, self._kept_scores(run, round), names)
+
+    def score_sums(
+        self, run: str, round: int | None = None, names: Collection[str] | None = None
+    ) -> dict[int, dict[str, Spread]]:
+        return self._scores.sums(run, self._kept_scores(run, round), names)
+
+    def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:
+        return frozenset(row.task.site for row in self.updates(run, rounds) if _counted(row))
 
     def _kept_scores(self, run: str, round: int | None = None) -> list[tuple[int, int]]:
         """The attempts with scores (of a round) that were not rolled back."""
-        rows, scores = self._rounds[run], self._scores[run]
-        numbers = scores if round is None else [round]
-        found = ((number, *one) for number in numbers for one in scores.get(number, {}).items())
-        scored = ((number, attempt) for number, attempt, of_sites in found if of_sites)
-        return [at for at in scored if not (at in rows and rows[at].rolled_back)]
+        rows = self._rounds[run]
+        return [at for at in self._scores.attempts(run, round) if not (at in rows and rows[at].rolled_back)]
 
     # What must be kept
 
@@ -394,7 +397,3 @@ def _counted(row: UpdateRow) -> bool:
 def _joined(row: UpdateRow, task: TaskRow) -> UpdateRow:
     """The update with its invitation as it is now."""
     return row if row.task is task else replace(row, task=task)
-
-
-def _contradiction(what: str) -> StateError:
-    return StateError(f"the ledger cannot be used: {what} stands there already; what is written contradicts it")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine, Row, and_, exists, func, inspect, null, select
+from sqlalchemy import Engine, Row, Table, and_, exists, func, inspect, null, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
@@ -15,6 +15,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups, in_order
+from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
@@ -171,14 +172,21 @@ class LedgerReader:
 
     def scored_round(self, run: str) -> int:
         """The newest round with scores that was not rolled back; 0: none."""
-        query = self._scores_of(run).with_only_columns(func.max(db.scores.c.round))
-        return int(self._read(query)[0][0] or 0)
+        newest = [
+            self._read(self._scores_of(run, table).with_only_columns(func.max(table.c.round)))[0][0] or 0
+            for table in self._score_tables
+        ]
+        return int(max(newest))
 
     def scored_rounds(self, run: str) -> list[int]:
         """All rounds with scores, but those that were rolled back, in order."""
         # Looked up attempt by attempt: a long run of many sites has millions of scores, which need not be walked.
-        same = [db.scores.c[name] == db.rounds.c[name] for name in ("run", "round", "attempt")]
-        scored = exists().where(*same)
+        scored = or_(
+            *(
+                exists().where(*(table.c[name] == db.rounds.c[name] for name in ("run", "round", "attempt")))
+                for table in self._score_tables
+            )
+        )
         query = select(db.rounds.c.round).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back, scored).distinct()
         return [row.round for row in self._read(query.order_by(db.rounds.c.round))]
 
@@ -186,7 +194,7 @@ class LedgerReader:
         self, run: str, round: int | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
         """Scores by round (or of one round), site and name (or some); without those of rounds that were rolled back."""
-        query = self._scores_of(run)
+        query = self._scores_of(run, db.scores)
         if round is not None:
             query = query.where(db.scores.c.round == round)
         if names is not None:
@@ -196,11 +204,34 @@ class LedgerReader:
             table.setdefault(row.round, {}).setdefault(row.site, {})[row.name] = row.value
         return table
 
-    def _scores_of(self, run: str) -> Any:
-        """All scores of a run that were not rolled back."""
-        same = [db.rounds.c[name] == db.scores.c[name] for name in ("run", "round", "attempt")]
+    def score_sums(
+        self, run: str, round: int | None = None, names: Collection[str] | None = None
+    ) -> dict[int, dict[str, Spread]]:
+        """What secure sums say of sites' own scores, by round (or of one round) and name (or some); as `scores`."""
+        if db.score_sums not in self._score_tables:
+            return {}
+        query = self._scores_of(run, db.score_sums)
+        if round is not None:
+            query = query.where(db.score_sums.c.round == round)
+        if names is not None:
+            query = query.where(db.score_sums.c.name.in_(names))
+        found: dict[int, dict[str, Spread]] = {}
+        for row in self._read(query.order_by(db.score_sums.c.round, db.score_sums.c.name)):
+            found.setdefault(row.round, {})[row.name] = Spread(row.mean, row.std, None, row.sites)
+        return found
+
+    def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:
+        """The sites of which an update of these rounds was accepted."""
+        updates = db.updates.c
+        query = select(updates.site).where(updates.run == run, updates.verdict == Verdict.ACCEPTED).distinct()
+        found = self._read(query.where(updates.round >= rounds.start, updates.round < rounds.stop))
+        return frozenset(row.site for row in found)
+
+    def _scores_of(self, run: str, table: Table) -> Any:
+        """All scores of a run, or sums of them, that were not rolled back."""
+        same = [db.rounds.c[name] == table.c[name] for name in ("run", "round", "attempt")]
         kept = db.rounds.c.rolled_back.is_not(True)
-        return select(db.scores).outerjoin(db.rounds, and_(*same)).where(db.scores.c.run == run, kept)
+        return select(table).outerjoin(db.rounds, and_(*same)).where(table.c.run == run, kept)
 
     def sealed(self) -> set[str]:
         """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
@@ -258,6 +289,15 @@ class LedgerReader:
         same = (db.rounds.c.run == newest.c.run) & (db.rounds.c.round == newest.c.round)
         query = select(db.rounds.c.state).join(newest, same).where(published)
         return {Digest(row.state) for row in self._read(query)}
+
+    @cached_property
+    def _score_tables(self) -> list[Table]:
+        """The tables with scores; a ledger of an older version that nobody has opened since has no sums of them."""
+        try:
+            summed = inspect(self._engine).has_table(db.score_sums.name)
+        except SQLAlchemyError as error:
+            raise state_error(error) from error
+        return [db.scores, db.score_sums] if summed else [db.scores]
 
     @cached_property
     def _task_columns(self) -> list[Any]:

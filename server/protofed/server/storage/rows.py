@@ -42,6 +42,12 @@ class TaskRow:
         return self.kind in (TaskKind.INITIALISE, TaskKind.FIT)
 
     @property
+    def label(self) -> str:
+        """Its kind as records show it: a sum of scores has the steps of one of updates, in the same attempt."""
+        of_scores = self.subject is Subject.SCORES and self.kind is not TaskKind.SCORE_SUM
+        return f"score-{self.kind}" if of_scores else self.kind
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes that the site is asked to fetch to train, and to sum what it trained."""
         return self.base_bytes if self.kind is TaskKind.FIT or self.subject is Subject.UPDATE else 0
@@ -98,7 +104,7 @@ def one_a_site(rows: Iterable[UpdateRow]) -> list[UpdateRow]:
     Under secure sums what it commits first says that it has trained; its update is in the sum if it sent it masked.
     """
     counted = [row for row in rows if row.counts]
-    masked = {row.task.site for row in counted if row.task.kind is TaskKind.MASK}
+    masked = {row.task.site for row in counted if row.task.kind is TaskKind.MASK and row.task.subject is Subject.UPDATE}
     return [
         row for row in counted if row.task.asks_for_update and (row.task.subject is None or row.task.site in masked)
     ]

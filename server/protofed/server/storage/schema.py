@@ -107,6 +107,17 @@ scores = Table(
     Column("name", String(64), primary_key=True),
     Column("value", Float, nullable=False),
 )
+score_sums = Table(  # of sites' own scores that left in a secure sum only: what it says, and no site's value
+    "score_sums",
+    metadata,
+    Column("run", String(64), primary_key=True),
+    Column("round", Integer, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("mean", Float, nullable=False),
+    Column("std", Float, nullable=False),
+    Column("sites", Integer, nullable=False),  # that had the score
+)
 certificates = Table(
     "certificates",
     metadata,

@@ -1,0 +1,77 @@
+"""Sums of the sites' own scores: which scores, where each stands in a site's vector, and what an opened sum says.
+
+Each score is a row [2] of s and s**2, which its holders have, as class rows are: of a score that fewer than `HOLDERS`
+sites hold nothing is summed. Which rows there are follows from the recipe alone, whose digest every signature of a sum
+is bound to: no word of a server, and no number of a site, chooses among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from protofed.common.payload import Array, Part, Update
+from protofed.common.protocol.messages import Role, Scores
+from protofed.common.protocol.score_names import FAMILIES, LOSS, ScoreNames
+from protofed.common.protocol.sum_messages import MOST_ROWS
+from protofed.common.secure_sums.context import FEWEST, MOST
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.linear_form import HOLDERS as COUNTS
+from protofed.common.secure_sums.linear_form import ROWS, ClassRows, SumForm, SumLayout
+from protofed.common.statistics import Spread
+
+HOLDERS = FEWEST  # of two, each knows the other's
+POINT = FixedPoint(limit=65536.0, bits=40, most=MOST)  # of scores in every run, whatever its recipe says of updates
+STEP = 2.0**-20  # of a score in a sum, so that its square is exact in POINT, and equal scores have a deviation of 0
+LARGEST = 256.0  # score whose square is within POINT; a larger one, a loss, stays with its site
+_TABLE = "scores"  # [R, 2], of a part that only the layout has
+FORM = SumForm(rows=ClassRows(Part.SECURE_SUM, (Part.SECURE_SUM, _TABLE)))
+
+
+def names_of(names: ScoreNames) -> tuple[str, ...]:
+    """The scores that trainers of a run may have, sorted: rows of its sums. Classes too many for a sum are left out."""
+    own = [name for name in (*FAMILIES, LOSS) if name == LOSS or FAMILIES[name].role is Role.TRAINER]
+    rows = [row for name in own for row in ([name] if name == LOSS else names.spelled(name))]
+    whole = [row for row in rows if row in own]
+    return tuple(sorted(rows if len(rows) <= MOST_ROWS else whole))
+
+
+def layout_of(names: Sequence[str]) -> SumLayout:
+    """Where the sums of these scores stand in a vector."""
+    return SumLayout.of(FORM, (), {Part.SECURE_SUM: {_TABLE: np.zeros((len(names), 2))}})
+
+
+def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
+    """The scores among these that can be summed, rounded to STEP: without those that are not finite, or too large."""
+    known = {name: scores[name] for name in names if name in scores}
+    return {name: round(value / STEP) * STEP for name, value in known.items() if abs(value) <= LARGEST}  # no NaN
+
+
+def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
+    """A site's terms of the sums, as an update of `layout_of`; the scores are `summable`."""
+    rows = {str(row): name for row, name in enumerate(names) if name in scores}
+    table = {row: np.array([scores[name], scores[name] ** 2]) for row, name in rows.items()}
+    return Update(site, {Part.SECURE_SUM: table})
+
+
+def opened(names: Sequence[str], total: Array) -> dict[str, Spread]:
+    """What an opened total [N] uint64 says of each score that enough sites hold: mean and deviation over them."""
+    sums = layout_of(names).named(POINT.decoded(total))
+    found = {}
+    for name, count, (once, squared) in zip(names, sums[COUNTS], sums[ROWS], strict=True):
+        if (sites := round(count)) > 0:
+            variance = max(0.0, sites * squared - once * once) / sites**2
+            found[name] = Spread(float(once) / sites, math.sqrt(variance), None, sites)
+    return found
+
+
+def total_of(names: Sequence[str], by_site: Iterable[Scores]) -> Array:
+    """The total [N] uint64 that the masked vectors of these sites' scores open to, for a simulation, which has them."""
+    layout = layout_of(names)
+    terms = [terms_of("", names, summable(names, scores)) for scores in by_site]
+    flags = [layout.flags(update) for update in terms]
+    kept = np.sum(flags, axis=0) >= HOLDERS
+    words = [layout.words(update, POINT, kept) for update in terms]
+    return np.asarray(np.sum(words, axis=0, dtype=np.uint64))

@@ -1,0 +1,135 @@
+"""Daemons of four sites in a secure sum of their own scores, with the server's part by hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Round
+from tests.support.sum_server import SumServer
+
+from protofed.client.agent.score_report import Scorer
+from protofed.client.privacy.policy import Released
+from protofed.common import codec
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import FailureReason
+from protofed.common.payload import Part
+from protofed.common.protocol import score_sums
+from protofed.common.protocol.messages import Receipt, Task, TaskKind
+from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.statistics import Spread
+from protofed.server.rounds.summing import STEPS
+
+READ = Recipe.model_validate(SECURE)
+NAMES = score_sums.names_of(ScoreNames(READ.classes, READ.evaluation.switched_on))
+VECTORS = (Vector.HOLDERS, Vector.VALUES)
+OWN = {site: {"personal.accuracy": 0.25 * number, "personal.pm_v": 0.5} for number, site in enumerate(SITES)}
+
+
+@pytest.fixture(autouse=True)
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What sites score; by the order in which they took it."""
+    sites: list[str] = []
+
+    def scores(self: Scorer, *_: object) -> dict[str, float]:
+        sites.append(self._site.name)
+        return OWN[self._site.name]
+
+    monkeypatch.setattr(Scorer, "scores", scores)
+    return sites
+
+
+class ScoreRound(Round):
+    """The scores of round 1, which the sites have trained."""
+
+    def __init__(self, folder: Path, policies: dict[str, Any]) -> None:
+        trained = Round(folder).until(None)
+        self.daemons, base = trained.daemons, codec.encode(BASE)
+        for site, rules in policies.items():
+            self.daemons[site].made.rules.update(rules)
+            self.daemons[site].killed()
+        at = ("run", 1, 1, Subject.SCORES)
+        self.server = SumServer(SumContext(*at, READ.fingerprint(), codec.digest(base), VECTORS), (SITES,))
+        for site, daemon in self.daemons.items():
+            self.server.take(TaskKind.SCORE_SUM, site, self.sent(daemon, TaskKind.SCORE_SUM, base))
+
+    def task(self, kind: TaskKind, base: bytes, name: str = "") -> Task:
+        at = (codec.digest(base), len(base), 60.0, 1, Subject.SCORES)
+        return Task(kind, "run", 1, name or f"{kind}-scores", *at)
+
+    def opened(self) -> dict[str, Spread]:
+        self.until(None)
+        return score_sums.opened(NAMES, self.server.total())
+
+
+ALL = {"metrics": frozenset[str](), "summed_metrics": frozenset({"personal.accuracy", "personal.pm_v", "loss"})}
+NONE = {"metrics": frozenset[str](), "summed_metrics": frozenset[str]()}
+EVERYBODY = dict.fromkeys(SITES, ALL)
+
+
+def test_the_server_gets_mean_and_deviation_and_no_score(tmp_path: Path) -> None:
+    round_ = ScoreRound(tmp_path, EVERYBODY)
+    found = round_.opened()
+    assert found["personal.accuracy"] == Spread(0.375, math.sqrt(5) / 8, None, 4)
+    assert found["personal.pm_v"] == Spread(0.5, 0.0, None, 4)
+    assert found.keys() == {"personal.accuracy", "personal.pm_v", "loss"}
+    for daemon in round_.daemons.values():
+        assert all(set(codec.decode(released.data)) == {Part.SECURE_SUM} for _, released in daemon.uploads)
+        assert daemon.made.link.scores == []
+        assert daemon.refused == []
+
+
+def test_a_site_whose_policy_names_none_takes_part_with_none_and_it_is_no_fault(tmp_path: Path) -> None:
+    round_ = ScoreRound(tmp_path, {**EVERYBODY, "ann": NONE})
+    assert round_.opened()["personal.accuracy"].sites == 3
+    assert round_.daemons["ann"].refused == []
+    assert round_.daemons["ann"].made.declined() == []
+
+
+def test_a_score_that_two_sites_give_is_in_no_sum(tmp_path: Path) -> None:
+    round_ = ScoreRound(tmp_path, {site: ALL if site in SITES[:2] else NONE for site in SITES})
+    assert round_.opened() == {}
+
+
+@pytest.mark.parametrize("step", [TaskKind.SCORE_SUM, *STEPS])
+def test_a_killed_daemon_sends_the_same_bytes_and_scores_once(
+    tmp_path: Path, step: TaskKind, monkeypatch: pytest.MonkeyPatch, taken: list[str]
+) -> None:
+    round_ = ScoreRound(tmp_path, EVERYBODY)
+    round_.until(TaskKind.SHARE if step is TaskKind.SCORE_SUM else step)
+    ann = round_.daemons["ann"]
+    base = codec.encode(BASE) if step is TaskKind.SCORE_SUM else round_.server.blob(step, "ann")
+    killed: list[bytes] = []
+    push = ann.made.link.push
+
+    def kill(task: Task, released: Released) -> Receipt:
+        if task.kind is step and not killed:
+            killed.append(released.data)
+            raise KeyboardInterrupt
+        return push(task, released)
+
+    monkeypatch.setattr(ann.made.link, "push", kill)
+    ann.killed()
+    with pytest.raises(KeyboardInterrupt):
+        ann.work(round_.task(step, base), base)
+    ann.made.link.tasks.clear()
+    ann.killed()
+    upload = ann.work(round_.task(step, base), base)
+    assert upload == killed[0]
+    round_.server.take(step, "ann", upload)
+    assert round_.opened()["personal.accuracy"].sites == 4
+    assert taken.count("ann") == 1
+
+
+def test_scores_are_summed_once_and_of_the_round_that_the_site_scored(tmp_path: Path) -> None:
+    round_ = ScoreRound(tmp_path, EVERYBODY)
+    round_.until(None)
+    ann, base = round_.daemons["ann"], codec.encode(BASE)
+    at = (codec.digest(base), len(base), 60.0, 2, Subject.SCORES)
+    assert ann.work(Task(TaskKind.SCORE_SUM, "run", 1, "again", *at), base) is None
+    assert ann.made.declined()[-1] == ("again", FailureReason.POLICY)
+    assert "scored once" in ann.refused[-1]
+    assert ann.made.link.scores == []
