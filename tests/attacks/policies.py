@@ -1,4 +1,8 @@
-"""The policies under which every attack is run: those that are shipped, and one that forbids nothing."""
+"""The policies under which every attack is run: those that are shipped, and some that allow more.
+
+The attacks are on runs without secure sums, which `standard` and `strict` decline; what their other rules do is seen
+where `secure = "allowed"`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from protofed.deploy.simulation.simulation import everything, simulated
 
 NONE = "none"  # a policy that allows everything: what the attack is worth where nothing stands in its way
 SHIPPED = ("open", "standard", "strict")
-PERCEPTRONS = "standard, perceptrons allowed"  # whose list of models stands in no attack's way
-POLICIES = (NONE, *SHIPPED, PERCEPTRONS)
+UPDATES = "standard, secure = allowed"  # under which runs without secure sums go on
+PERCEPTRONS = "standard, perceptrons allowed"  # likewise, and its list of models stands in no attack's way
+POLICIES = (NONE, *SHIPPED, UPDATES, PERCEPTRONS)
 
 
 def limits_of(name: str, recipe: Recipe) -> Limits:
@@ -24,7 +29,9 @@ def policy_of(name: str, recipe: Recipe) -> Policy:
     if name == NONE:
         return everything(recipe)
     policy = simulated(Policy.read(shipped.folder("policies") / f"{name.partition(',')[0]}.toml"))
-    if name != PERCEPTRONS:
+    if name not in (UPDATES, PERCEPTRONS):
         return policy
-    limits = policy.rules.limits.model_copy(update={"models": policy.rules.limits.models | {"mlp"}})
-    return Policy(policy.rules.model_copy(update={"limits": limits}))
+    limits = policy.rules.limits
+    if name == PERCEPTRONS:
+        limits = limits.model_copy(update={"models": limits.models | {"mlp"}})
+    return Policy(policy.rules.model_copy(update={"secure": "allowed", "limits": limits}))

@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 from tests.attacks import counts_by_heads, hidden_traps, private_mixture, rare_units, score_oracle, trap_weights
 from tests.attacks.outcome import Outcome
-from tests.attacks.policies import NONE, PERCEPTRONS, SHIPPED
+from tests.attacks.policies import NONE, PERCEPTRONS, SHIPPED, UPDATES
 
 Attack = Callable[[str], Outcome]
-FOR_PATIENTS = ("standard", "strict")
+FOR_PATIENTS = ("standard", "strict", UPDATES)
 TRAPS: tuple[Attack, ...] = (
     trap_weights.one_large_step,
     trap_weights.honest_plan,
@@ -76,7 +76,7 @@ def test_constant_models_score_nothing(policy: str) -> None:
     assert score_oracle.attack(policy).silent
 
 
-@pytest.mark.parametrize("policy", [NONE, *SHIPPED])
+@pytest.mark.parametrize("policy", [NONE, *SHIPPED, UPDATES])
 @pytest.mark.parametrize("attack", [private_mixture.without_a_step, private_mixture.honest_plan], ids=name_of)
 def test_class_heads_do_not_come_back_as_a_mixture(attack: Attack, policy: str) -> None:
     assert attack(policy).recovered == 0

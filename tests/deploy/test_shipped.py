@@ -20,6 +20,7 @@ from protofed.deploy import shipped
 from protofed.server.method import server_methods
 
 RECIPES = sorted(shipped.folder("recipes").glob("*.toml"))
+POLICIES = ("strict", "standard", "open")
 OPEN = Policy.read(shipped.folder("policies") / "open.toml")
 
 
@@ -82,6 +83,11 @@ def test_each_policy_allows_all_that_a_stricter_one_does() -> None:
         assert narrow.telemetry < wide.telemetry
 
 
+def test_the_stricter_a_policy_the_more_leaves_in_secure_sums_alone() -> None:
+    asked = {name: Policy.read(shipped.folder("policies") / f"{name}.toml").rules.secure for name in POLICIES}
+    assert asked == {"strict": "required", "standard": "rows", "open": "allowed"}
+
+
 def test_only_the_open_policy_lets_numbers_leave_that_hint_at_the_number_of_examples() -> None:
     strict, standard = (
         Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard")
@@ -94,12 +100,12 @@ def test_only_the_open_policy_lets_numbers_leave_that_hint_at_the_number_of_exam
     assert not hinting & standard.telemetry
 
 
-@pytest.mark.parametrize(("site", "pair"), [("digits", False), ("digits-pair", True)])
-def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, pair: bool) -> None:
+@pytest.mark.parametrize(("site", "trio"), [("digits", False), ("digits-trio", True)])
+def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, trio: bool) -> None:
     settings = tomllib.loads((shipped.folder("sites") / f"{site}.toml").read_text(encoding="utf-8"))
     data = Data.model_validate(settings["data"])
     digits = [shipped.recipe(path.stem) for path in RECIPES if path.stem.startswith("digits-")]
-    same = [recipe for recipe in digits if (recipe.name == "digits-pair") == pair]
+    same = [recipe for recipe in digits if (recipe.name == "digits-trio") == trio]
     assert same
     assert all(recipe.data == data for recipe in same)
 

@@ -28,8 +28,8 @@ from tests.e2e.pilot_guide import COORDINATOR, REHEARSAL, ROOT, Again, Block, Ma
 from tests.e2e.tutorials import install
 
 HUB, NAME = "10.78.0.1", "hub.example"
-HOSPITALS = ("north", "south")
-JOINS = "west"
+HOSPITALS = ("north", "south", "west")
+JOINS = "east"
 EVALUATOR = "evaluator"
 READY = {  # how the guide's daemons are asked, by their names there
     "server": "protofed server health --state state",
@@ -186,7 +186,8 @@ class Pilot:
     def check(self) -> None:
         """The runs went as the guide says, and nobody had an internal error."""
         if not self.rehearsal_only:
-            self.check_run("lesions", (*HOSPITALS, JOINS))
+            self.check_run("lesions", HOSPITALS)
+            self.check_sums("lesions")
         expect("Traceback" not in self.net.tails(), "nobody had an internal error")
 
     def check_run(self, run: str, sites: Sequence[str]) -> None:
@@ -202,6 +203,13 @@ class Pilot:
             shown["scored_round"] == info["round"], f"the last round of {run} has a score, not {shown['scored_round']}"
         )
         expect("global.balanced_accuracy" in scores, f"{run} has the evaluator's scores: {scores}")
+
+    def check_sums(self, run: str) -> None:
+        """Each round is one sum of the hospitals that began; the one that joined waits for two more."""
+        shown = json.loads(self.type_(COORDINATOR, f"{self.first}protofed runs show {run} --all --json"))
+        tasks = [task for row in shown["rounds"] for task in row["sites"]]
+        masked = {task["site"] for task in tasks if (task["kind"], task["task_status"]) == ("mask", "reported")}
+        expect(masked == set(HOSPITALS), f"the sums are over {HOSPITALS}: {masked}")
 
     def _terminal(self, place: str, text: str) -> tuple[str, ...]:
         script = f"set -e -o pipefail\n{AT_HOME}\n{text}"

@@ -90,7 +90,7 @@ class Effort:
     Attributes:
         commands: different lines that are typed; a hospital's count once, whoever many hospitals type them.
         files: that are written or copied to be edited.
-        mails: between the coordinator and the two hospitals.
+        mails: between the coordinator and the three hospitals.
     """
 
     commands: int
@@ -108,7 +108,7 @@ def effort(text: str) -> Effort:
     return Effort(
         commands=len(typed) + len(_IMAGES.findall(" ".join(text.split()))),
         files=sum(block.file is not None for block in blocks) + sum(bool(_COPIED.match(line)) for line in typed),
-        mails=2 * len(mails),
+        mails=3 * len(mails),
     )
 
 

@@ -1,4 +1,4 @@
-"""A whole run over gRPC under the shipped standard policy: the sites' own scores stay there, and can be read there."""
+"""A whole run over gRPC under the standard policy: the sites' own scores stay there, and can be read there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.agent.agent import Agent
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
-from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
@@ -29,7 +29,6 @@ OWN = {
     "personal.local.accuracy",
     "global.local.accuracy",
 }
-POLICY = shipped.folder("policies") / "standard.toml"
 
 
 @pytest.fixture
@@ -60,7 +59,9 @@ def test_own_scores_stay_at_the_site_and_are_shown_there(
     def store(name: str) -> DiskStore:
         return stores.setdefault(name, DiskStore(tmp_path / name))
 
-    agents = agents_of(recipe, linked(server.address), store, policy=Policy.read(POLICY))
+    agents = agents_of(
+        recipe, linked(server.address), store, policy=Policy.read(standard_with_plain_updates(tmp_path / "policies"))
+    )
     work(server, agents)
     assert server.runs.failed == []
 

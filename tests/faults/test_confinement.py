@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.support.audit_logs import audit
 from tests.support.pki import Authority
+from tests.support.policies import standard_with_plain_updates
 from tests.support.processes import Processes
 from tests.support.sandbox import USER, Sandbox, missing
 
@@ -22,7 +23,6 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Finished, Task, TaskKind
 from protofed.common.storage import journal
-from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import agents_of, data_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.skipif(bool(missing()), reason=missing() or "possible")]
@@ -38,7 +38,7 @@ DAEMON = (
     "client",
     "start",
     "--settings=/config/site.toml",
-    "--policy=/config/standard.toml",
+    "--policy=/config/policy.toml",
 )
 TRY = f"""
 import os, socket
@@ -79,7 +79,7 @@ def sandbox(tmp_path: Path, recipe: Recipe, authority: Authority) -> Sandbox:
     (folders["etc"] / "resolv.conf").write_text("", encoding="ascii")
     shutil.copy("/etc/ld.so.cache", folders["etc"])
     shutil.copy(tmp_path / "site.toml", folders["config"])
-    shutil.copy(shipped.folder("policies") / "standard.toml", folders["config"])
+    shutil.copy(standard_with_plain_updates(tmp_path), folders["config"] / "policy.toml")
     for file in authority.issue(folders["identity"], Party.SITE, "site-1").iterdir():
         os.chown(file, USER, USER)
     bound = {f"/{name}": folders[name] for name in ("config", "etc", "identity")}

@@ -20,6 +20,7 @@ import structlog
 from tests.support.audit_logs import MemoryAuditLog
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
+from tests.support.policies import standard_with_plain_updates
 from tests.support.tls_server import TlsServer, still_served, tls_server
 
 from protofed.client.agent.refusal_log import EXCLUDED_PAUSE_S
@@ -59,7 +60,7 @@ def client(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Dial:
     """Runs `protofed client` in this process: exit code, standard error."""
 
     def run(server: str, *more: object) -> tuple[int, str]:
-        policy, settings = shipped.folder("policies") / "standard.toml", shipped.folder("sites") / "digits-pair.toml"
+        policy, settings = standard_with_plain_updates(tmp_path), shipped.folder("sites") / "digits-trio.toml"
         known = [f"--server={server}", "--site=site-1", f"--policy={policy}", f"--settings={settings}"]
         with pytest.raises(SystemExit) as ended:
             main.main(["client", "start", *known, f"--state={tmp_path / 'state'}", *map(str, more)])

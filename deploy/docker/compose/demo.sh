@@ -47,7 +47,7 @@ build "site-1$suffix" "${client_image:-protofed-client:0.2.0}"
 
 say "starting server, evaluator and five sites"
 [ -n "$(setting SITES_POLICY)" ] ||
-    echo "Their policy is open.toml, for public data only: the sites' own scores leave, and tell their label counts."
+    echo "Their policy is standard.toml: class prototypes and own scores leave only in sums of all five."
 # shellcheck disable=SC2086
 $compose up -d --no-build $sites
 
@@ -58,7 +58,7 @@ $compose up -d --no-build prometheus grafana || watching=no
 say "training: $run (Ctrl-C leaves it going on)"
 tty=
 if [ ! -t 0 ] || [ ! -t 1 ]; then tty=-T; fi
-$compose run --rm $tty operator runs start digits-fednh --name "$run" --watch
+$compose run --rm $tty operator runs start digits-trio --set federation.min_sites=5 --name "$run" --watch
 
 say "scores"
 $compose run --rm $tty operator runs show "$run"
@@ -74,5 +74,5 @@ if [ "$watching" = yes ]; then
 else
     echo "Grafana:  not started: an image of Prometheus or Grafana was not to be had (PROMETHEUS_IMAGE, GRAFANA_IMAGE)"
 fi
-echo "go on:    cd deploy && $compose run --rm operator runs start digits-fedavg --watch"
+echo "go on:    cd deploy && $compose run --rm operator runs start digits-trio --set federation.min_sites=5 --name again --watch"
 echo "stop:     cd deploy && $compose --profile tools down        (models, keys and records stay in volumes; -v: not)"

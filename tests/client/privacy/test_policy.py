@@ -24,9 +24,10 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.recipe import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import Part, Tensors, Update, describe
+from protofed.common.payload import Part, Payload, Tensors, Update, describe
 from protofed.common.protocol.score_names import SCALARS
 from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.secure_sums.linear_form import form_of
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
 
@@ -193,6 +194,10 @@ EVERYTHING = {
 }
 
 
+def shipped_policy(name: str) -> Policy:
+    return Policy.read(shipped.folder("policies") / f"{name}.toml")
+
+
 def test_every_shipped_policy_is_tested_here() -> None:
     assert {path.stem for path in shipped.folder("policies").glob("*.toml")} == {"standard", "strict", "open"}
 
@@ -219,18 +224,42 @@ def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path
         read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
 
 
-def test_the_standard_policy_lets_models_prototypes_and_an_evaluators_scores_out() -> None:
-    standard = Policy.read(shipped.folder("policies") / "standard.toml")
-    for method in set(client_methods) - ESTIMATING:
-        standard.admit(method, client_methods.build(method, {}).sends)
+# What has a row a class leaves in sums alone, and the true shares of classes in no other way.
+WITH_SUMS = sorted(set(client_methods) - {*ESTIMATING, "solo"})
+
+
+def test_the_standard_policy_lets_a_body_and_an_evaluators_scores_out() -> None:
+    standard = shipped_policy("standard")
+    body: Payload = {Part.BODY: EVERYTHING[Part.BODY], Part.HEAD: {"scale": np.ones(1, np.float32)}}
     scalars = dict.fromkeys(SCALARS - OWN, 0.5)
     withheld = dict.fromkeys([*OWN, "personal.local.recall.3", "label.counts"], 3.0)
-    released = standard.release(update(payload=EVERYTHING, metrics={**scalars, **withheld}), ENOUGH)
-    assert {spec.part for spec in released.manifest.tensors} == EVERYTHING.keys()
+    released = standard.release(update(payload=body, metrics={**scalars, **withheld}), ENOUGH)
+    assert {spec.part for spec in released.manifest.tensors} == body.keys()
     assert released.metrics == scalars
     assert standard.release_scores({**scalars, **withheld}).scores == scalars
     assert released.weight is None
     assert standard.rules.plugins == frozenset()
+
+
+@pytest.mark.parametrize("method", WITH_SUMS)
+def test_under_the_standard_policy_class_rows_leave_in_sums_alone(method: str) -> None:
+    standard, built = shipped_policy("standard"), client_methods.build(method, {})
+    standard.admit(method, built.sends, form_of(built, method))
+    with pytest.raises(PolicyRefusedError, match=r"federation\.secure = true") as refused:
+        _prepared(standard, method, built.sends)
+    assert refused.value.rule == "secure"
+    assert 'set secure = "allowed"' in str(refused.value)
+
+
+def _prepared(site: Policy, method: str, sends: frozenset[Part]) -> None:
+    """As a site prepares a run without secure sums whose head has a row a class."""
+    site.admit(method, sends)
+    if Part.HEAD in sends:
+        site.admit_head({"weight": np.ones((10, 4))}, 10)
+
+
+def test_training_alone_sends_no_update_and_so_needs_no_sum() -> None:
+    shipped_policy("standard").admit("solo", client_methods.build("solo", {}).sends)
 
 
 @pytest.mark.parametrize("name", ["strict", "standard", "open"])
@@ -256,35 +285,47 @@ def test_a_policy_that_hides_classes_may_name_an_evaluators_scores(tmp_path: Pat
 
 
 def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
-    strict = Policy.read(shipped.folder("policies") / "strict.toml")
-    released = strict.release(update(metrics=dict.fromkeys(SCALARS, 0.5)), ENOUGH)
-    assert (released.metrics, released.weight) == ({}, None)
+    strict = shipped_policy("strict")
     assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}
     assert strict.rules.plugins == frozenset()
+    assert not strict.rules.example_count
 
 
-def test_under_the_strict_policy_a_site_takes_part_in_no_run_before_there_is_a_secure_sum() -> None:
-    strict = Policy.read(shipped.folder("policies") / "strict.toml")
+def test_under_the_strict_policy_a_site_takes_part_in_runs_with_secure_sums_alone() -> None:
+    strict = shipped_policy("strict")
     rules = {}
     for method in client_methods:
         with pytest.raises(PolicyRefusedError) as refused:
             strict.admit(method, client_methods.build(method, {}).sends)
         rules[method] = refused.value.rule
-    assert rules.pop("fednh") == "hide_class_presence"
+    assert rules.pop("fednh") == "secure"
     assert set(rules.values()) == {"methods"}
-    with pytest.raises(PolicyRefusedError):
-        strict.release(update(payload=EVERYTHING), ENOUGH)
+    fednh = client_methods.build("fednh", {})
+    strict.admit("fednh", fednh.sends, form_of(fednh, "fednh"))
+    for payload in (EVERYTHING, {Part.BODY: EVERYTHING[Part.BODY]}):
+        with pytest.raises(PolicyRefusedError):
+            strict.release(update(payload=payload), ENOUGH)
 
 
-def test_a_head_with_a_row_a_class_is_no_head_for_a_site_that_hides_its_classes() -> None:
-    hides, shows = policy(hide_class_presence=True), policy()
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ("hide_class_presence", {"hide_class_presence": True}),
+        *(("secure", {"secure": s}) for s in ("rows", "required")),
+    ],
+)
+def test_a_head_with_a_row_a_class_is_no_head_for_a_site_that_hides_its_classes(
+    rule: str, told: dict[str, Any]
+) -> None:
+    hides, shows = policy(**told), policy()
     scalars = {"scale": np.array(3.0, np.float32), "shift": np.ones(1, np.float32)}
     hides.admit_head(scalars, 10)
     for tensor in (np.ones((10, 4)), np.ones((4, 10)), np.ones(10)):
         shows.admit_head({"weight": tensor}, 10)
         with pytest.raises(PolicyRefusedError) as refused:
             hides.admit_head({**scalars, "weight": tensor}, 10)
-        assert (refused.value.rule, refused.value.tensor) == ("hide_class_presence", "head/weight")
+        assert (refused.value.rule, refused.value.tensor) == (rule, "head/weight")
+        assert "ask for a run with federation.secure = true" in str(refused.value)
 
 
 MEASURED = {"disk_free_bytes": 5e8, "step_seconds": 0.25, "policy_refusals": 0.0}

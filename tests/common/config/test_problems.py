@@ -25,7 +25,7 @@ MODELS: dict[str, type[BaseModel]] = {
 DEPLOY = shipped.folder("recipes").parent
 FILES = {
     "a recipe": DEPLOY / "recipes" / "digits-fednh.toml",
-    "a site's settings": DEPLOY / "sites" / "digits-pair.toml",
+    "a site's settings": DEPLOY / "sites" / "digits-trio.toml",
     "a policy": DEPLOY / "policies" / "standard.toml",
 }
 SITE = {"site": "a", "policy": "standard", "state": "s", "data": {"source": "digits"}}

@@ -30,7 +30,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
 
 @pytest.fixture
 def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
-    return recipe_of("fednh")
+    return recipe_of("fednh", federation={"min_sites": 3, "secure": True})
 
 
 @pytest.fixture

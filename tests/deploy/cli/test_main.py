@@ -122,8 +122,8 @@ def test_a_recipe_that_extends_another_says_so_beside_its_text(protofed: Cli) ->
 
 
 def test_a_policy_can_be_named_wherever_its_file_can(protofed: Cli, tmp_path: Path) -> None:
-    by_name = protofed("client", "preview", "digits-fednh", "--policy", "standard", "--json")
-    assert by_name == protofed("client", "preview", "digits-fednh", "--policy", POLICY, "--json")
+    by_name = protofed("client", "preview", "digits-fednh-secure", "--policy", "standard", "--json")
+    assert by_name == protofed("client", "preview", "digits-fednh-secure", "--policy", POLICY, "--json")
     for words in (("client", "preview", "digits-fednh"), ("simulate", "digits-fednh")):
         expect(protofed(*words, "--policy", "standart"), 78, "did you mean 'standard'?")
     site = ("--settings", SITE, "--site", "a", "--policy", "standart")

@@ -360,7 +360,8 @@ def test_a_run_that_the_registered_sites_cannot_make_up_is_refused_until_it_is_f
     code, out, err = protofed(*order, "--force")
     assert (code, out) == (0, f"{FEDNH}: queued\n")
     remarks = [line.partition(":")[0] for line in err.splitlines() if not line.startswith("{")]  # the server logs too
-    assert remarks == ["note", "warning", "warning"]
+    assert remarks == ["note", "note", "warning", "warning"]
+    assert "sites under the policies standard and strict decline such a run" in err
     assert "warning: required_sites names 'sit-1'" in protofed.says("runs", "show", FEDNH)
     assert len(protofed.json("runs", "show", FEDNH)["info"]["unmet"]) == 2
 

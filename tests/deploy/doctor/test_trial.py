@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from tests.support.doctor_rows import rows
+from tests.support.policies import standard_with_plain_updates
 from tests.support.scripted_server import ScriptedServer
 
 from protofed.client.agent.agent import Agent
@@ -109,7 +110,8 @@ def settings_of(case: Case, folder: Path) -> ClientSettings:
             Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(root / name / f"{number:02}.png")
     case.damage(root)
     data = {"source": "folder", "root": root, **case.data}
-    given = {"site": "a", "policy": "standard", "state": folder / "state", "data": data, **case.settings}
+    policy = standard_with_plain_updates(folder / "policies")
+    given = {"site": "a", "policy": policy, "state": folder / "state", "data": data, **case.settings}
     return ClientSettings.model_validate(given)
 
 

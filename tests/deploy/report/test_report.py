@@ -14,11 +14,11 @@ import pytest
 import structlog
 from tests.support.command_line import called
 from tests.support.disturbed_run import RUN, close_channels, disturbed_run
+from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
-from protofed.deploy import shipped
 from protofed.deploy.cli import report as cli_report
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.problems import problems
@@ -216,7 +216,6 @@ def test_a_page_says_if_own_models_were_scored_on_a_sample(full: dict[str, Any])
 # Sites that keep their own scores
 
 
-STANDARD = Policy.read(shipped.folder("policies") / "standard.toml")
 KEPT = "sent no scores of their own models"
 EVALUATION = {"frequency_groups": True, "probabilities": True}
 
@@ -224,7 +223,11 @@ EVALUATION = {"frequency_groups": True, "probabilities": True}
 def test_where_sites_keep_their_scores_the_page_says_so_and_shows_an_evaluators(
     tmp_path: Path, recipe_of: RecipeOf
 ) -> None:
-    run_record = told(tmp_path, recipe_of("fednh", rounds=2, evaluation=EVALUATION), policy=STANDARD)
+    run_record = told(
+        tmp_path,
+        recipe_of("fednh", rounds=2, evaluation=EVALUATION),
+        policy=Policy.read(standard_with_plain_updates(tmp_path)),
+    )
     html, sections = page(run_record)
     assert run_record["classes"]["judged_by"] == "global.balanced_accuracy"
     assert RunRecord(run_record).keeping == ["site-1", "site-2", "site-3"]
@@ -240,7 +243,11 @@ def test_where_sites_keep_their_scores_the_page_says_so_and_shows_an_evaluators(
 
 
 def test_without_a_global_model_either_nothing_is_claimed(tmp_path: Path, recipe_of: RecipeOf) -> None:
-    run_record = told(tmp_path, recipe_of("solo", rounds=1, evaluation=EVALUATION), policy=STANDARD)
+    run_record = told(
+        tmp_path,
+        recipe_of("solo", rounds=1, evaluation=EVALUATION),
+        policy=Policy.read(standard_with_plain_updates(tmp_path)),
+    )
     html, sections = page(run_record)
     assert (run_record["scores"], run_record["classes"]["judged_by"]) == ([], "")
     for section in ("summary", "curves", "classes", "groups", "fairness", "calibration"):

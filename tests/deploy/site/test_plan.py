@@ -31,6 +31,7 @@ from protofed.testing.small_recipe import small_recipe
 
 METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]
+SECURE = {"min_sites": 3, "secure": True}
 
 
 def policy(*methods: str, **changes: Any) -> Policy:
@@ -108,12 +109,21 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
     method: str, name: str, recipe_of: RecipeOf
 ) -> None:
     site = Policy.read(shipped.folder("policies") / f"{name}.toml")
-    plan = site_plan(recipe_of(method), site)
-    if name == "strict" and method in site.rules.methods:  # it declines all runs, before one offers a secure sum
-        assert {t.refused_by for t in plan.outgoing if t.spec.part is Part.PROTOTYPES} == {"hide_class_presence"}
+    plain_run = site_plan(recipe_of(method), site)
+    if method not in site.rules.methods:
+        assert plain_run.refusals
+        assert {tensor.refused_by for tensor in plain_run.outgoing} <= {"methods"}
         return
-    assert bool(plan.refusals) == (method not in site.rules.methods)
-    assert {tensor.refused_by for tensor in plan.outgoing} <= ({"methods"} if plan.refusals else {None})
+    if name == "open" or (name, method) == ("standard", "solo"):  # alone, nothing is sent
+        assert plain_run.refusals == ()
+        assert {tensor.refused_by for tensor in plain_run.outgoing} <= {None}
+    else:
+        assert "federation.secure = true" in plain_run.refusals[0]
+        assert "secure" in {tensor.refused_by for tensor in plain_run.outgoing}
+    if method not in ("solo", "cwfedavg"):
+        summed = site_plan(recipe_of(method, federation=SECURE), site)
+        assert summed.refusals == ()
+        assert {tensor.refused_by for tensor in summed.outgoing} == {None}
 
 
 def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
@@ -343,10 +353,11 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str
 def test_the_command_ends_with_77_where_the_policy_refuses(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     policies = shipped.folder("policies")
     assert run(capfd, "digits-fednh")[0] == 0
-    assert run(capfd, "digits-fednh", "--policy", policies / "standard.toml")[0] == 0
-    code, out = run(capfd, "digits-fednh", "--policy", policies / "strict.toml", "--json")
-    assert code == 77
-    assert {leaf["part"] for leaf in json.loads(out)["leaves"] if leaf["refused"]} == {"prototypes"}
+    for name, refused in (("open", set()), ("standard", {"prototypes"}), ("strict", {"body", "head", "prototypes"})):
+        code, out = run(capfd, "digits-fednh", "--policy", policies / f"{name}.toml", "--json")
+        assert code == (77 if refused else 0)
+        assert {leaf["part"] for leaf in json.loads(out)["leaves"] if leaf["refused"]} == refused
+        assert run(capfd, "digits-fednh-secure", "--policy", policies / f"{name}.toml")[0] == 0
     code, out = run(capfd, "digits-fedavg", "--policy", policies / "strict.toml")
     assert code == 77
     assert "refuses this run" in out
@@ -369,9 +380,6 @@ def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
         site_plan(small_recipe("cwfedavg", federation=federation))
     with pytest.raises(ConfigError, match="solo"):
         site_plan(small_recipe("solo", federation=federation))
-
-
-SECURE = {"min_sites": 3, "secure": True}
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("solo", "cwfedavg")])

@@ -310,6 +310,17 @@ def test_a_site_that_must_take_part_and_cannot_abandons_at_once() -> None:
     assert effects == [Abandon(1, 1, why)]
 
 
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_round_that_policies_end_says_what_they_most_often_ask_for(secure: bool) -> None:
+    asked = rules(secure=secure)
+    _, effects = advance(asked, collecting(required=frozenset("d")), Declined("d", 1.0, "policy"))
+    (effect,) = effects
+    assert isinstance(effect, Abandon)
+    why = effect.reason
+    assert "(the last: policy; its log names the rule" in why
+    assert ("ask for federation.secure = true" in why) is not secure
+
+
 def test_round_0_needs_none_of_the_sites_that_must_take_part() -> None:
     phase, _ = advance(rules(required_sites=("c",)), Idle(0), tick(trainers="ab"))
     assert isinstance(phase, Collecting)

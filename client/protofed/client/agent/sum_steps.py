@@ -104,8 +104,7 @@ class SumSteps:
             session = replace(session, scores=score_sums.summable(names, scores))
             membership.sessions.save(session)
             reach("sum-begun")
-            scores_in = self._scores_in(run, session)["scores"]
-            log.info("own scores leave in a sum", run=task.run, round=task.round, scores=scores_in)
+            log.info("own scores leave in a sum", run=task.run, round=task.round, **self._scores_in(run, session))
             return self._released(session)
 
     def vector(self, run: PreparedRun, update: Update, base: Payload) -> ReleasedVector:

@@ -153,8 +153,10 @@ class Policy:
             allowed = ", ".join(sorted(self.rules.methods))
             raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
         if form is None and self.rules.secure == "required":
-            text = "this site's policy lets updates leave only in a secure sum (secure = required); the run has none"
-            raise PolicyRefusedError("secure", text)
+            text = (
+                "this site's policy lets updates leave only in a secure sum (secure = required), and the run has none"
+            )
+            raise PolicyRefusedError("secure", f"{text}: {update_checks.SECURE_RUN}")
         rules = self.rules if form is None else _in_a_sum(self.rules)
         for part in sorted(sends if form is None else sends - _only_summed(form)):
             if part not in rules.parts:
@@ -177,7 +179,9 @@ class Policy:
             raise PolicyRefusedError("sum_group", text)
 
     def admit_head(self, head: Tensors, classes: int) -> None:
-        """Check the model of a run whose method sends the head: under `hide_class_presence` it has no row a class.
+        """Check the model of a run whose method sends the head outside of sums.
+
+        Under `hide_class_presence`, and unless `secure` allows it, the head has no row a class.
 
         Args:
             head: tensors of any values, of which the method may send all.

@@ -15,10 +15,11 @@ from protofed.common.payload import Array, Part, Payload, Tensors, dtype_name
 BY_CLASS = frozenset(
     {Part.PROTOTYPES, Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.CLASS_MODELS, Part.LABEL_DISTRIBUTION}
 )
-HIDDEN_CLASSES = (
-    "this site's policy hides which classes it has, and so lets such rows leave only in a secure sum: ask for a run "
-    "with federation.secure = true, or decide that the server may know the classes, and set hide_class_presence = false"
-)
+SECURE_RUN = "ask for a run with federation.secure = true"
+_INSTEAD = {
+    "secure": 'set secure = "allowed"',
+    "hide_class_presence": "set hide_class_presence = false",
+}
 
 
 class PolicyRefusedError(PolicyViolationError):
@@ -92,32 +93,47 @@ def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
         reason = "is an estimate of the class distribution, which this site's policy does not let out"
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
-    if part in BY_CLASS and rules.secure != "allowed":
-        return "secure", f"part '{part}' has a row a class, which leaves only in a secure sum (secure = {rules.secure})"
-    if part in BY_CLASS and rules.hide_class_presence:
-        return "hide_class_presence", f"part '{part}' has a row a class (hide_class_presence); {HIDDEN_CLASSES}"
+    if part in BY_CLASS and (rule := _rule_on_class_rows(rules)) is not None:
+        return rule, f"part '{part}' has a row a class, {_only_in_a_sum(rules, rule)}"
     return None
 
 
 def check_head(rules: PolicyRules, payload: Payload, context: GateContext | None) -> None:
-    """Rule `hide_class_presence` on the head: no tensor of it has a row a class."""
-    if Part.HEAD in payload and rules.hide_class_presence:
-        check_head_rows(rules, payload[Part.HEAD], len(_require(context, "hide_class_presence").examples))
+    """Rules `secure` and `hide_class_presence` on the head: no tensor of it has a row a class."""
+    if Part.HEAD in payload and (rule := _rule_on_class_rows(rules)) is not None:
+        check_head_rows(rules, payload[Part.HEAD], len(_require(context, rule).examples))
 
 
 def check_head_rows(rules: PolicyRules, head: Tensors, classes: int) -> None:
-    """Rule `hide_class_presence` on the tensors of a head, whether trained yet or not.
+    """Rules `secure` and `hide_class_presence` on the tensors of a head, whether trained yet or not.
 
     Training moves the rows and biases of the classes that a site has, in proportion to their shares.
 
     Args:
         classes: C, of the run; a tensor with a dimension of that size counts as one with class rows.
     """
-    for name in sorted(head) if rules.hide_class_presence else ():
+    if (rule := _rule_on_class_rows(rules)) is None:
+        return
+    for name in sorted(head):
         if classes in head[name].shape:
             path = f"{Part.HEAD}/{name}"
-            text = f"{path} {list(head[name].shape)} has a row a class (hide_class_presence); {HIDDEN_CLASSES}"
-            raise PolicyRefusedError("hide_class_presence", text, path)
+            text = f"{path} {list(head[name].shape)} has a row a class, {_only_in_a_sum(rules, rule)}"
+            raise PolicyRefusedError(rule, text, path)
+
+
+def _rule_on_class_rows(rules: PolicyRules) -> str | None:
+    """The rule by which what has a row a class leaves in secure sums alone; None: it leaves in other ways, too."""
+    if rules.secure != "allowed":
+        return "secure"
+    return "hide_class_presence" if rules.hide_class_presence else None
+
+
+def _only_in_a_sum(rules: PolicyRules, rule: str) -> str:
+    said = f"secure = {rules.secure}" if rule == "secure" else rule
+    return (
+        f"which tells about this site's classes and so leaves only in a secure sum ({said}): {SECURE_RUN}, "
+        f"or decide that the server may know them, and {_INSTEAD[rule]}"
+    )
 
 
 def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:

@@ -69,6 +69,11 @@ def start(
     info = operator.start(loaded, force=force)
     if loaded.data is not None:
         _say("note: the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
+    if not loaded.federation.secure and loaded.method.name != "solo":  # which sends nothing that could be summed
+        _say(
+            "note: without federation.secure = true the server reads each site's updates; "
+            "sites under the policies standard and strict decline such a run"
+        )
     for warning in info.unmet:
         _say(f"warning: {warning}")
     if not (watch and as_json):  # then every line of the output is one object of the watch

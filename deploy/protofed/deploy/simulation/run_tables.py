@@ -168,4 +168,7 @@ def status(phase: Phase, rounds: int) -> tuple[int, str]:
 
 
 def _percent(value: Spread | None, *fields: str) -> str:
-    return "–" if value is None else " ± ".join(f"{100 * getattr(value, field):.1f}" for field in fields)
+    numbers = [getattr(value, field) for field in fields]
+    return (
+        "–" if None in numbers else " ± ".join(f"{100 * number:.1f}" for number in numbers)
+    )  # a sum has no worst site

@@ -157,6 +157,13 @@ def simulated(policy: Policy) -> Policy:
     return Policy(policy.rules.model_copy(update=changes))
 
 
+def summed_here(policy: Policy) -> Policy:
+    """The policy of a simulated site whose numbers are summed in this process, where nobody masks them."""
+    metrics = policy.rules.metrics | policy.rules.summed_metrics
+    changes = {"secure": "allowed", "hide_class_presence": False, "metrics": metrics}
+    return Policy(policy.rules.model_copy(update=changes))
+
+
 def agents_of(
     recipe: Recipe,
     connect: Callable[[SiteId, frozenset[Role]], Link],
@@ -184,6 +191,8 @@ def agents_of(
     on_device = device or torch.device("cpu")
     unrestricted = everything(recipe)
     site_policy = unrestricted if policy is None else simulated(policy)
+    if recipe.federation.secure:
+        site_policy = summed_here(site_policy)
     shared = device_model(
         recipe, on_device, site_policy.rules.plugins
     )  # one model for all: agents work in turns and load their state first

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.errors import FailureReason
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
@@ -262,11 +263,20 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         too_few = f"{len(phase.reported)} updates at the deadline{whole}, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
     if len(possible) < phase.quorum or not phase.required <= possible:
-        last = f" (the last: {reason})" if reason else ""
-        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{last}"
+        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{_last(rules, reason)}"
         again_at = now + rules.pause(phase.round, phase.tries + 1)
         return _abandon(rules, phase, f"{failed}{missing(phase.required - possible)}", again_at)
     return phase, []
+
+
+def _last(rules: RoundRules, reason: str) -> str:
+    """The code that a site declined with, in words; of a policy's rule a server learns no more than that it is one."""
+    if not reason:
+        return ""
+    if reason != FailureReason.POLICY:
+        return f" (the last: {reason})"
+    sums = "" if rules.federation.secure else "; policies standard and strict ask for federation.secure = true"
+    return f" (the last: {reason}; its log names the rule{sums})"
 
 
 def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:

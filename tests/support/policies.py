@@ -1,0 +1,20 @@
+"""Policies for tests of what is not about secure sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofed.client.privacy.policy import Policy
+from protofed.deploy import shipped
+
+
+def standard_with_plain_updates(folder: Path) -> Path:
+    """`standard.toml`, but updates leave in runs without secure sums, too: as studies of two sites need it."""
+    text = shipped.named("policy", "standard").read_text(encoding="utf-8")
+    changed = text.replace('\nsecure = "rows"', '\nsecure = "allowed"', 1)
+    assert changed != text
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "standard-with-plain-updates.toml"
+    path.write_text(changed, encoding="utf-8")
+    assert Policy.read(path).rules.secure == "allowed"
+    return path
