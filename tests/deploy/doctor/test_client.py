@@ -309,12 +309,14 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     strict = look(policy=shipped.folder("policies") / "strict.toml")["policy"].message
     assert strict.startswith("methods fednh; parts body, head, prototypes; plugins none; ")
     assert "no class under 16 examples" in strict
-    assert "nothing with a row a class" in strict
+    assert "all that is trained in secure sums alone (secure = required)" in strict
     assert "0 scores, none of the site's own" in strict
     standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
     assert "13 scores, none of the site's own" in standard
+    assert "class rows and own scores in secure sums alone (secure = rows)" in standard
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
+    assert "sums alone" not in open_
     assert "9 of the site's own: they tell its label counts" in open_
 
 

@@ -22,6 +22,7 @@ from protofed.deploy.doctor.secure_sums import ALONE, SiteSums, dropouts, server
 
 SECURE = shipped.recipe("digits-fednh-secure")
 PLAIN = shipped.recipe("digits-fednh")
+HEAD = shipped.recipe("digits-fedavg")  # has a row a class
 NOW = datetime.now(UTC)
 
 
@@ -105,7 +106,13 @@ def test_pins_that_cannot_be_read_and_a_site_that_came_with_another_identity(tmp
 
 @pytest.mark.parametrize(
     ("secure", "recipe", "named"),
-    [("required", PLAIN, True), ("rows", PLAIN, True), ("allowed", PLAIN, False), ("required", SECURE, False)],
+    [
+        ("required", PLAIN, True),
+        ("rows", PLAIN, True),
+        ("rows", HEAD, True),
+        ("allowed", PLAIN, False),
+        ("required", SECURE, False),
+    ],
 )
 def test_the_policys_secure_against_the_recipe(tmp_path: Path, secure: str, recipe: Recipe, named: bool) -> None:
     by = policy(secure=secure)

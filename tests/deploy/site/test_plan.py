@@ -434,6 +434,11 @@ def test_a_policy_that_asks_for_secure_sums_lets_a_run_with_them_in_and_no_other
     assert summed.first_model is None
     assert bool(without.refusals) is (secure != "allowed")
     assert "(secure)" in summed.rules[0]
+    told = " ".join(without.rules)
+    assert ("Nothing with a row a class leaves" in told, "is not hidden" in told) == (
+        secure != "allowed",
+        secure == "allowed",
+    )
 
 
 def test_a_site_lets_its_true_shares_into_a_sum_and_nowhere_else() -> None:

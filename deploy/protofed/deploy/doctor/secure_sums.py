@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError, SecureSumError, StateError
-from protofed.common.payload import SiteId
+from protofed.common.payload import Part, SiteId
 from protofed.common.pki import codes
 from protofed.common.pki.endorsement import check_endorsement, endorsed
 from protofed.common.pki.identity import Identity
@@ -92,7 +92,11 @@ class SiteSums:
         return f"{count(len(pins), 'other site')} pinned" + (f", {by_hand} of them by a person" if by_hand else "")
 
     def _agreement(self) -> str:
+        import torch
+
         from protofed.client.method import client_methods
+        from protofed.client.models.catalogue import device_model
+        from protofed.client.models.split import dump
         from protofed.client.privacy.policy import PolicyRefusedError
         from protofed.common.secure_sums.linear_form import form_of
 
@@ -106,12 +110,15 @@ class SiteSums:
             if form is not None:
                 self.policy.admit_group(recipe.federation.sum_group)
             self.policy.admit(name, method.sends, form)
+            if form is None and Part.HEAD in method.sends:  # as the daemon prepares the run
+                head = device_model(recipe, torch.device("cpu"), rules.plugins).head
+                self.policy.admit_head(dump(head), recipe.classes)
         except PolicyRefusedError as error:
             if error.rule in ("secure", "sum_group"):
                 raise CheckFailedError("run-refused", f"run {recipe.name}: {error}") from error
-        except PolicyViolationError:  # of other rules: `data` prepares the run, and says so
-            pass
-        how = "sums updates under masks" if recipe.federation.secure else "has no secure sums"
+        except (ConfigError, PolicyViolationError):
+            pass  # of other rules, or no such model: `data` prepares the run, and says so
+        how = "sums updates under masks" if form is not None else "has no secure sums"
         return f"run {recipe.name} {how}, which policy secure = {rules.secure} allows"
 
 

@@ -147,7 +147,7 @@ def policy_summary(rules: PolicyRules, roles: Collection[Role]) -> str:
     """What a policy allows a daemon of these roles, in one line."""
     disclosed = [name for name in ("example_count", "class_distribution_estimate") if getattr(rules, name)]
     limits = [f"no class under {rules.min_samples_per_class} examples"] if rules.min_samples_per_class > 1 else []
-    limits += ["nothing with a row a class"] if rules.hide_class_presence else []
+    limits += [only] if (only := _in_sums_alone(rules)) else []
     limits += [f"each run after `protofed client approve` ({rules.approval})"] if rules.approval != "automatic" else []
     limits += ["at set hours"] if rules.schedule else []
     listed = [f"{name} {', '.join(sorted(getattr(rules, name))) or 'none'}" for name in ("methods", "parts", "plugins")]
@@ -156,6 +156,15 @@ def policy_summary(rules: PolicyRules, roles: Collection[Role]) -> str:
     if held_out := on_own_images(roles, rules.metrics):
         telling += f"; {len(held_out)} of a test set that tell its label counts if it is held out of the site's images"
     return "; ".join([*listed, f"{len(rules.metrics)} scores, {telling}", *disclosed, *limits])
+
+
+def _in_sums_alone(rules: PolicyRules) -> str:
+    """What leaves in secure sums and in no other way."""
+    if rules.secure == "required":
+        return "all that is trained in secure sums alone (secure = required)"
+    if rules.secure == "rows":
+        return "class rows and own scores in secure sums alone (secure = rows)"
+    return "class rows in secure sums alone (hide_class_presence)" if rules.hide_class_presence else ""
 
 
 def _check_compute(where: torch.device) -> None:
