@@ -205,6 +205,18 @@ def test_a_restart_between_evaluators_and_trainers_asks_the_trainers(monkeypatch
     assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE_SUM)
 
 
+def test_a_restart_among_evaluators_asks_the_same_trainers_also_who_was_not_in_the_round() -> None:
+    run = Scored(evaluator="eva")
+    task = next(row for row in run.ledger.tasks("test", 2, 1) if (row.site, row.kind) == ("eli", TaskKind.FIT))
+    update = next(row for row in run.ledger.updates("test", 2, 1) if row.task.task_id == task.task_id)
+    run.ledger.set_aside(update, "was not drawn")
+    then = run.lab.phase
+    run.lab.restart()
+    assert run.lab.phase == then
+    run.lab.score("eva")
+    assert run.asked() == dict.fromkeys(SITES, TaskKind.SCORE_SUM)
+
+
 def test_a_site_that_has_not_been_summed_is_not_asked() -> None:
     run = Scored(evaluator="eva")
     run.lab.enroll("new")

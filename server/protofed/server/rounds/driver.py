@@ -340,9 +340,10 @@ class Driver:
         self.invitations.take_up(tasks)
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self._recipe.federation.required_sites)
-        own_scores = self._rules.summed and self._rules.owns_due(last.round)
+        due = self._rules.summed and self._rules.owns_due(last.round)
+        scorers = self._scoring.askable(self._present().trainers, self._groups, last.round) if due else phases.NOBODY
         now, holders = self._context.clock(), self._rules.holders
-        found = resumed(last, tasks, now, tries, required, holders=holders, own_scores=own_scores)
+        found = resumed(last, tasks, now, tries, required, holders=holders, scorers=scorers)
         return grouped(found, self._groups, self._rules.fewest)
 
     def _tick_event(self) -> phases.Tick:

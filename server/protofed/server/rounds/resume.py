@@ -30,7 +30,7 @@ def resumed(
     required: Sites,
     *,
     holders: bool = False,
-    own_scores: bool = False,
+    scorers: Sites = NOBODY,
 ) -> Phase:
     """The phase after a restart.
 
@@ -41,9 +41,9 @@ def resumed(
         tries: attempts at its round that were abandoned.
         required: sites without which no round counts, round 0 excepted.
         holders: as of `phases.Summing`.
-        own_scores: whether trainers' own scores are summed after this round.
+        scorers: trainers whose own scores are summed after this round.
     """
-    if last.state is not None and (scoring := _scoring(last, tasks, now, own=own_scores)) is not None:
+    if last.state is not None and (scoring := _scoring(last, tasks, now, scorers)) is not None:
         return scoring
     if last.state is not None:  # published, but the process died before it asked for scores
         return Aggregating(last.round, last.attempt, frozenset())
@@ -82,7 +82,7 @@ def grouped(phase: Phase, groups: Groups, fewest: int) -> Phase:
             return phase
 
 
-def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, *, own: bool) -> Phase | None:
+def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Sites) -> Phase | None:
     """Where the scoring of a published model goes on; None: nobody was asked for scores yet."""
     scorings, keyed = ([task for task in tasks if task.kind is kind] for kind in (TaskKind.SCORE, TaskKind.SCORE_SUM))
     steps = [task for task in tasks if task.kind in STEPS and task.subject is Subject.SCORES]
@@ -95,9 +95,8 @@ def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, *, own: bool)
         awaited, reported = frozenset(task.site for task in keyed if task.is_open), _sites(keyed, "reported")
         return Evaluating(last.round, awaited, now, attempt=last.attempt, summed=True, reported=reported)
     if scorings:
-        trained = _sites([task for task in tasks if task.kind is TaskKind.FIT], "reported") if own else NOBODY
         awaited = frozenset(task.site for task in scorings if task.is_open)
-        return Evaluating(last.round, awaited, now, then=trained, attempt=last.attempt)
+        return Evaluating(last.round, awaited, now, then=scorers, attempt=last.attempt)
     return None
 
 
