@@ -310,3 +310,8 @@ def test_a_run_with_secure_sums_needs_three_sites_that_are_registered(look: Look
     found = look(recipes=[recipe])
     assert findings(found) == []
     assert "each of them to its end" in found["secure sums"].message
+    writer = Ledger(f"sqlite:///{ledger(tmp_path / 'state')}")
+    writer.enroll("west", ["trainer"])
+    writer.exclude("west", "scanner moved")
+    writer.close()
+    assert findings(look(recipes=[recipe])) == [("secure sums", "sites-few")]

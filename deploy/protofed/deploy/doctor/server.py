@@ -230,9 +230,9 @@ class ServerDoctor:
         return read_identity(folder, Party.SERVER, now or doctor_dates.valid_time(folder, self.clock()))
 
     def _registered(self, party: Party, now: float) -> set[str]:
-        """Names of registered operators, or of sites that may train.
+        """Names of registered operators, or of sites that may train and are not excluded.
 
-        None if the ledger cannot be read, which `check_ledger` reports.
+        Nobody if the ledger cannot be read, which `check_ledger` reports.
         """
         if not self.settings.ledger and not self._file.exists():
             return set()
@@ -241,7 +241,8 @@ class ServerDoctor:
             table.c.party == party, table.c.revoked_at.is_(None), table.c.not_after > now
         )
         if party is Party.SITE:  # a ledger that is older than roles has no sites that could be asked for
-            query = query.add_columns(table.c.roles)
+            kept_out = select(schema.sites.c.site).where(schema.sites.c.excluded.is_not(None))
+            query = query.add_columns(table.c.roles).where(table.c.name.not_in(kept_out))
         try:
             rows = self._ledger(lambda connection: connection.execute(query).all())
         except (ProtofedError, CheckFailedError):
