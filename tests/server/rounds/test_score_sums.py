@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 from tests.server.conftest import daemon
+from tests.server.rounds.test_phase_metrics import ABANDONED, counted
 from tests.server.rounds.test_secure_rounds import SITES, Secure
 from tests.support.sum_sites import SumSite
 
@@ -16,6 +17,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import Activity, Progress, Role, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
+from protofed.common.secure_sums.shares import Share
 from protofed.common.statistics import Spread
 from protofed.server.monitoring.collector import _state
 from protofed.server.operator.overview import overview
@@ -166,6 +168,38 @@ def test_a_site_that_drops_out_ends_no_round(step: TaskKind) -> None:
     assert not run.lab.phase.failed
     assert run.ledger.rounds("test")[-1].abandoned is None
     assert run.ledger.rounds("test")[-1].scored
+
+
+@pytest.mark.parametrize("step", [TaskKind.HOLDERS, TaskKind.MASK, TaskKind.REVEAL])
+def test_a_sum_of_scores_that_comes_to_nothing_counts_as_any_other(step: TaskKind) -> None:
+    run = Scored()
+    run.scores_until(step)
+    run.answer_scores(SITES[:2])
+    run.lab.later(60.0, alive=SITES)
+    reason = "left" if step is TaskKind.MASK else "too-few"
+    assert counted(run.lab.metrics, ABANDONED) == {(reason, step.value): 1.0}
+
+
+def test_false_shares_of_a_sum_of_scores_count_once() -> None:
+    run = Scored()
+    run.scores_until(TaskKind.REVEAL)
+    for site in SITES[:2]:
+        shares = run.scorers[site].party.shares
+        for dealer, dealt in shares.items():
+            shares[dealer] = {vector: Share(bytes(16), bytes(16)) for vector in dealt}
+    run.answer_scores(SITES)
+    assert run.sums() == {}
+    assert counted(run.lab.metrics, ABANDONED) == {("unusable", "reveal"): 1.0}
+
+
+def test_a_sum_of_scores_that_is_opened_is_no_failure_nor_one_of_a_run_that_is_stopped() -> None:
+    run = Scored()
+    run.scores_until(None)
+    assert counted(run.lab.metrics, ABANDONED) == {}
+    run = Scored()
+    run.scores_until(TaskKind.AGREE)
+    run.lab.coordinator._driver.handle(phases.Stop("enough"))
+    assert counted(run.lab.metrics, ABANDONED) == {}
 
 
 def test_two_sites_are_not_summed() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.server.metrics import ServerMetrics, SumFailure
 from protofed.server.rounds import phases, summing
 from protofed.server.rounds.phases import Abandon, Aggregating, Collecting, Effect, Event, Phase, Sites, Summing
@@ -38,7 +39,7 @@ def count(
             if isinstance(after, Summing) and after.step is step:
                 return
             metrics.sum_step_ended(step, now - opened, len(_dropouts(before, event, after)))
-            if abandoned:
+            if abandoned or _gives_no_scores(before, event, after):
                 metrics.sum_abandoned(step, _failure(before, event))
         case Aggregating(round=number) if summed and abandoned and number:  # what was revealed opens nothing
             metrics.sum_abandoned(TaskKind.REVEAL, SumFailure.UNUSABLE)
@@ -60,6 +61,15 @@ def _dropouts(before: Summing, event: Event, after: Phase) -> Sites:
     if isinstance(event, phases.Insufficient | phases.Stop | phases.Broken):
         return phases.NOBODY
     return before.cohort - before.reported - _arrived(before.cohort, event)
+
+
+def _gives_no_scores(before: Summing, event: Event, after: Phase) -> bool:
+    """Whether a sum of own scores has ended without what it needs to be opened; its round is not abandoned for that."""
+    goes_on, stopped = isinstance(after, Summing), isinstance(event, phases.Stop | phases.Broken)
+    if before.subject is not Subject.SCORES or goes_on or stopped:
+        return False
+    revealed = before.reported | _arrived(before.cohort, event) if before.step is summing.STEPS[-1] else phases.NOBODY
+    return isinstance(event, phases.Insufficient) or len(revealed) < before.threshold
 
 
 def _failure(before: Summing, event: Event) -> SumFailure:

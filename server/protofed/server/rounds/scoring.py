@@ -15,6 +15,7 @@ from protofed.common.protocol.score_names import LOSS
 from protofed.common.secure_sums.context import MOST
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.common.statistics import Spread, spreads
+from protofed.server.metrics import SumFailure
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.score_memory import ScoreMemory
@@ -39,6 +40,7 @@ class Scoring:
         self._rules = rules
         self._run, self._ledger, self._memory, self._sums = recipe.name, context.ledger, memory, sums
         self._names = score_names(recipe) if recipe.federation.secure else ()
+        self._metrics = context.metrics
         self._trained, self._since = phases.NOBODY, 1  # sites with updates of the rounds up to this one
         self._asks_all = context.simulated  # sites that are never drawn score what they have installed
 
@@ -85,6 +87,8 @@ class Scoring:
             found = self._opened(phase) if self._sums is not None else self._simulated(phase)
         except (SecureSumError, StateError) as error:
             log.warning("no sum of own scores", run=self._run, round=phase.round, why=str(error))
+            if not (isinstance(error, SecureSumError) and error.code == "too-few-shares"):  # counted with the step
+                self._metrics.sum_abandoned(TaskKind.REVEAL, SumFailure.UNUSABLE)
             return
         if found is not None:
             self._ledger.sum_scores(self._run, *at, self._names, found)
