@@ -102,7 +102,7 @@ def preview(
 
     Reads no data. Exit code 77 if the policy refuses.
 
-    Example: `protofed client preview digits-fednh --policy standard`
+    Example: `protofed client preview digits-fednh-secure --policy standard`
     """
     from protofed.deploy import shipped
 

@@ -25,7 +25,7 @@ HIDDEN = ("method", "model", "rounds")  # of a recipe, in JSON only
 def list_policies(as_json: AsJson = False) -> None:
     """List the policies, the strictest first: each name can stand wherever a policy's file can.
 
-    Example: `protofed policies list`, then `protofed client preview digits-fednh --policy standard`
+    Example: `protofed policies list`, then `protofed client preview digits-trio --policy standard`
     """
     from protofed.deploy import shipped
 
