@@ -647,8 +647,8 @@ def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() 
         load_data=with_local_test,
     )
     harness.fit(1, first_model(seed=5))
-    for seed in (6, 6, 7):
-        harness.score(1, first_model(seed=seed))
+    for number, seed in ((1, 6), (1, 6), (2, 7)):
+        harness.score(number, first_model(seed=seed))
     work(harness.agent(), 4)
     assert [scores["personal.accuracy"] for scores in harness.link.scores] == [
         accuracy("fedavg", first_model(seed=seed)) for seed in (6, 6, 7)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.client.agent.test_base_guard import CHECKED, SEEDS_OWN, scaled
-from tests.support.scripted_server import RULES, RUN, AgentHarness, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.errors import FailureReason, PolicyViolationError
@@ -31,6 +31,29 @@ def test_a_round_is_scored_once_also_after_a_restart(tmp_path: Path) -> None:
     work(site.agent(), 2)
     assert site.declined() == [(other.task_id, FailureReason.POLICY)]
     assert len(site.link.scores) == 2
+
+
+def test_a_round_is_scored_once_whatever_model_the_server_names_under_the_same_task(tmp_path: Path) -> None:
+    site = AgentHarness(DiskStore(tmp_path), rules=dict(CHECKED))
+    site.fit(1, SEEDS_OWN)
+    asked = site.score(1, scaled(1.1))
+    site.offer(TaskKind.SCORE, 1, scaled(1.2), asked.task_id)
+    work(site.agent(), 3)
+    assert len(site.link.scores) == 1
+    assert site.declined() == [(asked.task_id, FailureReason.POLICY)]
+
+
+def test_one_task_of_many_models_is_many_of_a_day(tmp_path: Path) -> None:
+    rules = {**RULES, "limits": {**RULES["limits"], "tasks_per_day": 2}}
+    site = AgentHarness(DiskStore(tmp_path), {**RUN, "rounds": 9}, rules)
+    for number in (1, 2, 3):
+        site.fit(number, first_model(number), "same")
+    daemon = site.agent()
+    for _ in range(3):
+        daemon._task_guard._settled.clear()  # which a daemon that was killed has forgotten, and a repetition clears
+        daemon.step(0.0)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+    assert site.declined() == [("same", FailureReason.POLICY)]
 
 
 def test_a_trainer_that_took_no_part_yet_is_asked_in_vain_and_an_evaluator_is_not() -> None:

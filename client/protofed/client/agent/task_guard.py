@@ -65,7 +65,7 @@ class TaskGuard:
         counts, limits = self._site.store.daily_counts, self._site.policy.rules.limits
         kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
         most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
-        if counts is not None and (again := counts.begin(kind, task.task_id, most)) is not None:
+        if counts is not None and (again := counts.begin(kind, _asked(task), most)) is not None:
             text = f"{most} were begun today; none is until {again:%Y-%m-%d %H:%M} UTC (limits.{kind})"
             raise PolicyRefusedError(f"limits.{kind}", text)
 
@@ -79,13 +79,15 @@ class TaskGuard:
             roles: whose scores the task is for.
 
         Raises:
-            PolicyRefusedError: its scores of this round were given for another task, or it took no part yet.
+            PolicyRefusedError: its scores of this round were given for another task or model, or it took no part yet.
         """
         if Role.TRAINER not in roles:
             return
         store = self._site.store
-        if store.scored(task.run).get(task.round, task.task_id) != task.task_id:
-            text = f"the scores of round {task.round} were given before, for another task: a round is scored once"
+        if store.scored(task.run).get(task.round, asked := _asked(task)) != asked:
+            text = (
+                f"the scores of round {task.round} were given before, for another task or model: a round is scored once"
+            )
             raise PolicyRefusedError("limits.check_base", text)
         took_part = store.newest_counted(task.run) or store.last_base(task.run) is not None
         if self._site.policy.rules.limits.check_base and not took_part:
@@ -94,4 +96,9 @@ class TaskGuard:
                 "late? From its first round on it gives them"
             )
             raise PolicyRefusedError("limits.check_base", text)
-        store.mark_scored(task.run, task.round, task.task_id)
+        store.mark_scored(task.run, task.round, asked)
+
+
+def _asked(task: Task) -> str:
+    """The same for the same task of the same model: under one id a server could name one model after another."""
+    return f"{task.task_id} {task.base_digest}"

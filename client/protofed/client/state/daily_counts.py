@@ -31,7 +31,7 @@ class _Day:
 
     Attributes:
         begun: number by kind.
-        last: id of the newest one, which a restarted daemon takes up without counting it again.
+        last: the newest one, which a restarted daemon takes up without counting it again.
     """
 
     day: date
@@ -53,8 +53,11 @@ class DailyCounts:
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now) -> None:
         self._path, self._now = path, now
 
-    def begin(self, kind: Counted, task_id: str, most: int) -> datetime | None:
+    def begin(self, kind: Counted, asked: str, most: int) -> datetime | None:
         """Count a task, durably, before it is worked on; None: it may begin.
+
+        Args:
+            asked: the same for the same task.
 
         Returns:
             When tasks of its kind may begin again, UTC, if there were `most` of them today.
@@ -63,13 +66,13 @@ class DailyCounts:
             StateError: the count cannot be read or written.
         """
         today = self._today()
-        if today.last == task_id:
+        if today.last == asked:
             return None
         count = today.begun.get(kind, 0)
         if count >= most:
             midnight = datetime.combine(today.day, datetime.min.time(), self._now().tzinfo)
             return midnight + timedelta(days=1)
-        counted = replace(today, begun={**today.begun, kind: count + 1}, last=task_id)
+        counted = replace(today, begun={**today.begun, kind: count + 1}, last=asked)
         files.write(self._path, json.dumps(asdict(counted), default=str).encode())
         return None
 

@@ -39,7 +39,7 @@ _ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is 
 _TEMPORARY = re.compile(re.escape(files.TEMPORARY) + _ROUND.pattern + r"(-[0-9a-f]{8})?")
 _TEMPORARY_BASE = re.compile(re.escape(files.TEMPORARY) + r"base-[0-9]{6,}\.safetensors-[0-9a-f]{8}")
 _BASE = re.compile(r"base-([0-9]{6,})\.safetensors")  # the last base that was accepted, with its round
-SCORED = "scored.json"  # by round, the task for which its scores were given
+SCORED = "scored.json"  # by round, what was asked when its scores were given
 _SCORED = TypeAdapter(dict[int, str])
 _NOT_IN_0_2_0 = {"attempt": 0, "subject": None}  # of a task
 DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
@@ -109,10 +109,10 @@ class DiskStore:
         except (OSError, ValidationError) as error:
             raise _damaged(path, error) from error
 
-    def mark_scored(self, run: str, round: int, task_id: str) -> None:
+    def mark_scored(self, run: str, round: int, asked: str) -> None:
         """See `Store.mark_scored`."""
-        if (scored := self.scored(run)).get(round) != task_id:
-            self._write_scored(run, {**scored, round: task_id})
+        if (scored := self.scored(run)).get(round) != asked:
+            self._write_scored(run, {**scored, round: asked})
 
     def _write_scored(self, run: str, scored: Mapping[int, str]) -> None:
         files.write(self._folder / run / SCORED, json.dumps(dict(scored)).encode())

@@ -45,7 +45,7 @@ class FitOutcome:
 
 def earlier(round: int, scored: Mapping[int, str]) -> dict[int, str]:
     """The entries of `Store.scored` that are left when this round has been trained."""
-    return {number: task_id for number, task_id in scored.items() if number < round}
+    return {number: asked for number, asked in scored.items() if number < round}
 
 
 class Store(Protocol):
@@ -80,9 +80,9 @@ class Store(Protocol):
         """The newest round that has counted, also one behind a roll-back; 0: none has."""
 
     def scored(self, run: str) -> Mapping[int, str]:
-        """By round, the task_id for which its scores were given."""
+        """By round, what was asked when its scores were given."""
 
-    def mark_scored(self, run: str, round: int, task_id: str) -> None:
+    def mark_scored(self, run: str, round: int, asked: str) -> None:
         """Store durably that the scores of a round are given; it may be scored again once it was trained again."""
 
     def last_base(self, run: str) -> tuple[int, Payload] | None:
@@ -149,9 +149,9 @@ class MemoryStore:
         """See `Store.scored`."""
         return self._scored.get(run, {})
 
-    def mark_scored(self, run: str, round: int, task_id: str) -> None:
+    def mark_scored(self, run: str, round: int, asked: str) -> None:
         """See `Store.mark_scored`."""
-        self._scored.setdefault(run, {})[round] = task_id
+        self._scored.setdefault(run, {})[round] = asked
 
     def last_base(self, run: str) -> tuple[int, Payload] | None:
         """See `Store.last_base`."""
