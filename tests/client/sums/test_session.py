@@ -13,6 +13,7 @@ from tests.common.secure_sums.parties import CONTEXT, identity_of, numbers_of
 from tests.support.sum_server import SumServer, steps_of
 
 from protofed.client.sums import session as steps
+from protofed.client.sums import sessions
 from protofed.client.sums.session import Session
 from protofed.client.sums.sessions import FOLDER, MOST_ROUNDS, Sessions
 from protofed.common import codec
@@ -28,7 +29,7 @@ from protofed.common.protocol.sum_messages import (
     payload_of,
 )
 from protofed.common.secure_sums import keys
-from protofed.common.secure_sums.context import SumContext, Vector
+from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.groups import Groups, alone
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
@@ -277,6 +278,21 @@ def test_what_is_over_is_wiped_and_never_begins_again(tmp_path: Path) -> None:
     assert store.find(PLAIN.run, PLAIN.round, 2, PLAIN.subject) is not None
     store.wipe_all_but("another")
     assert refusal(lambda: store.find(PLAIN.run, PLAIN.round, 2, PLAIN.subject)) == "attempt-over"
+
+
+def test_both_sums_of_a_round_are_remembered_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_ROUNDS", 3)
+    store = Sessions(tmp_path)
+    subjects = (Subject.UPDATE, Subject.SCORES)
+    for number in range(1, 5):
+        for subject in subjects:
+            store.wipe_before(PLAIN.run, number, 1, subject)
+            at = replace(PLAIN, round=number, subject=subject)
+            store.save(steps.begun(at, LAYOUT, "ann", identity_of("ann"), b""))
+            past = range(max(1, number - 2), number)
+            assert all(store.is_over(PLAIN.run, earlier, 1, each) for earlier in past for each in subjects)
+    assert all(store.is_over(PLAIN.run, 1, 99, each) for each in subjects), "forgotten"
+    assert not any(store.is_over(PLAIN.run, 2, 2, each) for each in subjects), "remembered"
 
 
 def test_a_damaged_session_is_no_new_one(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class Sessions:
     def is_over(self, run: str, round: int, attempt: int, subject: Subject) -> bool:
         """Whether an attempt is over, its secrets wiped."""
         past = self._past(run)
-        forgotten = len(past) >= MOST_ROUNDS and round < min(map(_round, past))
+        forgotten = round < min(map(_round, past), default=0) and len(set(map(_round, past))) >= MOST_ROUNDS
         return forgotten or attempt <= past.get(_key(round, subject), Past()).over
 
     def opened(self, session: Session) -> tuple[SiteId, ...] | None:
@@ -143,9 +143,9 @@ class Sessions:
 
     def _remember(self, run: str, round: int, subject: Subject, past: Past) -> None:
         kept = {**self._past(run), _key(round, subject): past}
-        newest = sorted(kept, key=_round)[-MOST_ROUNDS:]
+        newest = sorted(set(map(_round, kept)))[-MOST_ROUNDS:]  # whole rounds: what is summed of one has entries each
         path = self._folder / f"{check_id('run', run)}.json"
-        files.write(path, _PAST.dump_json({key: kept[key] for key in newest}))
+        files.write(path, _PAST.dump_json({key: past for key, past in kept.items() if _round(key) in newest}))
 
     def _of(self, run: str, round: int, subject: Subject) -> Past:
         return self._past(run).get(_key(round, subject), Past())
