@@ -83,7 +83,7 @@ class Sites:
             case TaskKind.HOLDERS:
                 return steps.send_flags(session, blob, flags_of(session.site), identity)
             case TaskKind.MASK:
-                kept = steps.open_flags(session, blob, 3)
+                kept = steps.open_flags(session, blob, flags_of(session.site), 3)
                 if kept is not None:
                     assert kept.tolist() == [True, False, False]
                 return steps.send_values(session, blob, self.numbers[session.site])
@@ -233,6 +233,15 @@ def test_other_shares_and_other_numbers_are_refused(tmp_path: Path) -> None:
     fewer = codec.encode(payload_of(SharesMessage({"bob": b"", "cleo": b""})))
     assert refusal(lambda: sites.answer("ann", TaskKind.MASK, fewer)) == "second-shares"
     assert refusal(lambda: sites.answer("bob", TaskKind.MASK, fewer)) == "bad-shares"
+
+
+def test_a_row_that_others_counted_on_is_not_taken_back(tmp_path: Path) -> None:
+    """Row 0 is held by three: without one of them it would be the sum of two."""
+    sites = Sites(tmp_path).until(TaskKind.MASK)
+    session, blob = sites.session("ann"), sites.server.blob(TaskKind.MASK, "ann")
+    without = np.array([0, 0, 1], dtype=np.uint64)
+    assert refusal(lambda: steps.open_flags(session, blob, without, 3)) == "other-numbers"
+    assert steps.open_flags(session, blob, flags_of("ann"), 3) is not None
 
 
 def test_steps_out_of_order_are_refused(tmp_path: Path) -> None:

@@ -175,8 +175,9 @@ class SumSteps:
                 return steps.send_flags(session, blob, flags, membership.identity)
             case TaskKind.MASK:
                 fixed_point, fewest = _rules(run, session)
-                kept = steps.open_flags(session, blob, fewest)
-                words = self._released_vector(run, session, task).words(fixed_point, kept)
+                released = self._released_vector(run, session, task)
+                kept = steps.open_flags(session, blob, released.flags(), fewest)
+                words = released.words(fixed_point, kept)
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)

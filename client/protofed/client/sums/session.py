@@ -176,14 +176,16 @@ def send_flags(session: Session, blob: Buffer, flags: Array, identity: Ed25519Pr
     return _sends(session, Vector.HOLDERS, vector), payload_of(SignatureMessage(signature), vector)
 
 
-def open_flags(session: Session, blob: Buffer, fewest: int) -> Array | None:
+def open_flags(session: Session, blob: Buffer, flags: Array, fewest: int) -> Array | None:
     """The rows [R] bool that at least so many sites hold, counted from what all sites sent; None: the sum has no rows.
 
     Args:
+        flags: this site's, as of `send_flags`: others count on a row that it held then.
         fewest: holders of a row that leaves; of one alone none does, whatever a recipe says.
 
     Raises:
-        SecureSumError: the survivors are not those that this site agreed to, or what they sent is not theirs.
+        SecureSumError: the survivors are not those that this site agreed to, or what they sent is not theirs; or this
+            site's flags are other than those that it sent.
     """
     if Vector.HOLDERS not in session.vectors:
         return None
@@ -191,6 +193,7 @@ def open_flags(session: Session, blob: Buffer, fewest: int) -> Array | None:
     agreed = session.survivors.get(Vector.HOLDERS)
     if agreed is None or tuple(message.vectors) != agreed:
         raise SecureSumError("second-survivors", "the flags are not those of the sites that this site agreed to")
+    _sends(session, Vector.HOLDERS, masking.masked(masks, session.secrets, flags))
     counts = holders.counted(masks, agreed, message.vectors, message.signatures, message.seeds)
     return np.asarray(counts >= max(fewest, 2))
 
