@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from protofed.client.privacy.policy import GateContext, Policy, Released
+from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Payload, Update
 from protofed.common.statistics import Spread, spreads
@@ -98,6 +99,17 @@ def test_neither_restarts_nor_order_nor_workers_change_a_bit(method: dict[str, A
 
 def published_rounds(running: Simulation) -> int:
     return sum(row.state is not None for row in running.ledger.rounds(running.recipe.name))
+
+
+def test_a_simulated_site_keeps_in_its_folder_what_was_in_a_sum(tmp_path: Path) -> None:
+    recipe = recipe_of({"name": "fedavg"}).model_copy(update={"rounds": 1})
+    with simulation(recipe, tmp_path) as running:
+        running.go()
+    for site in ("site-1", "site-2", "site-3"):
+        store = DiskStore(tmp_path / "sites" / site)
+        assert store.newest_counted(recipe.name) == 1
+        assert store.unsettled(recipe.name) == []
+        store.close()
 
 
 def test_a_number_that_is_too_large_for_the_sum_ends_the_run_with_the_reason() -> None:

@@ -35,6 +35,7 @@ from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
 from protofed.deploy.simulation.shared_block import Block
+from protofed.deploy.simulation.sum_store import settled_when_summed
 from protofed.deploy.simulation.workers import Crew, Workers
 from protofed.server.assembly import open_server
 from protofed.server.rounds.coordinator import Coordinator
@@ -234,11 +235,12 @@ def simulation(
         runs, blobs = RunQueue([recipe], context), context.blobs
 
         def store(name: SiteId) -> Store:
-            if state is None:
-                return MemoryStore()
-            folder = DiskStore(state / "sites" / name)
-            resources.callback(folder.close)
-            return folder
+            folder: MemoryStore | DiskStore = MemoryStore() if state is None else DiskStore(state / "sites" / name)
+            kept = settled_when_summed(folder, context.ledger) if recipe.federation.secure else folder
+            if isinstance(folder, DiskStore):
+                resources.callback(folder.close)
+                resources.callback(kept.newest_counted, recipe.name)  # which settles the last round's
+            return kept
 
         data, workers = data_of(recipe, sites), None
         if crew is not None:
