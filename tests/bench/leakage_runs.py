@@ -56,7 +56,9 @@ def attacked(case: Case, seed: int, rounds: int) -> tuple[list[Victim], dict[str
     recipe = seeded(case, seed, rounds)
     running = posed(recipe, Policy(everything(recipe).rules.model_copy(update=_allowed(case.rules))))
     running.go()
-    last = spreads(running.ledger.scores(recipe.name)[recipe.rounds])
+    ledger, number = running.ledger, recipe.rounds
+    summed = ledger.score_sums(recipe.name, number).get(number, {})
+    last = spreads(ledger.scores(recipe.name, number).get(number, {}), summed)
     seen = sites_seen(running)
     victims = [Victim(seen[site], _counts(running, site), seed) for site in running.data]
     running.ledger.close()
