@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -371,6 +371,19 @@ def test_an_attempt_that_sites_decline_by_their_policy_is_followed_by_one_far_ab
     assert [decline(reason) for reason in reasons] == [2, 4, 5, 10]
     run.finish()
     assert run.published() == digest(run.state_of(SITES))
+
+
+def test_the_numbers_of_attempts_end_to_double_where_a_site_declines_each_for_another_reason(run: Secure) -> None:
+    (task, *_), driver = run.ledger.tasks("test", 1, 1), run.lab.coordinator._driver
+    assert driver.sums is not None
+    last = 1
+    for number in range(100):
+        declined = replace(task, task_id=f"again {number}", attempt=last, task_status="failed", reason="policy")
+        run.ledger.invite([declined])
+        following = driver.sums.attempt_after(1, last)
+        assert following > last
+        last = following
+    assert last < 1 << 22
 
 
 def test_one_false_share_does_no_harm(run: Secure) -> None:

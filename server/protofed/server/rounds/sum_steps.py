@@ -30,6 +30,7 @@ from protofed.server.rounds.sum_record import BEGINNINGS, SumRecord, context_of
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
 log = structlog.get_logger()
+MOST_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits for the number
 
 
 class SumSteps:
@@ -80,9 +81,10 @@ class SumSteps:
         """The number of the attempt at a round after this one; 0: there was none.
 
         A site takes part in no attempt twice, and declines by its policy one that it knows to be over: then this
-        ledger is a copy from before it. Doubled, the number is soon above all that sites know.
+        ledger is a copy from before it. Doubled, the number is soon above all that sites know. It ends to be:
+        a site may decline for another reason, such as a limit a day, as often as the recipe allows attempts.
         """
-        declined = last and any(
+        declined = 0 < last < MOST_DOUBLED and any(
             task.reason == FailureReason.POLICY for task in self._ledger.tasks(self._run, round, last)
         )
         return 2 * last if declined else 1 + last
