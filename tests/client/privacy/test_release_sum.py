@@ -43,6 +43,18 @@ def test_rows_leave_in_a_sum_but_those_of_too_few_examples(rule: dict[str, Any])
     assert "20" not in repr(released)
 
 
+def test_true_shares_leave_in_a_sum_but_those_of_too_few_examples() -> None:
+    form = SumForm(mixtures=(Part.BODY,), shares=Part.LABEL_DISTRIBUTION)
+    shares = np.array([0.75, 0.0, 0.25], dtype=np.float32)
+    update = Update("ann", {Part.BODY: {"w": ROW}, Part.LABEL_DISTRIBUTION: {"shares": shares}})
+    layout = SumLayout.of(form, describe(update.payload), {})
+    released = policy(min_samples_per_class=10).release_sum(update, layout, CONTEXT)
+    assert released.flags().tolist() == [1, 0, 0]  # of class 2 it has three examples
+    sums = layout.named(FIXED.decoded(released.words(FIXED, np.ones(3, dtype=bool))))
+    assert sums["mass"].tolist() == [0.75, 0.0, 0.0]
+    assert sums["mixture/body/w"].tolist() == [[0.75, 1.5], [0.0, 0.0], [0.0, 0.0]]
+
+
 def test_other_rules_hold_in_a_sum() -> None:
     for gate, update, rule in (
         (policy(parts=["body"]), UPDATE, "parts"),

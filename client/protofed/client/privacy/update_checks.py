@@ -173,19 +173,21 @@ def check_size(rules: PolicyRules, nbytes: int) -> None:
         raise PolicyRefusedError("max_update_mb", f"an update of {size} is above this site's {most}")
 
 
-def withhold_flags(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
-    """Rule `min_samples_per_class` on class-presence, [C]: clear the flags of classes with fewer examples."""
-    if Part.CLASS_PRESENCE not in payload or rules.min_samples_per_class == 1:
+def withhold_class_numbers(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Rule `min_samples_per_class` on presence and true shares, [C]: 0 for classes with fewer examples."""
+    parts = payload.keys() & {Part.CLASS_PRESENCE, Part.LABEL_DISTRIBUTION}
+    if not parts or rules.min_samples_per_class == 1:
         return payload
     present = _present(rules, _require(context, "min_samples_per_class"))
-    return {
-        **payload,
-        Part.CLASS_PRESENCE: {
-            name: np.where(present, flags, np.zeros_like(flags))
-            for name, flags in payload[Part.CLASS_PRESENCE].items()
-            if _has_class_shape(flags, present)
-        },
+    kept = {
+        part: {
+            name: np.where(present, numbers, np.zeros_like(numbers))
+            for name, numbers in payload[part].items()
+            if _has_class_shape(part, numbers, present)
+        }
+        for part in sorted(parts)
     }
+    return {**payload, **kept}
 
 
 def withhold_prototypes(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
@@ -223,11 +225,11 @@ def _rows(prototypes: Tensors, classes: int) -> dict[int, Array]:
     return {int(name): row for name, row in prototypes.items()}
 
 
-def _has_class_shape(flags: Array, present: Array) -> bool:
+def _has_class_shape(part: Part, numbers: Array, present: Array) -> bool:
     """True, or PolicyRefusedError."""
-    if flags.shape != present.shape:
-        path, shapes = f"{Part.CLASS_PRESENCE}", f"{list(flags.shape)}: expected {list(present.shape)}, a flag a class"
-        raise PolicyRefusedError("min_samples_per_class", f"{path} is {shapes}", path)
+    if numbers.shape != present.shape:
+        shapes = f"{list(numbers.shape)}: expected {list(present.shape)}, a number a class"
+        raise PolicyRefusedError("min_samples_per_class", f"{part} is {shapes}", part)
     return True
 
 
@@ -250,4 +252,4 @@ def _tensors(payload: Payload) -> Iterator[tuple[Part, str, Array]]:
 
 
 CHECKS: tuple[Check, ...] = (check_parts, check_class_revealing, check_head, check_dtypes, check_finite)
-WITHHOLDING: tuple[Withhold, ...] = (withhold_flags, withhold_prototypes, withhold_counters)
+WITHHOLDING: tuple[Withhold, ...] = (withhold_class_numbers, withhold_prototypes, withhold_counters)
