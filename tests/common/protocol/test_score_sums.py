@@ -67,3 +67,11 @@ def test_flags_say_which_scores_a_site_gives() -> None:
     layout = score_sums.layout_of(NAMES)
     flags = layout.flags(score_sums.terms_of("ann", NAMES, {"loss": 0.0, "personal.pm_v": 0.5}))
     assert [NAMES[row] for row in np.flatnonzero(flags)] == ["loss", "personal.pm_v"]
+
+
+def test_the_one_holder_of_a_group_shows_by_the_sums_with_and_without_it_and_the_pages_say_so() -> None:
+    """Holders are counted over all groups of a sum: here over two, of which one site of the second has the score."""
+    first = [{"personal.pm_v": value} for value in (0.25, 0.5, 0.625)]
+    second: list[dict[str, float]] = [{"personal.pm_v": 0.875}, {}, {}]
+    without, both = spreads_of(*first)["personal.pm_v"], spreads_of(*first, *second)["personal.pm_v"]
+    assert both.sites * both.mean - without.sites * without.mean == 0.875

@@ -361,6 +361,13 @@ def test_a_site_that_sends_no_flags_is_found_by_the_sum() -> None:
         holders.counted(masks, list(sent), sent, signatures, seeds)
 
 
+def test_a_site_that_lies_about_a_class_is_not_found_and_the_pages_say_so() -> None:
+    """One site has class 1. With min_contributors = 3 its row leaves."""
+    lies = {**PRESENT, "site-03": np.array([1, 2, 0], dtype=np.uint64)}
+    masks, sent, signatures, seeds = counting(Sum.of(3), lies)
+    assert holders.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 3, 0]
+
+
 # Small things
 
 
