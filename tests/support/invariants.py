@@ -20,6 +20,7 @@ from protofed.common.codec import Buffer, Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
 from protofed.common.storage import files, journal
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of
 from protofed.server.storage.database import LEDGER_FILE
@@ -215,7 +216,7 @@ def _recompute(
     known = records.run(run)
     assert known is not None, f"the ledger has no run {run}"
     recipe = recipe_of(known)
-    method = method_of(recipe)
+    method, grouping = method_of(recipe), Grouping.of_run(recipe)
     done, before = 0, None
     for row in published:
         used = [update for update in accepted[row.round] if update.counts]
@@ -225,7 +226,9 @@ def _recompute(
                 method, blobs, recipe.classes, rules.min_contributors, rules.fixed_point, recipe.fingerprint()
             )
             state = publisher.restore(before).state if before is not None else None
-            again = publisher.publish(publisher.aggregated(state, used, records.groups(run))).address
+            sites = [update.task.site for update in used]
+            groups = () if grouping is None else grouping.begun(records.groups(row.closed_at), sites)
+            again = publisher.publish(publisher.aggregated(state, used, groups)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1
         before = row.state

@@ -29,7 +29,7 @@ def run_of(count: int, method: str = "fedavg", ledger: Ledger | None = None) -> 
 
 
 def groups_of(run: Secure) -> Groups:
-    return run.ledger.groups("test")
+    return run.ledger.groups()
 
 
 def told(run: Secure, site: SiteId) -> Groups:

@@ -84,6 +84,8 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     "go_on": st.tuples(
         st.lists(tasks, min_size=1, max_size=3), st.sampled_from(["late", "not-needed"]), st.just({"ann": "silent"})
     ),
+    "keep_groups": st.tuples(st.sampled_from([(("ann", "bob"), ("eva",)), (("ann", "eva"),), (("bob", "eva"),)])),
+    "dissolve": st.tuples(st.sampled_from([("ann", "bob"), ("ann", "eva"), ("bob", "eva")])),
     "set_task_status": st.tuples(tasks.map(lambda task: task.task_id), st.sampled_from(["started", "failed"]), text),
     "judge": st.tuples(updates),
     "sum_scores": st.tuples(*at, st.just(("personal.pm_v", "loss")), sums),
@@ -131,7 +133,8 @@ def answers(ledger: Ledger) -> dict[str, object]:
     """To every question, without times."""
     rows = [task for run in RUNS for task in ledger.tasks(run)]
     said: dict[str, object] = {
-        name: getattr(ledger, name)() for name in ("sites", "excluded", "revoked", "interventions", "sealed", "named")
+        name: getattr(ledger, name)()
+        for name in ("groups", "sites", "excluded", "revoked", "interventions", "sealed", "named")
     }
     said["certificates"] = sorted(ledger.certificates(), key=lambda row: row.fingerprint)
     said["runs"] = [replace(row, began_at=0, ended_at=row.ended_at and 1) for row in ledger.runs()]

@@ -10,6 +10,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, SecureSumError, StateError, short
 from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of
 from protofed.server.storage.blobs import Blobs
@@ -63,7 +64,9 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None
-        groups = records.groups(run) if rules.secure else ()
+        grouping = Grouping.of_run(recipe)
+        known = records.groups(row.closed_at)  # of then: one may have been dissolved since
+        groups = () if grouping is None else grouping.begun(known, {update.task.site for update in used})
         most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
         counted = [capped(update, most) for update in used]
         recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted, groups)))

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import structlog
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Federation
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
@@ -21,7 +21,7 @@ from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.grouping import left_out
+from protofed.server.rounds.grouping import Grouping, left_out
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.retention import prune
 from protofed.server.storage.rows import UpdateRow
@@ -57,14 +57,14 @@ class Aggregation:
 
     def __init__(
         self,
-        run: str,
-        rules: Federation,
+        recipe: Recipe,
         publisher: Publisher,
         context: ServerContext,
         rankings: Rankings,
         then: Callable[[AggregationJob, Published | phases.Insufficient | phases.Broken], None],
     ) -> None:
-        self._run, self._rules, self._publisher, self._rankings = run, rules, publisher, rankings
+        self._run, self._rules, self._grouping = recipe.name, recipe.federation, Grouping.of_run(recipe)
+        self._publisher, self._rankings = publisher, rankings
         self._context, self._ledger, self._then = context, context.ledger, then
         self._job: AggregationJob | None = None
         self._noted = False
@@ -100,8 +100,10 @@ class Aggregation:
         assert job is not None  # noqa: S101  (begun)
         try:
             deaths = self._record_start(job.phase)
-            groups = self._ledger.groups(self._run) if self._rules.secure else ()
+            groups = self._ledger.groups() if self._grouping is not None else ()
             used, excluded = self._used(job.phase, groups)
+            if self._grouping is not None:
+                groups = self._grouping.begun(groups, {row.task.site for row in used})
         except OutOfSpaceError as error:
             self._wait(error)
             return

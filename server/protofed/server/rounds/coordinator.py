@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ProtocolError
+from protofed.common.errors import ConflictError, ProtocolError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import (
     Activity,
@@ -96,6 +96,23 @@ class Coordinator:
             ConflictError: a round is being aggregated now.
         """
         self._driver.roll_back(to)
+
+    def check_regrouping(self) -> None:
+        """Check that no secure sum is open, whose groups must stay.
+
+        Raises:
+            ConflictError: one is.
+        """
+        rules = self.recipe.federation
+        if rules.secure and isinstance(self.phase, phases.Summing | phases.Aggregating):
+            raise ConflictError(
+                f"run '{self.run}' has a secure sum open at this moment, and its groups must stay to its end; pause the "
+                f"run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"
+            )
+
+    def regrouped(self) -> None:
+        """Go on with the groups that are left: one was dissolved, while no sum was open."""
+        self._driver.regrouped()
 
     def dismiss(self, site: SiteId, reason: str) -> None:
         """Wait no longer for a site."""

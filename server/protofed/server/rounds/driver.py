@@ -26,6 +26,7 @@ from protofed.common.errors import (
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.common.secure_sums.context import Subject
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
@@ -68,16 +69,13 @@ class Driver:
         self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums, recipe.fingerprint())
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
-        self._aggregation = Aggregation(
-            self._run, recipe.federation, self._publisher, guarded, self._scores.ranking, self._aggregation_ended
-        )
+        self._aggregation = Aggregation(recipe, self._publisher, guarded, self._scores.ranking, self._aggregation_ended)
         self.invitations = Invitations(self._run, context)
         summed = recipe.federation.secure and not context.simulated
         self.sums = SumSteps(recipe, self._method, context, self.invitations) if summed else None
         holders = self.sums is not None and self.sums.holders
         self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders)
         self._scoring = Scoring(recipe, context, self._scores, self.sums, self._rules)
-        self._groups = context.ledger.groups(self._run) if recipe.federation.secure else ()
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -189,6 +187,10 @@ class Driver:
         log.warning("run rolled back", run=self._run, round=to)
         self._context.notify(None)
 
+    def regrouped(self) -> None:
+        """Go on with the groups that are left: one was dissolved, while no sum was open."""
+        self.phase = self._grouped(self.phase)
+
     def dismiss(self, site: SiteId, reason: str) -> None:
         """Decline a site's open task in its place: it is excluded, or takes no tasks now."""
         if (row := self.invitations.of(site)) is not None:
@@ -247,8 +249,7 @@ class Driver:
                 self._ask_step(phase, complete=complete)
             case phases.Aggregate(phase, complete, groups):
                 if groups:
-                    self._ledger.keep_groups(self._run, groups)
-                    self._groups = self._ledger.groups(self._run)
+                    self._ledger.keep_groups(groups)
                 self._aggregation.begin(AggregationJob(phase, complete, self.invitations.clear()), self._state)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
@@ -290,7 +291,6 @@ class Driver:
         assert self.sums is not None  # noqa: S101  (no other run has such a phase)
         try:
             self.sums.ask(phase, complete=complete)
-            self._groups = self._ledger.groups(self._run)
         except (OutOfSpaceError, DiskFailureError):
             raise
         except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
@@ -344,7 +344,10 @@ class Driver:
         scorers = self._scoring.askable(self._present().trainers, self._groups, last.round) if due else phases.NOBODY
         now, holders = self._context.clock(), self._rules.holders
         found = resumed(last, tasks, now, tries, required, holders=holders, scorers=scorers)
-        return grouped(found, self._groups, self._rules.fewest)
+        return self._grouped(found)
+
+    def _grouped(self, phase: phases.Phase) -> phases.Phase:
+        return phase if self._rules.grouping is None else grouped(phase, self._groups, self._rules.grouping)
 
     def _tick_event(self) -> phases.Tick:
         return replace(self._present(), attempt=self._next_attempt())
@@ -382,6 +385,11 @@ class Driver:
         return 1 + last if self.sums is None else self.sums.attempt_after(self.phase.round, last)
 
     @property
+    def _groups(self) -> Groups:
+        """Read anew: they are those of all runs, and an operator may dissolve one."""
+        return () if self._rules.grouping is None else self._ledger.groups()
+
+    @property
     def _state(self) -> Payload | None:
         return self.published.state if self.published else None
 
@@ -390,5 +398,7 @@ class Driver:
         tick = self._tick_event()
         evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
         number = 0 if isinstance(self.phase, phases.FinishedPhase) else self.phase.round
-        trainers = self._scoring.askable(tick.trainers, self._groups, number)
-        return phases.Aggregated(tick.now, evaluators, trainers, self._groups)
+        trainers, groups = self._scoring.askable(tick.trainers, tick.groups, number), tick.groups
+        if self._rules.grouping is not None:
+            groups = self._rules.grouping.begun(groups, trainers)
+        return phases.Aggregated(tick.now, evaluators, trainers, groups)

@@ -1,4 +1,4 @@
-"""Which sites are summed together: groups for a whole run, drawn of those that come, and cohorts of whole ones.
+"""Which sites are summed together: groups for all runs, drawn of those that come, and cohorts of whole ones.
 
 See `common.secure_sums.groups` for what they are good for. A run without secure sums has groups of one site.
 """
@@ -11,24 +11,33 @@ from itertools import pairwise
 
 from blake3 import blake3
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, in_order
-from protofed.server.rounds.phases import Sites, members
+from protofed.common.secure_sums.groups import Groups, alone, in_order
+from protofed.server.rounds.phases import Sites, large, members
 from protofed.server.rounds.sampling import Sampler
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """How a run forms groups: a pure function of its seed and its sites, so that a restarted server forms the same.
+    """How a run forms groups of sites that have none: a pure function of its seed and of them, so that a restarted
+    server forms the same.
 
     Attributes:
-        fewest: sites of a group; one has fewer than twice as many.
+        fewest: sites of a group; one that the run forms has fewer than twice as many. Smaller ones, of other runs, are
+            not summed. 1: a site without a group is summed alone, and goes on without one.
     """
 
     run: str
     seed: int
     fewest: int = 1
+
+    @classmethod
+    def of_run(cls, recipe: Recipe) -> Grouping | None:
+        """That of a run; None: it has no secure sums."""
+        rules = recipe.federation
+        return cls(recipe.name, recipe.seed, rules.sum_group) if rules.secure else None
 
     def formed(self, newcomers: Collection[SiteId]) -> Groups:
         """Groups of sites that have none, in a seeded order, of sizes as even as possible; none of too few sites."""
@@ -39,8 +48,13 @@ class Grouping:
 
     def of(self, known: Groups, sites: Sites) -> Groups:
         """The groups of a sum of these sites, for either subject: whole ones that are known, and those of newcomers."""
-        complete = tuple(group for group in known if sites.issuperset(group))
+        complete = (group for group in large(known, self.fewest) if sites.issuperset(group))
         return in_order([*complete, *self.formed(sites - members(known))])
+
+    def begun(self, known: Groups, sites: Collection[SiteId]) -> Groups:
+        """The groups of sums that have begun, of which those of these sites are: nobody is a newcomer any more."""
+        single = alone(frozenset(sites) - members(known)) if self.fewest == 1 else ()
+        return in_order([*large(known, self.fewest), *single])
 
     def drawn(self, known: Groups, available: Sites, required: Sites, size: int, sampler: Sampler, round: int) -> Sites:
         """A cohort of `size` of these sites or a few more, in whole groups, those of required sites first.
@@ -63,14 +77,20 @@ def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[Sit
     """By site that is not summed with these others, what it waits for.
 
     Args:
-        groups: of the run, those that this sum forms among them.
+        groups: of the server, those that this sum forms among them.
         fewest: sites of a group.
     """
     newcomers, reasons = frozenset(sites) - members(groups), dict[SiteId, str]()
     for group in groups:
-        if (there := set(group).intersection(sites)) and len(there) < len(group):
+        there = set(group).intersection(sites)
+        if len(group) < fewest:
+            text = f"its group is of {len(group)} sites, and the run's are of {fewest} or more"
+            reasons |= dict.fromkeys(there, text)
+        elif there and len(there) < len(group):
             lacking = ", ".join(sorted(set(group) - there))
             reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is summed together, or not at all")
+    if fewest == 1:
+        return reasons
     more = fewest - len(newcomers)
     text = f"waits for {more} more new site{'s' * (more != 1)}: its sums are over groups of {fewest}"
     return reasons | dict.fromkeys(newcomers, text)

@@ -21,10 +21,15 @@ def members(groups: Groups) -> Sites:
     return frozenset(site for group in groups for site in group)
 
 
+def large(groups: Groups, fewest: int) -> Groups:
+    """Those of so many sites."""
+    return tuple(group for group in groups if len(group) >= fewest)
+
+
 def summable(groups: Groups, sites: Sites, fewest: int) -> Sites:
     """Those of the sites that can be summed now: of whole groups, and newcomers if they are enough for one."""
     newcomers = sites - members(groups)
-    return whole(groups, sites) | (newcomers if len(newcomers) >= fewest else NOBODY)
+    return whole(large(groups, fewest), sites) | (newcomers if len(newcomers) >= fewest else NOBODY)
 
 
 # Phases
@@ -57,7 +62,7 @@ class Collecting:
         opened, quorum_at: when it opened and got its quorum, in seconds of the coordinator's monotonic clock.
         failed: sites that declined the task.
         required: sites without which the round does not count.
-        groups: that the run had formed when the round was opened; empty without secure sums.
+        groups: that sites had when the round was opened; empty without secure sums.
         fewest: sites that come newly and are summed: a group of them.
     """
 
@@ -165,7 +170,7 @@ class Evaluating:
         attempt: at the round, which gave the model; of a sum.
         summed: whether trainers are waited for whose own scores are summed.
         reported: of these, those whose keys are there.
-        groups: that the run has formed.
+        groups: that sites have.
     """
 
     round: int
@@ -219,7 +224,7 @@ class Tick:
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
         standstill: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
-        groups: that the run has formed; empty without secure sums.
+        groups: that sites have; empty without secure sums.
     """
 
     now: float
@@ -256,7 +261,7 @@ class Aggregated:
     Attributes:
         evaluators: those that can score the model of all sites, if there is one.
         trainers: those that can score their own.
-        groups: that the run has formed.
+        groups: that sites have.
     """
 
     now: float

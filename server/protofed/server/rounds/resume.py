@@ -13,6 +13,7 @@ from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.server.method import ServerMethod, server_methods
+from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
 from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
@@ -67,17 +68,18 @@ def resumed(
     return replace(collecting, quorum_at=now) if collecting.has_quorum else collecting
 
 
-def grouped(phase: Phase, groups: Groups, fewest: int) -> Phase:
-    """A resumed phase with the groups that the run had formed; `fewest` as of `phases.Collecting`."""
+def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
+    """A phase with the groups that sites have: it was resumed, or one of them was dissolved."""
     match phase:
         case Collecting(round) if round:
-            found = replace(phase, groups=groups, fewest=fewest)
-            return replace(found, quorum_at=phase.opened if found.has_quorum else None)
+            found = replace(phase, groups=groups, fewest=grouping.fewest)
+            since = phase.opened if phase.quorum_at is None else phase.quorum_at
+            return replace(found, quorum_at=since if found.has_quorum else None)
         case Summing():
-            of_sum = tuple(group for group in groups if phase.roster.issuperset(group))
+            of_sum = tuple(group for group in grouping.begun(groups, phase.roster) if phase.roster.issuperset(group))
             return replace(phase, groups=of_sum, survivors=whole(of_sum, phase.survivors))
         case Evaluating():
-            return replace(phase, groups=groups)
+            return replace(phase, groups=grouping.begun(groups, phase.awaited | phase.reported | phase.then))
         case _:
             return phase
 

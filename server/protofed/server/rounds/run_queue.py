@@ -29,6 +29,7 @@ from protofed.common.protocol.messages import (
     Task,
     Wait,
 )
+from protofed.common.secure_sums.groups import Group
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
@@ -300,6 +301,19 @@ class RunQueue:
         if (current := self.current) is not None:
             current.dismiss(site, "forgotten by the operator")
         log.warning("site forgotten", site=site)
+
+    def regroup(self, group: Group) -> None:
+        """Dissolve a group of secure sums: its sites are newcomers in all runs.
+
+        Raises:
+            ConflictError: a secure sum is open.
+        """
+        for coordinator in self._live.values():
+            coordinator.check_regrouping()
+        self._ledger.dissolve(group)
+        for coordinator in self._live.values():
+            coordinator.regrouped()
+        log.warning("group of sites dissolved", sites=list(group))
 
     def admit(self, site: SiteId) -> None:
         """Allow an excluded site to enroll again."""

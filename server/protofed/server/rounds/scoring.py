@@ -47,13 +47,16 @@ class Scoring:
     def askable(self, trainers: phases.Sites, groups: Groups, round: int) -> phases.Sites:
         """Of these, those whose own scores can be had: the policy of a site that has trained in no round refuses.
 
-        Under secure sums whole groups that have been summed before, as many as a sum takes.
+        Under secure sums whole groups of them, as many as a sum takes.
         """
         if (grouping := self._rules.grouping) is not None:
-            available = trainers & phases.members(groups)
+            available = self._have_trained(trainers)
+            if grouping.fewest > 1:
+                available &= phases.members(groups)
             return grouping.drawn(groups, available, phases.NOBODY, MOST, self._rules.sampler, round)
-        if self._asks_all:
-            return trainers
+        return trainers if self._asks_all else self._have_trained(trainers)
+
+    def _have_trained(self, trainers: phases.Sites) -> phases.Sites:
         newest = self._ledger.newest(self._run, published=True)
         rounds = range(self._since, 1 if newest is None else newest.round + 1)
         self._trained |= self._ledger.contributors(self._run, rounds)
@@ -112,7 +115,8 @@ class Scoring:
         own = {site: scores for site, scores in reported.items() if scores.keys() & set(self._names)}
         if not own:
             return None
-        there = whole(self._ledger.groups(self._run), own)
+        assert self._rules.grouping is not None  # noqa: S101  (of secure sums)
+        there = whole(self._rules.grouping.begun(self._ledger.groups(), own), own)
         if len(there) < score_sums.HOLDERS:
             return {}
         for row in one_a_site(self._ledger.updates(self._run, phase.round, phase.attempt)):

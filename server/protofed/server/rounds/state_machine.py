@@ -81,9 +81,8 @@ class RoundRules:
     def of(cls, recipe: Recipe, *, simulated: bool, holders: bool) -> RoundRules:
         """The rules of a run; a simulation's clock stands still, and its sites are asked for updates."""
         rules, summed = recipe.federation, recipe.federation.secure and not simulated
-        grouping = Grouping(recipe.name, recipe.seed, rules.sum_group) if rules.secure else None
         sampler = Uniform(recipe.seed)
-        return cls(recipe.rounds, rules, sampler, not simulated, summed, holders, grouping)
+        return cls(recipe.rounds, rules, sampler, not simulated, summed, holders, Grouping.of_run(recipe))
 
     def pause(self, round: int, tries: int) -> float:
         """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.

@@ -21,7 +21,7 @@ from protofed.common.statistics import Spread
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.grouping import left_out
+from protofed.server.rounds.grouping import Grouping, left_out
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.publisher import Published
 from protofed.server.rounds.secure_sums import holders_of, layout_of, score_names
@@ -38,7 +38,8 @@ class SumSteps:
 
     def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
         self._run, self._recipe, self._method = recipe.name, recipe.fingerprint(), method
-        self.holders, self._fewest = holders_of(method, recipe), recipe.federation.sum_group
+        self.holders = holders_of(method, recipe)
+        self._grouping = Grouping(recipe.name, recipe.seed, recipe.federation.sum_group)
         self.scores = score_names(recipe)
         self._ledger, self._blobs, self._invitations = context.ledger, context.blobs, invitations
         self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address
@@ -109,7 +110,7 @@ class SumSteps:
         at = task.round, task.attempt, task.subject, task.kind
         if self._record is None or self._record[0] != at:  # after a restart
             rows = self._ledger.updates(self._run, task.round, task.attempt)
-            self._record = at, self._recorded(rows, self._ledger.groups(self._run), task.subject)
+            self._record = at, self._recorded(rows, self._begun(rows), task.subject)
         record = self._record[1]
         self._checks[task.task_id] = SumCheck(task.kind, task.site, record.context, record)
 
@@ -125,7 +126,7 @@ class SumSteps:
             StateError: an upload can no longer be read.
         """
         rows = self._ledger.updates(self._run, round, attempt)
-        record = self._recorded(rows, self._ledger.groups(self._run), Subject.SCORES)
+        record = self._recorded(rows, self._begun(rows), Subject.SCORES)
         return score_sums.opened(self.scores, record.total())
 
     def _counts_holders(self, subject: Subject) -> bool:
@@ -135,10 +136,14 @@ class SumSteps:
         holders = self._counts_holders(subject)
         return SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=holders, subject=subject)
 
+    def _begun(self, rows: Sequence[UpdateRow]) -> Groups:
+        """The groups of a sum that has begun; none is dissolved meanwhile."""
+        return self._grouping.begun(self._ledger.groups(), {row.task.site for row in rows})
+
     def _set_aside(self, rows: Sequence[UpdateRow], phase: phases.Summing) -> None:
         """Say of sites that are not in the sum what they wait for; after its tasks, whose groups are without them."""
         ready = [row for row in rows if row.counts]
-        reasons = left_out(self._ledger.groups(self._run), {row.task.site for row in ready}, self._fewest)
+        reasons = left_out(self._ledger.groups(), {row.task.site for row in ready}, self._grouping.fewest)
         for row in ready:
             if row.task.site not in phase.roster:
                 self._ledger.set_aside(row, reasons[row.task.site])

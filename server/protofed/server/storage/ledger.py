@@ -16,9 +16,10 @@ from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_sums.groups import Group, Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
+from protofed.server.storage import sum_groups
 from protofed.server.storage.database import open_ledger, state_error
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
@@ -261,7 +262,7 @@ class Ledger(LedgerReader):
         Args:
             status: of invitations that are still open.
             silent: by their sites, what is known of them.
-            groups: of the sum's sites; those that are not known yet are kept.
+            groups: of the sum's sites; those that are not known yet are kept, of sites alone excepted.
         """
         first = tasks[0]
         theirs = (db.tasks.c.run == first.run) & (db.tasks.c.round == first.round)
@@ -273,12 +274,18 @@ class Ledger(LedgerReader):
                 connection.execute(update(db.tasks).where(of_site).values(task_status=status, reason=reason))
             connection.execute(update(db.tasks).where(still_open).values(task_status=status))
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
-            _keep_groups(connection, first.run, groups)
+            sum_groups.keep(connection, groups)
 
-    def keep_groups(self, run: str, groups: Groups) -> None:
-        """Write down the groups of a simulation's sum: those that are not known yet."""
+    def keep_groups(self, groups: Groups) -> None:
+        """Write down the groups of a simulation's sum: those that are not known yet, of sites alone excepted."""
         with self._write() as connection:
-            _keep_groups(connection, run, groups)
+            sum_groups.keep(connection, groups)
+
+    def dissolve(self, group: Group) -> None:
+        """End a group: its sites have none. That they were in it, stays."""
+        with self._write() as connection:
+            sum_groups.dissolve(connection, group)
+        self._promise("group-dissolved", sites=list(group))
 
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         """What became of an invitation that is open; one whose update stands here already stays reported."""
@@ -354,15 +361,6 @@ class Ledger(LedgerReader):
                 yield connection
         except SQLAlchemyError as error:
             raise state_error(error) from error
-
-
-def _keep_groups(connection: Connection, run: str, groups: Groups) -> None:
-    known = set(connection.execute(select(db.sum_groups.c.site).where(db.sum_groups.c.run == run)).scalars())
-    rows = [
-        {"run": run, "site": site, "first": group[0]} for group in groups if group[0] not in known for site in group
-    ]
-    if rows:
-        connection.execute(insert(db.sum_groups), rows)
 
 
 def _columns(task: TaskRow) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Group, Groups
+from protofed.common.secure_sums.groups import Group, Groups, in_order
 from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
@@ -40,7 +40,7 @@ class MemoryLedger(Ledger):
         self._states: defaultdict[str, set[Digest]] = defaultdict(set)  # by run
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
-        self._groups: defaultdict[str, set[Group]] = defaultdict(set)  # by run
+        self._groups: dict[tuple[Group, float], float | None] = {}  # since when, and until when; None: to this day
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
         self._scores = MemoryScores()
@@ -220,15 +220,23 @@ class MemoryLedger(Ledger):
             self._invited[task.run].setdefault(task.round, []).append(task.task_id)
             self._number(task.run, task.round)
 
-    def groups(self, run: str) -> Groups:
-        return tuple(sorted(self._groups[run]))
+    def groups(self, at: float | None = None) -> Groups:
+        spans = ((group, since, until) for (group, since), until in self._groups.items())
+        if at is None:
+            return in_order(group for group, _, until in spans if until is None)
+        return in_order(group for group, since, until in spans if since <= at and (until is None or until > at))
 
-    def keep_groups(self, run: str, groups: Groups) -> None:
-        self._groups[run].update(groups)
+    def keep_groups(self, groups: Groups) -> None:
+        known, now = {site for group in self.groups() for site in group}, time.time()
+        self._groups |= {(group, now): None for group in groups if len(group) > 1 and group[0] not in known}
+
+    def dissolve(self, group: Group) -> None:
+        now = time.time()
+        self._groups |= {key: now for key, until in self._groups.items() if key[0] == group and until is None}
 
     def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str], groups: Groups = ()) -> None:
         first = tasks[0]
-        self.keep_groups(first.run, groups)
+        self.keep_groups(groups)
         rows = self._open(first.run, first.round, first.attempt)
         self.invite(tasks)
         for row in rows:

@@ -124,9 +124,15 @@ class LedgerReader:
         order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
         return [_task(row) for row in self._read(query.order_by(*order))]
 
-    def groups(self, run: str) -> Groups:
-        """The groups that a run's secure sums are over; those of attempts that were abandoned or rolled back, too."""
-        rows = self._read(select(db.sum_groups).where(db.sum_groups.c.run == run))
+    def groups(self, at: float | None = None) -> Groups:
+        """The groups that secure sums of all runs are over.
+
+        Args:
+            at: as they were then, in Unix time; None: as they are now.
+        """
+        formed, dissolved = db.sum_groups.c.formed_at, db.sum_groups.c.dissolved_at
+        here = dissolved.is_(None) if at is None else (formed <= at) & (dissolved.is_(None) | (dissolved > at))
+        rows = self._read(select(db.sum_groups).where(here))
         return in_order([row.site for row in rows if row.first == first] for first in {row.first for row in rows})
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:

@@ -90,12 +90,21 @@ updates = Table(
     ),
     Index("updates_of_round", "run", "round"),
 )
-sum_groups = Table(  # never changed nor removed: a site that was in two groups of a run could be told from the sums
+sum_groups = Table(  # of all runs, and never removed: sums over two groups of a site tell of it by their difference
     "sum_groups",
     metadata,
-    Column("run", String(64), primary_key=True),
-    Column("site", String(64), primary_key=True),
+    Column("id", Integer, primary_key=True),
+    Column("site", String(64), nullable=False),
     Column("first", String(64), nullable=False),  # of the sites of its group, by name
+    Column("formed_at", Float, nullable=False),
+    Column("dissolved_at", Float),  # by an operator; NULL: the site is in this group
+    Index(
+        "one_group_a_site",
+        "site",
+        unique=True,
+        sqlite_where=text("dissolved_at IS NULL"),
+        postgresql_where=text("dissolved_at IS NULL"),
+    ),
 )
 scores = Table(
     "scores",

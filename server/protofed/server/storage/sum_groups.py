@@ -1,0 +1,25 @@
+"""The groups of secure sums in the ledger's tables: those that sites have, and those that were dissolved."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection, insert, select, update
+
+from protofed.common.secure_sums.groups import Group, Groups
+from protofed.server.storage import schema as db
+
+
+def keep(connection: Connection, groups: Groups) -> None:
+    """Write down those that are not known yet, of sites alone excepted."""
+    current = select(db.sum_groups.c.site).where(db.sum_groups.c.dissolved_at.is_(None))
+    known, at = set(connection.execute(current).scalars()), time.time()
+    new = [group for group in groups if len(group) > 1 and group[0] not in known]
+    if rows := [{"site": site, "first": group[0], "formed_at": at} for group in new for site in group]:
+        connection.execute(insert(db.sum_groups), rows)
+
+
+def dissolve(connection: Connection, group: Group) -> None:
+    """See `Ledger.dissolve`."""
+    here = db.sum_groups.c.site.in_(group) & db.sum_groups.c.dissolved_at.is_(None)
+    connection.execute(update(db.sum_groups).where(here).values(dissolved_at=time.time()))
