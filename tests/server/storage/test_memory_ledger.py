@@ -102,6 +102,8 @@ def done(ledger: Ledger, name: str, values: tuple[Any, ...]) -> object:
                 return None
             case "add_scores" if ledger.task(values[0].task_id) is None:
                 return None
+            case "dissolve" if values[0] not in ledger.groups():
+                return None
             case "begin_aggregation" if not known(ledger, *values):
                 return None
             case "roll_back" if ledger.run(values[0]) is None:

@@ -167,7 +167,8 @@ class SumSteps:
         vector = Vector.HOLDERS if task.kind in _OF_HOLDERS else Vector.VALUES
         match task.kind:
             case TaskKind.SHARE:
-                pinned = membership.sessions.group(task.run)
+                found = membership.sessions.group()
+                pinned = None if found is None else found.group
                 fewest = max(run.recipe.federation.sum_group, self._site.policy.rules.sum_group)
                 return steps.share(session, blob, membership.peers.trust, pinned=pinned, fewest=fewest)
             case TaskKind.HOLDERS:

@@ -76,4 +76,4 @@ def membership_of(
 
     identity = own_identity.load_or_create(state)
     peers = Peers(state, check, now, lambda site, peer: record("pinned", {"site": site, "code": peer.code}))
-    return Membership(identity, peers, Sessions(state / FOLDER), certified, record)
+    return Membership(identity, peers, Sessions(state / FOLDER, now), certified, record)

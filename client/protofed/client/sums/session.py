@@ -52,7 +52,7 @@ class Session:
         root: of all its secrets for this sum.
         advert: its own.
         roster: RosterMessage that it was sent first.
-        group: its own of it, the only one in which it is summed in this run.
+        group: its own of it, the only one in which it is summed, but alone.
         dealt: SharesMessage that it sends; shares are drawn at random, so a second drawing would be others.
         kept: its own shares of its own seeds.
         delivered: SharesMessage that it was sent first.
@@ -133,7 +133,7 @@ def share(
     """Take the roster; give its sites their sealed shares of this site's secrets.
 
     Args:
-        pinned: this site's group in the run; None: it has been in none.
+        pinned: this site's group; None: it has been in none, but alone.
         fewest: sites of it that recipe and policy ask for.
 
     Raises:

@@ -1,15 +1,18 @@
-"""Sessions of sums on disk: one file an attempt; for each run the site's group, and what stays of those over."""
+"""Sessions of sums on disk: one file an attempt; for each run what stays of those over; and the site's group."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.sums.session import Session
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import SecureSumError, StateError
 from protofed.common.ids import check_id, is_id
 from protofed.common.payload import SiteId
@@ -18,6 +21,7 @@ from protofed.common.secure_sums.groups import Group
 from protofed.common.storage import files
 
 FOLDER = ".sums"  # in the state folder; run names cannot begin with a dot
+GROUP = ".group.json"  # in this folder
 MOST_ROUNDS = 200  # of which is remembered who was summed; sums of earlier ones are refused
 
 
@@ -34,6 +38,20 @@ class Past:
     opened: tuple[SiteId, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Pinned:
+    """The group that the site is summed in, in all runs.
+
+    Attributes:
+        at: since when, UTC, RFC 3339.
+        run: in which it was first summed in it.
+    """
+
+    group: Group
+    at: str
+    run: str
+
+
 class _Sum(NamedTuple):
     """Which sum of a run a file is of: its name says so, whatever has become of its bytes."""
 
@@ -45,7 +63,7 @@ class _Sum(NamedTuple):
 T = TypeVar("T")
 _SESSION = TypeAdapter(Session)
 _PAST = TypeAdapter(dict[str, Past])
-_GROUP = TypeAdapter(Group)
+_PINNED = TypeAdapter(Pinned)
 _NAME = re.compile(rf"([0-9]{{6,}})-([0-9]+)-({'|'.join(Subject)})\.json")  # no other file is ever removed
 
 
@@ -54,10 +72,11 @@ class Sessions:
 
     Args:
         folder: `FOLDER` of the site's state folder; created by the first write.
+        now: the current time, UTC.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, now: Callable[[], datetime] = utc_now) -> None:
+        self._folder, self._now = folder, now
         files.sweep([folder, *(path for path in folder.glob("*") if path.is_dir())])
 
     def find(self, run: str, round: int, attempt: int, subject: Subject) -> Session | None:
@@ -84,16 +103,28 @@ class Sessions:
         """For whom the site has revealed VALUES of this round and subject, in whichever attempt; None: it has not."""
         return self._of(session.run, session.round, session.subject).opened
 
-    def group(self, run: str) -> Group | None:
-        """The group that the site is summed in, in this run; None: it was in none yet.
+    def group(self) -> Pinned | None:
+        """The group that the site is summed in, whatever the run; None: it was in none yet, but alone.
 
-        It is never forgotten: a run that has ended goes on when it is rolled back, in other groups if they would do.
+        Only a person has it forgotten: of sums over another one, too, what no run changes is the difference.
 
         Raises:
             StateError: the file is damaged: without it the site could be put into another group.
         """
-        path = self._group_path(run)
-        return _read(path, _GROUP) if path.exists() else None
+        path = self._folder / GROUP
+        return _read(path, _PINNED) if path.exists() else None
+
+    def forget_group(self) -> None:
+        """The site is summed in whichever group it is put into next.
+
+        Raises:
+            OutOfSpaceError, DiskFailureError: it is not forgotten.
+        """
+        try:
+            (self._folder / GROUP).unlink(missing_ok=True)
+            files.sync_folder(self._folder)
+        except OSError as error:
+            raise files.write_error(self._folder / GROUP, error) from error
 
     def save(self, session: Session) -> None:
         """Store a session; its group first, and what it has opened is remembered after it is wiped, and before it is
@@ -102,13 +133,15 @@ class Sessions:
         Raises:
             OutOfSpaceError, DiskFailureError: nothing may be sent of it.
         """
-        if session.group and self.group(session.run) is None:
-            files.write(self._group_path(session.run), _GROUP.dump_json(session.group))
+        path = self._path(session.run, session.round, session.attempt, session.subject)
+        joins = len(session.group) > 1 and not (path.exists() and _read(path, _SESSION).group)
+        if joins and self.group() is None:  # at the step that joins it alone: not after it was forgotten meanwhile
+            pinned = Pinned(session.group, stamp(self._now()), session.run)
+            files.write(self._folder / GROUP, _PINNED.dump_json(pinned))
         if Vector.VALUES in session.revealed and self.opened(session) is None:
             past = self._of(session.run, session.round, session.subject)
             past = replace(past, opened=session.survivors[Vector.VALUES])
             self._remember(session.run, session.round, session.subject, past)
-        path = self._path(session.run, session.round, session.attempt, session.subject)
         files.write(path, _SESSION.dump_json(session))
 
     def wipe_before(self, run: str, round: int, attempt: int, subject: Subject) -> None:
@@ -153,9 +186,6 @@ class Sessions:
     def _past(self, run: str) -> dict[str, Past]:
         path = self._folder / f"{check_id('run', run)}.json"  # no id has a dot, so no run's folder has this name
         return _read(path, _PAST) if path.exists() else {}
-
-    def _group_path(self, run: str) -> Path:
-        return self._folder / f"{check_id('run', run)}.group.json"  # no id has a dot: it is no other run's
 
     def _all(self, run: str) -> list[_Sum]:
         paths = sorted((self._folder / check_id("run", run)).glob("*.json"))

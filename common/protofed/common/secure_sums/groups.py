@@ -1,9 +1,9 @@
-"""Groups of sites: a site is in one for a whole run, and a sum is over whole groups or is not opened.
+"""Groups of sites: a site is in one, in all runs, and a sum is over whole groups or is not opened.
 
-The members of a group are then in exactly the same opened sums, so whatever is computed from all sums of a run is made
-of sums over whole groups, and no difference of them is about fewer sites than a group has (So et al., "Securing Secure
-Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from its
-group.
+The members of a group are then in exactly the same opened sums, so whatever is computed from all sums of all runs is
+made of sums over whole groups, and no difference of them is about fewer sites than a group has (So et al., "Securing
+Secure Aggregation: Mitigating Multi-Round Privacy Leakage", AAAI 2023). Who colludes with the server is taken away from
+its group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from protofed.common.payload import SiteId
 
 Group: TypeAlias = tuple[SiteId, ...]  # sorted
 Groups: TypeAlias = tuple[Group, ...]  # no site is in two; sorted
+_FORGET = (
+    "If the sites have agreed on other groups, since one of them has left for good or a study needs larger ones, a "
+    "person at each of them runs `protofed client group forget`"
+)
 
 
 def in_order(groups: Iterable[Iterable[SiteId]]) -> Groups:
@@ -66,7 +70,7 @@ def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -
     """Check a site's own group.
 
     Args:
-        pinned: in which the site was summed in this run before; None: it was not.
+        pinned: in which the site was summed before, in any run; None: it was not, but alone.
         fewest: sites that recipe and policy ask for.
 
     Raises:
@@ -77,7 +81,8 @@ def check_own(groups: Groups, site: SiteId, pinned: Group | None, fewest: int) -
         raise SecureSumError(
             "other-group",
             f"the server puts this site into the group {', '.join(own)}, and had it in {', '.join(pinned)} before: the "
-            "difference of sums over both would tell of fewer sites",
+            f"difference of sums over both would tell of fewer sites. {_FORGET}",
         )
     if len(own) < fewest:
-        raise SecureSumError("small-group", f"this site's group is of {len(own)}; expected {fewest} sites or more")
+        small = f"this site's group is of {len(own)}; expected {fewest} sites or more"
+        raise SecureSumError("small-group", small if pinned is None else f"{small}. {_FORGET}")

@@ -106,8 +106,8 @@ class Coordinator:
         rules = self.recipe.federation
         if rules.secure and isinstance(self.phase, phases.Summing | phases.Aggregating):
             raise ConflictError(
-                f"run '{self.run}' has a secure sum open at this moment, and its groups must stay to its end; pause the "
-                f"run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"
+                f"run '{self.run}' has a secure sum open at this moment, and its groups must stay to its end; pause "
+                f"the run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"
             )
 
     def regrouped(self) -> None:

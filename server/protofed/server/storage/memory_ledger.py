@@ -228,7 +228,7 @@ class MemoryLedger(Ledger):
 
     def keep_groups(self, groups: Groups) -> None:
         known, now = {site for group in self.groups() for site in group}, time.time()
-        self._groups |= {(group, now): None for group in groups if len(group) > 1 and group[0] not in known}
+        self._groups |= {(group, now): None for group in groups if len(group) > 1 and known.isdisjoint(group)}
 
     def dissolve(self, group: Group) -> None:
         now = time.time()

@@ -14,7 +14,7 @@ def keep(connection: Connection, groups: Groups) -> None:
     """Write down those that are not known yet, of sites alone excepted."""
     current = select(db.sum_groups.c.site).where(db.sum_groups.c.dissolved_at.is_(None))
     known, at = set(connection.execute(current).scalars()), time.time()
-    new = [group for group in groups if len(group) > 1 and group[0] not in known]
+    new = [group for group in groups if len(group) > 1 and known.isdisjoint(group)]
     if rows := [{"site": site, "first": group[0], "formed_at": at} for group in new for site in group]:
         connection.execute(insert(db.sum_groups), rows)
 
