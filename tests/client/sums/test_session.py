@@ -15,7 +15,7 @@ from tests.support.sum_server import SumServer, steps_of
 from protofed.client.sums import session as steps
 from protofed.client.sums import sessions
 from protofed.client.sums.session import Session
-from protofed.client.sums.sessions import FOLDER, MOST_ROUNDS, Sessions
+from protofed.client.sums.sessions import FOLDER, GROUP, MOST_ROUNDS, Sessions, forget_group
 from protofed.common import codec
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, SecureSumError, StateError
@@ -30,7 +30,7 @@ from protofed.common.protocol.sum_messages import (
 )
 from protofed.common.secure_sums import keys
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.groups import Groups, alone
+from protofed.common.secure_sums.groups import Group, Groups, alone
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
 from protofed.server.rounds.sum_record import vector_of
@@ -68,6 +68,11 @@ class Sites:
         assert found is not None
         return found
 
+    def group(self, site: SiteId) -> Group | None:
+        """The one that a site has pinned."""
+        found = self.stores[site].group()
+        return None if found is None else found.group
+
     def answer(self, site: SiteId, step: TaskKind, blob: bytes | None = None) -> bytes:
         """What a site sends for a blob, the server's own unless told otherwise; its session is stored."""
         session, payload = self._worked(self.session(site), step, blob or self.server.blob(step, site))
@@ -78,7 +83,7 @@ class Sites:
         before, identity = self.stores[session.site].opened(session), identity_of(session.site)
         match step:
             case TaskKind.SHARE:
-                pinned = self.stores[session.site].group(session.run)
+                pinned = self.group(session.site)
                 return steps.share(session, blob, no_check, pinned=pinned, fewest=self.fewest)
             case TaskKind.HOLDERS:
                 return steps.send_flags(session, blob, flags_of(session.site), identity)
@@ -340,7 +345,7 @@ def test_a_small_group_is_refused(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN, BROKEN, fewest=3)
     assert sites.answer("ann", TaskKind.SHARE)
     assert refusal(lambda: sites.answer("dan", TaskKind.SHARE)) == "small-group"
-    assert sites.stores["dan"].group(PLAIN.run) is None
+    assert sites.group("dan") is None
 
 
 def test_groups_that_are_no_partition_are_refused(tmp_path: Path) -> None:
@@ -358,7 +363,7 @@ def share_or_refuse(sites: Sites, site: SiteId, blob: bytes) -> bytes:
         raise SecureSumError("other-group", str(error)) from error
 
 
-def test_a_second_group_in_the_same_run_is_refused_for_ever(tmp_path: Path) -> None:
+def test_a_second_group_is_refused_for_ever_in_whichever_run(tmp_path: Path) -> None:
     """By a daemon that was killed, too, and when the rounds before are forgotten."""
     Sites(tmp_path, PLAIN, BROKEN).until(None)
     store = Sessions(tmp_path / "ann" / FOLDER)
@@ -367,33 +372,65 @@ def test_a_second_group_in_the_same_run_is_refused_for_ever(tmp_path: Path) -> N
         store.wipe_before(PLAIN.run, past.round, 1, past.subject)
         store.save(steps.begun(past, LAYOUT, "ann", identity_of("ann"), b""))
     assert store.is_over(PLAIN.run, PLAIN.round, 99, PLAIN.subject), "its first round is forgotten"
-    later = replace(PLAIN, round=PLAIN.round + 1000)
     others: Groups = (("ann", "bob", "dan"), ("cleo",))
-    sites = Sites(tmp_path, later, others)
-    assert sites.stores["ann"].group(PLAIN.run) == BROKEN[0]
+    for run in (PLAIN.run, "another"):
+        later = replace(PLAIN, run=run, round=PLAIN.round + 1000)
+        sites = Sites(tmp_path, later, others)
+        for site in ("ann", "bob", "cleo"):
+            assert refusal(partial(sites.answer, site, TaskKind.SHARE)) == "other-group"
+            assert sites.session(site).roster == b""
+        larger = Sites(tmp_path, replace(later, attempt=2), (SITES,))
+        assert refusal(partial(larger.answer, "ann", TaskKind.SHARE)) == "other-group"
+        singles = Sites(tmp_path, replace(later, attempt=3), alone(SITES))
+        assert refusal(partial(singles.answer, "ann", TaskKind.SHARE)) == "other-group"
+        again = Sites(tmp_path, replace(later, attempt=4), BROKEN).until(None)
+        assert len(again.server.total()) == 9
+
+
+def test_who_was_summed_alone_may_be_in_any_group_and_in_it_alone_then(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN, BROKEN).until(None)
+    assert [sites.group(site) for site in SITES] == [BROKEN[0]] * 3 + [None]
+    elsewhere = Sites(tmp_path, replace(PLAIN, run="another"), (("ann", "bob", "dan"), ("cleo",)))
+    assert elsewhere.answer("dan", TaskKind.SHARE)
+    assert elsewhere.group("dan") == ("ann", "bob", "dan")
+
+
+def test_what_a_person_can_do_is_said_where_a_group_is_refused(tmp_path: Path) -> None:
+    Sites(tmp_path, PLAIN, BROKEN).until(None)
+    asked = Sites(tmp_path, replace(PLAIN, run="larger"), BROKEN, fewest=5)
+    with pytest.raises(SecureSumError, match=r"group is of 3; expected 5 .* `protofed client group forget`") as small:
+        asked.answer("ann", TaskKind.SHARE)
+    assert small.value.code == "small-group"
+    with pytest.raises(SecureSumError, match=r"one of them has left .* `protofed client group forget`"):
+        Sites(tmp_path, replace(PLAIN, run="another"), (SITES,)).answer("ann", TaskKind.SHARE)
+
+
+def test_a_group_that_was_forgotten_stays_so_until_the_next_sum_begins(tmp_path: Path) -> None:
+    sites = Sites(tmp_path, PLAIN, BROKEN).until(TaskKind.AGREE)
     for site in SITES:
-        assert refusal(partial(sites.answer, site, TaskKind.SHARE)) == "other-group"
-        assert sites.session(site).roster == b""
-    larger = Sites(tmp_path, replace(later, attempt=2), (SITES,))
-    assert refusal(lambda: larger.answer("ann", TaskKind.SHARE)) == "other-group"
-    again = Sites(tmp_path, replace(later, attempt=3), BROKEN).until(None)
-    assert len(again.server.total()) == 9
+        forget_group(tmp_path / site / FOLDER)
+    assert sites.answer("ann", TaskKind.AGREE), "the sum that goes on is of the old group, and pins it no more"
+    assert sites.group("ann") is None
+    Sites(tmp_path, replace(PLAIN, run="another"), (SITES,)).until(None)
+    assert sites.group("ann") == SITES
+    found = sites.stores["ann"].group()
+    assert found is not None
+    assert found.run == "another"
 
 
 def test_a_damaged_group_is_no_reason_to_take_another(tmp_path: Path) -> None:
     Sites(tmp_path, PLAIN, BROKEN).until(None)
-    path = tmp_path / "ann" / FOLDER / f"{PLAIN.run}.group.json"
+    path = tmp_path / "ann" / FOLDER / GROUP
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("{")
-    sites = Sites(tmp_path, replace(PLAIN, round=9), BROKEN)
+    sites = Sites(tmp_path, replace(PLAIN, run="another"), BROKEN)
     with pytest.raises(StateError, match="damaged"):
         sites.answer("ann", TaskKind.SHARE)
 
 
-def test_the_group_of_a_run_stays_when_it_is_over_and_another_run_has_its_own(tmp_path: Path) -> None:
+def test_the_group_stays_when_its_run_is_over(tmp_path: Path) -> None:
     sites = Sites(tmp_path, PLAIN, BROKEN).until(None)
     store = sites.stores["ann"]
     store.wipe(PLAIN.run)
     store.wipe_all_but("another")
-    assert store.group(PLAIN.run) == BROKEN[0]
-    assert Sites(tmp_path, replace(PLAIN, run="another"), (SITES,)).until(None).stores["ann"].group("another") == SITES
+    assert sites.group("ann") == BROKEN[0]

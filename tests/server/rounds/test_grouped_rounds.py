@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.server.rounds.test_secure_rounds import Secure, digest
 
+from protofed.common.errors import ConflictError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.sum_messages import RosterMessage, message_of
@@ -172,6 +173,72 @@ def test_groups_stay_when_a_run_is_rolled_back() -> None:
     run.lab.restart()
     run.go_to(TaskKind.SHARE)
     assert told(run, "s01") == before == groups_of(run)
+
+
+def next_run(run: Secure, name: str, names: tuple[SiteId, ...] = (), **federation: Any) -> Secure:
+    """Another run of the same server, whose first one has ended."""
+    run.lab.coordinator.stop("enough")
+    changes = {**RULES, "name": name, "federation": {**RULES["federation"], **federation}}
+    return Secure("fedavg", run.ledger, names or run.names, changes)
+
+
+def test_groups_are_those_of_all_runs_of_a_server() -> None:
+    run = run_of(7)
+    run.finish()
+    before = groups_of(run)
+    later = next_run(run, "later", NAMES[:10])
+    later.finish()
+    assert set(groups_of(later)) == {*before, NAMES[7:10]}
+
+
+def test_a_run_of_larger_groups_than_sites_are_in_is_of_the_others_alone() -> None:
+    run = run_of(3)
+    run.finish()
+    later = next_run(run, "larger", NAMES[:7], sum_group=4, min_sites=4, quorum=4)
+    assert set(later.asked()) == set(NAMES[3:7])
+    later.finish()
+    assert groups_of(later) == (NAMES[:3], NAMES[3:7])
+    assert later.ledger.state("larger", 1) == digest(later.state_of(NAMES[3:7]))
+
+
+def test_a_run_of_any_sites_sums_those_without_a_group_alone_and_gives_them_none() -> None:
+    run = run_of(3)
+    run.finish()
+    later = next_run(run, "any", NAMES[:5], sum_group=1)
+    later.go_to(TaskKind.SHARE)
+    assert told(later, "s01") == (NAMES[:3], ("s04",), ("s05",))
+    later.lab.restart()
+    later.finish()
+    assert groups_of(later) == (NAMES[:3],)
+    assert later.ledger.state("any", 1) == digest(later.state_of(NAMES[:5]))
+
+
+def test_a_group_that_was_dissolved_is_formed_anew_of_those_that_are_left_and_past_rounds_stay_verified() -> None:
+    run = run_of(5)
+    run.finish()
+    (group,) = groups_of(run)
+    assert isinstance(run.lab.phase, phases.Collecting)
+    run.ledger.dissolve(group)
+    run.lab.coordinator.regrouped()
+    run.answer(NAMES[:4])
+    run.lab.later(600.0, alive=run.names)
+    assert groups_of(run) == (NAMES[:4],)
+    assert told(run, "s01") == (NAMES[:4],)
+    run.finish(2)
+    assert run.published(2) == digest(run.state_of(NAMES[:4])) or run.ledger.state("test", 2) is not None
+    for number in (1, 2):
+        found = verify_round(run.ledger, run.lab.blobs, "test", number, 1)
+        assert found.finding is VerificationResult.SAME, number
+
+
+def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
+    run = run_of(3)
+    run.lab.coordinator.check_regrouping()
+    run.go_to(TaskKind.SHARE)
+    with pytest.raises(ConflictError, match="pause the run"):
+        run.lab.coordinator.check_regrouping()
+    run.finish()
+    run.lab.coordinator.check_regrouping()
 
 
 def test_in_memory_the_same_groups_are_kept() -> None:

@@ -72,3 +72,16 @@ def test_it_says_what_is_needed_who_there_is_and_the_nearest_name() -> None:
 def test_one_site_is_too_few_for_a_first_model_of_two() -> None:
     assert len(unmet(recipe(federation={"min_sites": 2, "quorum": 1}), frozenset({"north"}))) == 1
     assert unmet(recipe(federation={"min_sites": 1, "quorum": 1}), frozenset({"north"})) == []
+
+
+def test_groups_of_earlier_runs_that_are_too_small_or_not_whole_are_named_with_what_dissolves_them() -> None:
+    asked = {"secure": True, "sum_group": 3, "min_sites": 3, "quorum": 3}
+    sites, groups = frozenset("abcd"), (("a", "b", "c"),)
+    assert unmet(recipe(federation=asked), sites, groups) == []
+    (small,) = unmet(recipe(federation={**asked, "sum_group": 4, "min_sites": 4, "quorum": 4}), sites, groups)
+    assert small.startswith("the group a, b, c has 3 sites, and the run's have 4 or more: ")
+    assert "`protofed sites regroup a`" in small
+    (lacking,) = unmet(recipe(federation=asked), frozenset("abde"), groups)
+    assert lacking.startswith("the group a, b, c is without c: ")
+    assert "`protofed client group forget`" in lacking
+    assert unmet(recipe(federation=asked), frozenset("abdef"), groups) == []

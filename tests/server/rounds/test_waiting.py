@@ -145,7 +145,10 @@ def test_sites_that_have_reported_without_their_group_count_for_nothing_yet() ->
         disk_full=False,
     )
     assert idle is not None
-    assert idle.text == "needs 3 trainers in whole groups of 3 or more, has 0; missing: c (away)"
+    assert idle.text == (
+        "needs 3 trainers in whole groups of 3 or more, has 0; missing: c (away); the group a, b, c is without c "
+        "(for good? `protofed sites regroup a`)"
+    )
     lost = replace(tick(trainers="abd", enrolled="abcd"), groups=known)
     idle = waiting(what, Idle(2), lost, lambda: {"c": "away"}, disk_full=False)
     assert idle is not None

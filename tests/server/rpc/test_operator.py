@@ -159,6 +159,19 @@ def test_sites_are_listed_excluded_and_admitted(troubled: Desk) -> None:
     assert [info.site for info in troubled.call("ListSites", pb.ListSitesRequest()).sites] == SITES[:-1]
 
 
+def test_a_group_is_shown_and_dissolved(troubled: Desk) -> None:
+    troubled.server.ledger.keep_groups((("site-1", "site-2", "site-3"),))
+    sites = {info.site: list(info.group) for info in troubled.call("ListSites", pb.ListSitesRequest()).sites}
+    assert (sites["site-1"], sites["site-4"]) == (["site-1", "site-2", "site-3"], [])
+    info = troubled.call("RegroupSite", pb.RegroupSiteRequest(site="site-2"))
+    assert list(info.group) == ["site-1", "site-2", "site-3"]
+    assert troubled.server.ledger.groups() == ()
+    done = troubled.server.ledger.interventions()[-1]
+    assert (done.action, done.site, done.reason) == ("regrouped", "site-2", "site-1, site-2, site-3")
+    code, text = troubled.refused("RegroupSite", pb.RegroupSiteRequest(site="site-2"))
+    assert (code, "is in no group" in text) == (Code.INVALID_ARGUMENT, True)
+
+
 REFUSALS: dict[str, tuple[str, Message, grpc.StatusCode, str]] = {
     "no recipe": ("StartRun", pb.StartRunRequest(recipe="{"), Code.INVALID_ARGUMENT, "the recipe: "),
     "unknown run": ("ShowRun", pb.ShowRunRequest(run="x"), Code.INVALID_ARGUMENT, f"expected one of: {RUN}"),

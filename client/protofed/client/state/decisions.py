@@ -32,6 +32,7 @@ class Act(StrEnum):
     RESUME = "resumed-by-site"  # a server's log has "resumed" for another event
     PIN = "peer-pinned"
     FORGET = "peer-forgotten"
+    FORGET_GROUP = "group-forgotten"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Decision:
         by: user name on the site's machine; empty: not known.
         run, recipe: the run and its recipe's digest; empty of a pause.
         peer, code: another site, and the code of its identity for secure sums; of PIN and FORGET alone.
+        group: the sites of this site's group in secure sums; of FORGET_GROUP alone.
         until: when a pause ends by itself; empty: it does not.
     """
 
@@ -54,11 +56,12 @@ class Decision:
     until: str = ""
     peer: str = ""
     code: str = ""
+    group: str = ""
 
     def facts(self) -> dict[str, str]:
         """The fields of its line in the audit log; `decided_at`, because a line's own time is that of its writing."""
         fields = {"decided_at": self.at, "by": self.by, "run": self.run, "recipe": self.recipe, "until": self.until}
-        fields |= {"peer": self.peer, "code": self.code}
+        fields |= {"peer": self.peer, "code": self.code, "group": self.group}
         return {name: value for name, value in fields.items() if value}
 
 

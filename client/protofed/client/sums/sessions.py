@@ -111,20 +111,7 @@ class Sessions:
         Raises:
             StateError: the file is damaged: without it the site could be put into another group.
         """
-        path = self._folder / GROUP
-        return _read(path, _PINNED) if path.exists() else None
-
-    def forget_group(self) -> None:
-        """The site is summed in whichever group it is put into next.
-
-        Raises:
-            OutOfSpaceError, DiskFailureError: it is not forgotten.
-        """
-        try:
-            (self._folder / GROUP).unlink(missing_ok=True)
-            files.sync_folder(self._folder)
-        except OSError as error:
-            raise files.write_error(self._folder / GROUP, error) from error
+        return pinned_in(self._folder)
 
     def save(self, session: Session) -> None:
         """Store a session; its group first, and what it has opened is remembered after it is wiped, and before it is
@@ -199,6 +186,25 @@ class Sessions:
         return self._folder / check_id("run", run) / f"{round:06d}-{attempt}-{subject}.json"
 
 
+def pinned_in(folder: Path) -> Pinned | None:
+    """As `Sessions.group`; nothing is written."""
+    path = folder / GROUP
+    return _read(path, _PINNED) if path.exists() else None
+
+
+def forget_group(folder: Path) -> None:
+    """The site is summed in whichever group it is put into next; the daemon may run.
+
+    Raises:
+        OutOfSpaceError, DiskFailureError: it is not forgotten.
+    """
+    try:
+        (folder / GROUP).unlink(missing_ok=True)
+        files.sync_folder(folder)
+    except OSError as error:
+        raise files.write_error(folder / GROUP, error) from error
+
+
 def _key(round: int, subject: Subject) -> str:
     return f"{round}/{subject}"
 
@@ -212,6 +218,5 @@ def _read(path: Path, adapter: TypeAdapter[T]) -> T:
         return adapter.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is damaged"
-        raise StateError(
-            f"{path} cannot be read ({why}); restore it, or remove it once the run's round is over"
-        ) from error
+        remedy = "`protofed client group forget`" if path.name == GROUP else "remove it once the run's round is over"
+        raise StateError(f"{path} cannot be read ({why}); restore it, or {remedy}") from error

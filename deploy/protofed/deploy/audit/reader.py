@@ -289,6 +289,8 @@ def _decision(event: str, fields: Mapping[str, Any]) -> str:
         if event == Act.FORGET:
             return f"identity of {peer} forgotten{who}, {fields.get('decided_at', '')}"
         return f"identity of {peer} pinned{who}, code {fields.get('code')}, {fields.get('decided_at', '')}"
+    if event == Act.FORGET_GROUP:
+        return f"group {fields.get('group')} forgotten{who}, {fields.get('decided_at', '')}"
     about = f"run {fields['run']}" if fields.get("run") else "this site"
     until = f", until {fields['until']}" if fields.get("until") else ""
     word = "resumed" if event == Act.RESUME else event

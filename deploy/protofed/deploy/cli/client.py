@@ -13,6 +13,7 @@ from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import client_decisions as decisions
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import check
+from protofed.deploy.cli.client_group import group
 from protofed.deploy.cli.client_peers import peers
 from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
@@ -146,6 +147,7 @@ client.command("pause")(decisions.pause)
 client.command("resume")(decisions.resume)
 client.command("scores")(scores)
 client.add_typer(peers, name="peers")
+client.add_typer(group, name="group")
 
 
 def _show_plan(view: PlanView, *, tensors: bool = False, as_json: bool = False) -> None:

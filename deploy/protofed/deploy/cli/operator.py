@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
 
 runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll back and verify the runs of a server.")
-sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit and forget the sites of a server.")
+sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit, forget and regroup the sites of a server.")
 console, error_console = Console(soft_wrap=True), Console(stderr=True)
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
 Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.", autocompletion=completion.runs)]
@@ -278,6 +278,26 @@ def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
     info = operator.forget(site)
     lifted = f", and its exclusion with it ({info.excluded})" if info.excluded else ""
     _show_status(info, as_json, f"{info.site}: forgotten{lifted}")
+
+
+@connected(sites, "regroup")
+def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Dissolve the group that a site is summed in; the next secure sum forms groups of those without one. Asks first.
+
+    For a site that has left for good, or a run of larger groups. The group's other sites refuse another group until a
+    person at each runs `protofed client group forget`. Refused while a secure sum is open: pause the run before.
+
+    Example: `protofed sites regroup north`
+    """
+    if not yes:
+        group = next((", ".join(info.group) for info in operator.sites() if info.site == site), f"of {site}")
+        confirm(
+            f"Dissolve the group {group}? A person at each of its sites has to run `protofed client "
+            "group forget` then, which lets this server compare sums over both groups."
+        )
+    info = operator.regroup(site)
+    others = ", ".join(other for other in info.group if other != site)
+    _show_status(info, as_json, f"{site}, {others}: dissolved; now `protofed client group forget` at {others}")
 
 
 def _plain(message: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from protofed.common.pki import codes
 from protofed.common.pki.endorsement import check_endorsement, endorsed
 from protofed.common.pki.identity import Identity
 from protofed.common.secure_sums.context import threshold
+from protofed.common.secure_sums.groups import Groups
 from protofed.deploy.console.tables import count
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.server.rounds import start_checks
@@ -52,8 +53,8 @@ class SiteSums:
         Raises:
             CheckFailedError: one of them is in the way of secure sums.
         """
-        own, pinned, agreed = self._identity(), self._pinned(), self._agreement()
-        return f"{own}; {pinned}; {agreed}; {ALONE}"
+        own, pinned, group, agreed = self._identity(), self._pinned(), self._group(), self._agreement()
+        return f"{own}; {pinned}; {group}; {agreed}; {ALONE}"
 
     def _identity(self) -> str:
         from protofed.client.sums import own_identity
@@ -91,6 +92,25 @@ class SiteSums:
         by_hand = sum(bool(peer.by) for peer in pins.values())
         return f"{count(len(pins), 'other site')} pinned" + (f", {by_hand} of them by a person" if by_hand else "")
 
+    def _group(self) -> str:
+        from protofed.client.sums.sessions import FOLDER, pinned_in
+
+        try:
+            found = pinned_in(self.state / FOLDER)
+        except StateError as error:
+            raise CheckFailedError("sum-identity-unusable", str(error)) from error
+        if found is None:
+            return "in no group yet"
+        text = f"in the group {', '.join(found.group)} since {found.at}"
+        recipe = self.recipe()
+        if recipe is None or not recipe.federation.secure:
+            return text
+        if len(found.group) < (least := max(recipe.federation.sum_group, self.policy.rules.sum_group)):
+            raise CheckFailedError(
+                "run-refused", f"{text}; run {recipe.name} and the policy ask for {least} sites (sum_group)"
+            )
+        return text
+
     def _agreement(self) -> str:
         import torch
 
@@ -122,16 +142,17 @@ class SiteSums:
         return f"run {recipe.name} {how}, which policy secure = {rules.secure} allows"
 
 
-def server_message(recipe: Recipe, trainers: Collection[SiteId]) -> str:
+def server_message(recipe: Recipe, trainers: Collection[SiteId], groups: Groups = ()) -> str:
     """Whether the sites that are registered are enough for a run's sums, in words.
 
     Args:
         trainers: all that may take part.
+        groups: that sites have since earlier sums.
 
     Raises:
-        CheckFailedError: they are too few.
+        CheckFailedError: they are too few, or too few of them are in whole groups.
     """
-    if problems := start_checks.unmet(recipe, frozenset(trainers)):
+    if problems := start_checks.unmet(recipe, frozenset(trainers), groups):
         raise CheckFailedError("sites-few", f"{recipe.name}: {'; '.join(problems)}")
     return f"{recipe.name}: {dropouts(len(trainers))}"
 

@@ -21,6 +21,7 @@ from protofed.common.errors import ProtofedError
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role
+from protofed.common.secure_sums.groups import Groups
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor import machine as doctor_machine
@@ -35,6 +36,7 @@ from protofed.server.storage import database as engine
 from protofed.server.storage import migrate as versions
 from protofed.server.storage import schema
 from protofed.server.storage.filesystem import network_type_of
+from protofed.server.storage.sum_groups import groups_of, query
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
 T = TypeVar("T")
@@ -155,7 +157,8 @@ class ServerDoctor:
         if self.settings.identity is None:
             raise CheckSkippedError("in plain text sites are not registered")
         trainers = self._registered(Party.SITE, self.clock().timestamp())
-        return "; ".join(server_message(recipe, trainers) for recipe in recipes)
+        groups = self._groups()
+        return "; ".join(server_message(recipe, trainers, groups) for recipe in recipes)
 
     def check_state_folder(self) -> str:
         """Writable and on a local disk, and whether a server runs on it."""
@@ -248,6 +251,15 @@ class ServerDoctor:
         except (ProtofedError, CheckFailedError):
             return set()
         return {name for name, *roles in rows if not roles or Role.TRAINER in roles[0]}
+
+    def _groups(self) -> Groups:
+        """Those of secure sums; none if the ledger cannot be read, or is older than they are."""
+        if not self.settings.ledger and not self._file.exists():
+            return ()
+        try:
+            return self._ledger(lambda connection: groups_of(connection.execute(query()).all()))
+        except (ProtofedError, CheckFailedError):
+            return ()
 
     def _ledger(self, query: Callable[[Connection], T]) -> T:
         """Read from the ledger.

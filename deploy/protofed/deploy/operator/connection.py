@@ -165,6 +165,10 @@ class Operator:
         """Remove a site that is gone from the list; the site as it was."""
         return self._call(self._stub.ForgetSite, pb.ForgetSiteRequest(site=site))
 
+    def regroup(self, site: str) -> pb.SiteInfo:
+        """Dissolve a site's group in secure sums; the site as it was, with that group."""
+        return self._call(self._stub.RegroupSite, pb.RegroupSiteRequest(site=site))
+
     def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> pb.CertificateInfo:
         """Register a certificate (PEM), so that the server answers its calls.
 

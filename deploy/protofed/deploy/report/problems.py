@@ -20,6 +20,7 @@ HANDS = {
     "admitted": "{} was admitted again",
     "revoked": "{}'s certificate was revoked",
     "forgotten": "{} was forgotten",
+    "regrouped": "the group that {} is summed in was dissolved",
 }
 
 

@@ -805,6 +805,7 @@ class SiteInfo(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     BYTES_MOVED_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     site: _builtins.str
     status: _builtins.str
     """working, idle, held, silent, away, excluded, or revoked, expired, not-yet-valid"""
@@ -826,6 +827,10 @@ class SiteInfo(_message.Message):
     def telemetry(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """of its machine, as far as its policy allows"""
 
+    @_builtins.property
+    def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the sites that secure sums are over together with it, itself among them; empty: none yet"""
+
     def __init__(
         self,
         *,
@@ -839,10 +844,11 @@ class SiteInfo(_message.Message):
         progress: _builtins.float = ...,
         bytes_moved: _builtins.int = ...,
         telemetry: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        group: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_text", b"activity_text", "bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "excluded", b"excluded", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "status", b"status", "telemetry", b"telemetry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activity_text", b"activity_text", "bytes_moved", b"bytes_moved", "certificate_until", b"certificate_until", "excluded", b"excluded", "group", b"group", "progress", b"progress", "progress_age_s", b"progress_age_s", "roles", b"roles", "site", b"site", "status", b"status", "telemetry", b"telemetry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -908,6 +914,25 @@ class ForgetSiteRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetSiteRequest: _TypeAlias = ForgetSiteRequest  # noqa: Y015
+
+@_typing.final
+class RegroupSiteRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: _builtins.int
+    site: _builtins.str
+    def __init__(
+        self,
+        *,
+        site: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["site", b"site"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegroupSiteRequest: _TypeAlias = RegroupSiteRequest  # noqa: Y015
 
 @_typing.final
 class RegisterCertificateRequest(_message.Message):

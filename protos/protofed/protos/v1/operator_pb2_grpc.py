@@ -104,6 +104,11 @@ class OperatorStub:
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ForgetSiteRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
                 _registered_method=True)
+        self.RegroupSite = channel.unary_unary(
+                '/protofed.protos.v1.Operator/RegroupSite',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegroupSiteRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
+                _registered_method=True)
         self.RegisterCertificate = channel.unary_unary(
                 '/protofed.protos.v1.Operator/RegisterCertificate',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegisterCertificateRequest.SerializeToString,
@@ -218,6 +223,14 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegroupSite(self, request, context):
+        """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
+        was. Refused while a secure sum is open.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterCertificate(self, request, context):
         """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
         registered again.
@@ -310,6 +323,11 @@ def add_OperatorServicer_to_server(servicer, server):
             'ForgetSite': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetSite,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ForgetSiteRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.SerializeToString,
+            ),
+            'RegroupSite': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegroupSite,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegroupSiteRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.SerializeToString,
             ),
             'RegisterCertificate': grpc.unary_unary_rpc_method_handler(
@@ -705,6 +723,33 @@ class Operator:
             target,
             '/protofed.protos.v1.Operator/ForgetSite',
             protofed_dot_protos_dot_v1_dot_operator__pb2.ForgetSiteRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegroupSite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/RegroupSite',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.RegroupSiteRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
             options,
             channel_credentials,

@@ -58,6 +58,10 @@ class OperatorStub:
     """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
     it was. Refused while its daemon is alive or it has a valid certificate.
     """
+    RegroupSite: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegroupSiteRequest, _operator_pb2.SiteInfo]
+    """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
+    was. Refused while a secure sum is open.
+    """
     RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -93,6 +97,10 @@ class OperatorAsyncStub(OperatorStub):
     ForgetSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.ForgetSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
     """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
     it was. Refused while its daemon is alive or it has a valid certificate.
+    """
+    RegroupSite: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegroupSiteRequest, _operator_pb2.SiteInfo]  # type: ignore[assignment]
+    """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
+    was. Refused while a secure sum is open.
     """
     RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
@@ -210,6 +218,16 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]:
         """Removes a site that is gone from the list of sites, with its exclusion; what it did in runs stays. Answers the site as
         it was. Refused while its daemon is alive or it has a valid certificate.
+        """
+
+    @_abc_1.abstractmethod
+    def RegroupSite(
+        self,
+        request: _operator_pb2.RegroupSiteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.SiteInfo, _abc.Awaitable[_operator_pb2.SiteInfo]]:
+        """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
+        was. Refused while a secure sum is open.
         """
 
     @_abc_1.abstractmethod

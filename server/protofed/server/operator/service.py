@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protofed.common.config.recipe import Federation, Recipe, parse_json
-from protofed.common.errors import ConfigError, ConflictError, unknown
+from protofed.common.errors import ConfigError, ConflictError, short, unknown
 from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
+from protofed.common.secure_sums.groups import Group, group_of
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview
@@ -22,6 +23,7 @@ from protofed.server.rounds.absence import possible_trainers
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.rounds.model_warnings import ModelWarning
+from protofed.server.rounds.phases import members
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.start_checks import check_model, unmet
@@ -80,6 +82,7 @@ class SiteReport:
         excluded: why the operator excluded it; empty: it is not.
         certificate_until: when its last valid certificate ends, in Unix time; 0: it has none.
         progress: of its daemon's last heartbeat; None: there was none since it enrolled.
+        group: the sites that secure sums are over together with it, itself among them; empty: none yet.
     """
 
     site: SiteId
@@ -90,6 +93,7 @@ class SiteReport:
     excluded: str
     certificate_until: float = 0.0
     progress: Progress | None = None
+    group: Group = ()
 
 
 class OperatorApi:
@@ -135,7 +139,8 @@ class OperatorApi:
         return self.run(parsed.name)
 
     def _unmet(self, recipe: Recipe) -> list[str]:
-        return unmet(recipe, possible_trainers(self._context.presence, self.certificates))
+        trainers = possible_trainers(self._context.presence, self.certificates)
+        return unmet(recipe, trainers, self._records.groups())
 
     def runs(self) -> list[RunReport]:
         """All runs, in the queue's order."""
@@ -201,7 +206,11 @@ class OperatorApi:
 
     def sites(self) -> list[SiteReport]:
         """All sites that ever enrolled or were excluded."""
-        return [self._site(site, roles) for site, roles in self._records.sites().items()]
+        groups = self._records.groups()
+        return [
+            replace(self._site(site, roles), group=group_of(groups, site))
+            for site, roles in self._records.sites().items()
+        ]
 
     def _site(self, site: SiteId, roles: Sequence[str]) -> SiteReport:
         until, progress = self.certificates.until(Party.SITE, site), self._context.presence.progress(site)
@@ -250,6 +259,24 @@ class OperatorApi:
         during = self._going_on()
         self._runs.forget(named)
         self._note("forgotten", by, during, named)
+        return report
+
+    def regroup(self, site: str, by: str = "") -> SiteReport:
+        """Dissolve the group of secure sums that a site is in; the next sum forms others of its sites.
+
+        Returns:
+            What the site was.
+
+        Raises:
+            ConflictError: a secure sum is open.
+        """
+        if not (groups := self._records.groups()):
+            raise ConfigError(f"site '{short(site)}' is in no group: no secure sum was opened yet")
+        named = self._known_site(site, members(groups))
+        group, during = group_of(groups, named), self._going_on()
+        report = replace(self._site(named, self._records.sites().get(named, [])), group=group)
+        self._runs.regroup(group)
+        self._note("regrouped", by, during, named, ", ".join(group))
         return report
 
     def _site_names(self) -> set[SiteId]:

@@ -14,9 +14,14 @@ from blake3 import blake3
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, alone, in_order
+from protofed.common.secure_sums.groups import Group, Groups, alone, in_order
 from protofed.server.rounds.phases import Sites, large, members
 from protofed.server.rounds.sampling import Sampler
+
+DISSOLVED = (
+    "if that stays so, `protofed sites regroup {}` dissolves it, and a person at each of its sites runs "
+    "`protofed client group forget`"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,22 @@ class Grouping:
             if len(cohort | units[first]) <= MOST:
                 cohort |= units[first]
         return cohort
+
+
+def stuck(groups: Groups, sites: Sites, fewest: int) -> dict[Group, str]:
+    """By group of which some sites are there and none is summed, what keeps it from that.
+
+    Args:
+        fewest: sites of a group.
+    """
+    reasons = dict[Group, str]()
+    for group in groups:
+        named = f"the group {', '.join(group)}"
+        if len(group) < fewest and sites.intersection(group):
+            reasons[group] = f"{named} has {len(group)} sites, and the run's have {fewest} or more"
+        elif sites.intersection(group) and (lacking := sorted(set(group) - sites)):
+            reasons[group] = f"{named} is without {', '.join(lacking)}"
+    return reasons
 
 
 def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[SiteId, str]:

@@ -6,7 +6,9 @@ from protofed.common import plugins
 from protofed.common.config.models import MODELS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, nearest
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds import phases
+from protofed.server.rounds.grouping import DISSOLVED, Grouping, stuck
 from protofed.server.rounds.sampling import Uniform
 from protofed.server.rounds.state_machine import RoundRules
 
@@ -28,14 +30,16 @@ def check_model(recipe: Recipe) -> None:
     )
 
 
-def unmet(recipe: Recipe, trainers: phases.Sites) -> list[str]:
+def unmet(recipe: Recipe, trainers: phases.Sites, groups: Groups = ()) -> list[str]:
     """What rounds of this run need and these sites cannot give, a sentence each.
 
     Args:
         trainers: all that may take part, whether they are there now or not.
+        groups: that sites have since earlier secure sums.
     """
     federation = recipe.federation
-    rules = RoundRules(recipe.rounds, federation, Uniform(recipe.seed))
+    grouping = Grouping.of_run(recipe)
+    rules = RoundRules(recipe.rounds, federation, Uniform(recipe.seed), grouping=grouping)
     problems = []
     needed = max(rules.trainers_needed(number, trainers) for number in (0, 1))
     if len(trainers) < needed:
@@ -46,6 +50,9 @@ def unmet(recipe: Recipe, trainers: phases.Sites) -> list[str]:
             f"{needed} trainers are needed ({asked}), and {len(trainers)} may take part{listed}; "
             "register or start the others, or lower these keys of [federation]"
         )
+    elif grouping is not None and len(whole := rules.countable(groups, trainers)) < rules.trainers_needed(1, whole):
+        for group, why in stuck(groups, trainers, grouping.fewest).items():
+            problems.append(f"{why}: {DISSOLVED.format(group[0])}")
     for site in sorted(set(federation.required_sites) - trainers):
         similar = nearest(site, trainers)
         hint = f"did you mean '{similar}'?" if similar else "register it as a trainer, admit it, or leave it out"

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from protofed.common.errors import FailureReason
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import whole
@@ -43,6 +44,10 @@ STEPS: Final = (
     TaskKind.REVEAL,
 )
 OF_HOLDERS: Final = frozenset({TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS})
+_REFUSED: Final = (
+    "; a site refuses sites whose identity has changed, and a group other than the one it is in: its log says which "
+    "(`protofed client group show`)"
+)
 _SUMMED: Final = frozenset({TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK})  # who reports these is in the sum
 _NOBODY_MAY_DROP: Final = frozenset({TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK})
 
@@ -165,7 +170,9 @@ def _closed_if_due(phase: Summing, now: float, step_s: float, hoped_for: Sites, 
         lost = ", ".join(sorted(phase.required - phase.reported)) if phase.step in _SUMMED else ""
         missing = f"; without {lost} no round counts" if lost else ""
         silent = f"; no answer of {', '.join(sorted(phase.awaited))}" if overdue and phase.awaited else ""
-        why = f"{what}, {needed(phase)} are needed{reason}{silent}{missing}"
+        # A site's refusal is in its own log, and here as the policy's.
+        other = _REFUSED if phase.step is TaskKind.SHARE and FailureReason.POLICY in reason else ""
+        why = f"{what}, {needed(phase)} are needed{reason}{silent}{missing}{other}"
         return NotSummed(why, now, at_once=is_whole(phase))
     return phase
 

@@ -9,7 +9,9 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import nearest
 from protofed.common.payload import SiteId
+from protofed.common.secure_sums.groups import Group
 from protofed.server.rounds import phases, summing
+from protofed.server.rounds.grouping import stuck
 from protofed.server.rounds.state_machine import RoundRules
 
 NAMED = 5  # missing sites in a text; the fields have all of them
@@ -68,6 +70,8 @@ class Waiting:
         step: of the secure sum; with SUM only.
         group: sites of the run's groups at least, if some that are there do not count for want of others; or else 1.
         newcomers: that are there, and too few for a group of their own.
+        stuck: the first group of which some are there and none can be summed; empty: there is none, or enough others.
+        why: of that.
         seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
     """
 
@@ -80,16 +84,21 @@ class Waiting:
     step: str = ""
     group: int = 1
     newcomers: tuple[SiteId, ...] = ()
+    stuck: Group = ()
+    why: str = ""
     seconds_left: float | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:
         """All but the time in a line."""
+        what = self._what
+        if self.stuck:
+            what = f"{what}; {self.why} (for good? `protofed sites regroup {self.stuck[0]}`)"
         if not self.newcomers:
-            return self._what
+            return what
         more, wait = self.group - len(self.newcomers), "wait" if len(self.newcomers) > 1 else "waits"
         others = f"{more} more new site{'s' * (more != 1)}: sums are over groups of {self.group}"
-        return f"{self._what}; {', '.join(self.newcomers)} {wait} for {others}"
+        return f"{what}; {', '.join(self.newcomers)} {wait} for {others}"
 
     @property
     def _what(self) -> str:
@@ -179,7 +188,10 @@ def _idle(
         since = tick.now if phase.since is None else phase.since
         left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
         group = rules.fewest if trainers < tick.trainers else 1
+        held = stuck(tick.groups, tick.trainers, rules.fewest) if group > 1 else {}
+        first, why = next(iter(held.items()), ((), ""))
         found = Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
+        found = replace(found, stuck=first, why=why)
         return _with_newcomers(rules, found, tick, phases.NOBODY)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
 

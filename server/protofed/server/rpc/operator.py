@@ -99,6 +99,9 @@ class OperatorService(rpc.OperatorServicer):
     async def ForgetSite(self, request: pb.ForgetSiteRequest, context: Any) -> pb.SiteInfo:
         return _site(await self._control(lambda: self._operator.forget(request.site, self._by(context))))
 
+    async def RegroupSite(self, request: pb.RegroupSiteRequest, context: Any) -> pb.SiteInfo:
+        return _site(await self._control(lambda: self._operator.regroup(request.site, self._by(context))))
+
     async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
         register = self._operator.register
         row = await self._control(lambda: register(request.pem, request.roles, renewal=request.renewal))
@@ -176,7 +179,7 @@ def _run(report: RunReport) -> pb.RunInfo:
 
 def _waiting(waiting: Waiting) -> pb.Waiting:
     fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
-    for told in ("step", "group", "newcomers"):  # in the text
+    for told in ("step", "group", "newcomers", "stuck", "why"):  # in the text
         del fields[told]
     return pb.Waiting(**fields, text=waiting.text)
 
@@ -232,4 +235,5 @@ def _site(report: SiteReport) -> pb.SiteInfo:
         progress=-1.0 if share is None else share,
         bytes_moved=0 if progress is None else progress.bytes_moved,
         telemetry={} if progress is None else progress.telemetry,
+        group=report.group,
     )

@@ -14,9 +14,10 @@ from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups, in_order
+from protofed.common.secure_sums.groups import Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
+from protofed.server.storage import sum_groups
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import RoundOutcome
@@ -130,10 +131,7 @@ class LedgerReader:
         Args:
             at: as they were then, in Unix time; None: as they are now.
         """
-        formed, dissolved = db.sum_groups.c.formed_at, db.sum_groups.c.dissolved_at
-        here = dissolved.is_(None) if at is None else (formed <= at) & (dissolved.is_(None) | (dissolved > at))
-        rows = self._read(select(db.sum_groups).where(here))
-        return in_order([row.site for row in rows if row.first == first] for first in {row.first for row in rows})
+        return sum_groups.groups_of(self._read(sum_groups.query(at)))
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:
         """The accepted update of an invitation, if there is one."""

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from protofed.common.secure_sums.groups import Group, Groups
+from protofed.common.secure_sums.groups import Group, Groups, in_order
 from protofed.server.storage import schema as db
+
+
+def query(at: float | None = None) -> Select[Any]:
+    """For the rows of groups as they were at a time, in Unix time; None: as they are now."""
+    formed, dissolved = db.sum_groups.c.formed_at, db.sum_groups.c.dissolved_at
+    here = dissolved.is_(None) if at is None else (formed <= at) & (dissolved.is_(None) | (dissolved > at))
+    return select(db.sum_groups.c.site, db.sum_groups.c.first).where(here)
+
+
+def groups_of(rows: Sequence[Row[Any]]) -> Groups:
+    """What such rows say."""
+    return in_order([row.site for row in rows if row.first == first] for first in {row.first for row in rows})
 
 
 def keep(connection: Connection, groups: Groups) -> None:
