@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
@@ -67,6 +67,22 @@ def test_a_group_stays_as_it_was_formed_whoever_comes(comers: list[Sites], fewes
         assert len(members(later)) == sum(map(len, later)), "no site is in two groups"
         assert left_out(later, sites, fewest).keys() == sites - members(of_sum)
         known = later
+
+
+def test_groups_of_fewer_sites_than_a_run_asks_for_are_not_summed_and_their_sites_are_no_newcomers() -> None:
+    known, four = (("a", "b", "c"),), Grouping("run", 0, 4)
+    assert four.of(known, TEN) == four.formed(TEN - set("abc"))
+    assert members(four.of(known, frozenset("abcdef"))) == frozenset()
+    assert left_out(known, set("ab"), 4) == dict.fromkeys(
+        "ab", "its group is of 3 sites, and the run's are of 4 or more"
+    )
+
+
+def test_a_run_of_any_sites_sums_groups_whole_and_the_others_alone() -> None:
+    known, any_ = (("a", "b", "c"),), Grouping("run", 0, 1)
+    assert any_.of(known, frozenset("abde")) == (("d",), ("e",))
+    assert any_.of(known, frozenset("abcd")) == any_.begun(known, "abcd") == (("a", "b", "c"), ("d",))
+    assert left_out(known, set("abd"), 1).keys() == set("ab")
 
 
 def test_who_is_left_out_is_told_what_it_waits_for() -> None:
@@ -170,6 +186,47 @@ def test_nothing_computed_of_all_sums_of_a_run_is_about_fewer_sites_than_a_group
         assert all(3 <= len(group) < 6 for group in walk.groups)
         distinct += len(set(walk.sums)) > 1
     assert distinct > 30, "the sums of most runs differ"
+
+
+@dataclass
+class TwoRuns(Walk):
+    """A second run of the same server, which another recipe has other sites in."""
+
+    comers: Sites = TEN
+
+    def second(self, rules: RoundRules, comers: Sites, groups: Groups) -> TwoRuns:
+        return TwoRuns(rules, self.random, groups=groups, sums=self.sums, comers=comers)
+
+    def _event(self) -> Event:
+        event = super()._event()
+        if not isinstance(event, Tick):
+            return event
+        there = self.comers & event.enrolled
+        return replace(event, enrolled=there, trainers=there & event.trainers)
+
+
+def two_runs(seed: int, fewest: tuple[int, int], *, one_group: bool) -> TwoRuns:
+    """A run of {a, …, f} and one of {a, b, c, g, h, i}, or of larger groups and half of all sites."""
+    first = TwoRuns(rules(fewest[0], 1.0, holders=True, seed=seed), Random(seed), comers=frozenset("abcdef"))  # noqa: S311
+    first.go(900)
+    again = replace(rules(fewest[1], 1.0, holders=True, seed=seed), grouping=Grouping("again", seed, fewest[1]))
+    second = first.second(again, frozenset("abcghij"), first.groups if one_group else ())
+    second.go(900)
+    return second
+
+
+@pytest.mark.parametrize("fewest", [(3, 3), (3, 4), (4, 3)])
+def test_nothing_computed_of_all_sums_of_two_runs_is_about_fewer_sites_than_a_group(fewest: tuple[int, int]) -> None:
+    both = 0
+    for seed in range(30):
+        walked = two_runs(seed, fewest, one_group=True)
+        assert min(walked.atoms(), default=3) >= 3
+        both += bool(members(walked.groups) & set("ghij"))
+    assert both > 20, "the second run has sums of its own"
+
+
+def test_with_groups_of_each_run_s_own_sums_of_two_runs_tell_of_single_sites() -> None:
+    assert {min(two_runs(seed, (3, 3), one_group=False).atoms()) for seed in range(30)} >= {1, 2}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])

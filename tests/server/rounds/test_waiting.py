@@ -152,7 +152,7 @@ def test_sites_that_have_reported_without_their_group_count_for_nothing_yet() ->
     lost = replace(tick(trainers="abd", enrolled="abcd"), groups=known)
     idle = waiting(what, Idle(2), lost, lambda: {"c": "away"}, disk_full=False)
     assert idle is not None
-    assert idle.text.endswith("missing: c (away); d waits for 2 more new sites: sums are over groups of 3")
+    assert idle.text.endswith("sites regroup a`); d waits for 2 more new sites: sums are over groups of 3")
     there = replace(tick(trainers="abcde", enrolled="abcde"), groups=known)
     phase = replace(collecting(), cohort=frozenset("abc"), reported=frozenset("ab"), groups=known, fewest=3, quorum=3)
     found = waiting(what, phase, there, dict, disk_full=False)
