@@ -30,7 +30,7 @@ from protofed.common.protocol.sum_messages import (
 )
 from protofed.common.secure_sums import keys
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.groups import Group, Groups, alone
+from protofed.common.secure_sums.groups import Group, Groups, alone, in_order
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
 from protofed.server.rounds.sum_record import vector_of
@@ -393,6 +393,26 @@ def test_who_was_summed_alone_may_be_in_any_group_and_in_it_alone_then(tmp_path:
     elsewhere = Sites(tmp_path, replace(PLAIN, run="another"), (("ann", "bob", "dan"), ("cleo",)))
     assert elsewhere.answer("dan", TaskKind.SHARE)
     assert elsewhere.group("dan") == ("ann", "bob", "dan")
+
+
+def test_sums_of_four_runs_tell_who_holds_what_if_sites_forget_their_group_and_not_otherwise(tmp_path: Path) -> None:
+    """Holders are the same in all runs: from counts over all threes of four sites, each site's own follow."""
+    threes: list[Group] = [tuple(site for site in SITES if site != lost) for lost in SITES]
+
+    def run_of(number: int) -> Sites:
+        lost = SITES[number]
+        sites = Sites(tmp_path, replace(CONTEXT, run=f"run-{number}"), in_order([threes[number], [lost]]))
+        return sites.until(TaskKind.MASK, {TaskKind.SHARE: lost})
+
+    counts = [run_of(0).server.counts()]
+    for number in range(1, 4):
+        assert refusal(partial(run_of, number)) == "other-group"
+        for site in SITES:
+            forget_group(tmp_path / site / FOLDER)
+        counts.append(run_of(number).server.counts())
+    members = np.array([[site in three for site in SITES] for three in threes], dtype=np.float64)
+    told = np.linalg.solve(members, np.array(counts, dtype=np.float64))
+    assert told.round().astype(int).tolist() == list(HELD.values())
 
 
 def test_what_a_person_can_do_is_said_where_a_group_is_refused(tmp_path: Path) -> None:

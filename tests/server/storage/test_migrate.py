@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -170,3 +171,23 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="a database of its own"):
         open_ledger(f"sqlite:///{path}")
     assert dump(path) == before
+
+
+def test_a_ledger_of_0_2_0_has_no_groups_and_keeps_those_that_are_formed(tmp_path: Path) -> None:
+    kept = Path(__file__).parents[2] / "golden" / "v0_2_0" / "server" / "ledger.sql"
+    path = tmp_path / "ledger.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(kept.read_text(encoding="utf-8"))
+    ledger = Ledger(f"sqlite:///{path}")
+    assert ledger.groups() == ()
+    ledger.keep_groups((("a", "b", "c"), ("d",)))
+    ledger.keep_groups((("a", "b", "d"),))
+    assert ledger.groups() == (("a", "b", "c"),), "nobody is in two, and who is alone is in none"
+    ledger.dissolve(("a", "b", "c"))
+    between = time.time()
+    ledger.keep_groups((("a", "b", "d"),))
+    assert (ledger.groups(), ledger.groups(between)) == ((("a", "b", "d"),), ())
+    ledger.close()
+    again = Ledger(f"sqlite:///{path}")
+    assert again.groups() == (("a", "b", "d"),)
+    again.close()
