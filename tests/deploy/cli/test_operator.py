@@ -247,6 +247,7 @@ def test_sites_are_listed_kept_out_and_let_in_again(protofed: Terminal) -> None:
     assert "is no id" in protofed.refuses(78, "sites", "exclude", "Site 5")
     for order in ("exclude", "admit", "forget"):
         assert "did you mean 'site-5'?" in protofed.refuses(78, "sites", order, "sit-5")
+    assert "no secure sum was opened yet" in protofed.refuses(78, "sites", "regroup", "site-5", "--yes")
     assert protofed.says("sites", "forget", "site-5") == "site-5: forgotten\n"
     protofed.says("sites", "exclude", "site-6", "--reason", "[wrong]")
     assert protofed.says("sites", "forget", "site-6") == "site-6: forgotten, and its exclusion with it ([wrong])\n"
