@@ -103,7 +103,7 @@ def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
 
     monkeypatch.setattr("protofed.client.agent.agent.fit", fails)
     with simulation(recipe) as plain:
-        expected, groups = states(plain), plain.ledger.groups(recipe.name)
+        expected, groups = states(plain), plain.ledger.groups()
         aside, simulated = set_aside(plain), scored(plain)
     first, second = groups
     assert {len(first), len(second)} == {3, 4}
@@ -113,7 +113,7 @@ def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
     with ExitStack() as resources:
         running = masked(recipe, tmp_path, resources)
         assert states(running) == expected
-        assert running.ledger.groups(recipe.name) == groups
+        assert running.ledger.groups() == groups
         assert set_aside(running) <= aside  # who comes when nothing is waited for any more is late
         assert scored(running) == simulated
         assert "mask" in kinds(running)

@@ -79,8 +79,8 @@ def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
             of_sum = tuple(group for group in grouping.begun(groups, phase.roster) if phase.roster.issuperset(group))
             return replace(phase, groups=of_sum, survivors=whole(of_sum, phase.survivors))
         case Evaluating():
-            of_sum = phase.awaited | phase.reported if phase.summed else phase.then
-            return replace(phase, groups=grouping.begun(groups, of_sum))
+            asked = phase.awaited | phase.reported if phase.summed else phase.then
+            return replace(phase, groups=grouping.begun(groups, asked))
         case _:
             return phase
 
