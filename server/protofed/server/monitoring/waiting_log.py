@@ -48,7 +48,7 @@ class WaitingLog:
 
     def _blocked(self) -> tuple[str, Waiting] | None:
         current = self._runs.current
-        if current is None or isinstance(current.phase, phases.Collecting | phases.Evaluating):
+        if current is None or isinstance(current.phase, phases.Collecting | phases.Summing | phases.Evaluating):
             return None  # a round is open: its sites need not be looked at twice a second
         if (waiting := current.waiting(self._certificates)) is None:
             return None
