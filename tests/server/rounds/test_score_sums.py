@@ -224,6 +224,19 @@ def test_evaluators_report_first_and_trainers_report_none_by_themselves() -> Non
     assert run.ledger.scores("test") == {2: {"eva": {"global.accuracy": 0.5}}}
 
 
+@pytest.mark.parametrize("ledger", [Ledger, MemoryLedger])
+def test_an_evaluator_that_is_late_is_not_asked_again_by_a_restarted_server(ledger: type[Ledger]) -> None:
+    run = Scored(ledger(), evaluator="eva")
+    run.lab.later(run.lab.recipe.federation.score_deadline_s, alive=(*SITES, "eva"))
+    run.answer_scores(SITES)
+    assert run.asked() == dict.fromkeys(SITES, TaskKind.SHARE)
+    assert run.lab.asked("eva") is None
+    run.lab.restart()
+    assert run.lab.asked("eva") is None
+    run.scores_until(None)
+    assert run.sums() == {NAME: FOUND}
+
+
 def test_a_restart_between_evaluators_and_trainers_asks_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Scored(evaluator="eva")
 

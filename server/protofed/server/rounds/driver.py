@@ -43,6 +43,7 @@ from protofed.server.rounds.scoring import Scoring
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.rounds.sum_steps import SumSteps
+from protofed.server.rounds.summing import STEPS
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -337,7 +338,8 @@ class Driver:
         log.info("run resumed", run=self._run, round=last.round)
         self._context.presence.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
-        self.invitations.take_up(tasks)
+        summing_scores = [task for task in tasks if task.kind in STEPS and task.subject is Subject.SCORES]
+        self.invitations.take_up(summing_scores or tasks)  # a sum of scores waits for no evaluator
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self._recipe.federation.required_sites)
         due = self._rules.summed and self._rules.owns_due(last.round)
