@@ -32,6 +32,8 @@ OPTIONS = [
 PAGE = 50  # attempts in one call
 VERIFICATION_S = 3600.0  # deadlines: the server computes a state again,
 DOWNLOAD_S = 600.0  # or makes a run record, or checks a large state
+# CANCELLED is how a server that stops ends its calls.
+_UNANSWERED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _ERRORS: dict[grpc.StatusCode, type[ProtofedError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: ConfigError,
     grpc.StatusCode.ALREADY_EXISTS: ConfigError,
@@ -195,7 +197,7 @@ class Operator:
                 return call(request, timeout=timeout)
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
-            if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            if code in _UNANSWERED:
                 raise UnavailableError(f"no answer from the server at {self._address}; {_remedy(text)}") from error
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
