@@ -247,7 +247,8 @@ def _check_receipts(records: LedgerReader, run: str, site: Path) -> int:
         # Of a secure sum, the receipt is that of the masked numbers, which were asked for by a later task.
         rows = [row for row in records.updates(run, task.round, task.attempt) if row.task.site == task.site]
         known = {(row.digest, row.receipt().record_hash) for row in rows if row.verdict is Verdict.ACCEPTED}
-        assert (receipt["digest"], receipt["record_hash"]) in known, f"N1: the ledger lost the update of {path}"
+        assert known, f"N1: the ledger lost the update of {path}"
+        assert (receipt["digest"], receipt["record_hash"]) in known, f"N1: {path} says otherwise"
     return len(paths)
 
 
