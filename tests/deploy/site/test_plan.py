@@ -406,10 +406,7 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
     }
     assert plan.sight.whole[0].startswith("A sum is over 3 sites or more.")
     assert "It sees how many examples all sites of a sum have together." in plan.sight.whole
-    assert (
-        "This site is in the same sums as 2 others or more, its group, for the whole run (sum_group)."
-        in plan.sight.whole
-    )
+    assert "This site is in the same sums as 2 others or more, its group, in all runs (sum_group)." in plan.sight.whole
     alone = site_plan(small_recipe("fedavg", federation={**SECURE, "sum_group": 1}))
     assert "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)." in alone.sight.whole
     federation = {**SECURE, "min_contributors": 3}

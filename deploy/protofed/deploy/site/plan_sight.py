@@ -99,7 +99,7 @@ def _whole(recipe: Recipe, form: SumForm) -> Iterator[str]:
     if form.weighting == "examples":
         yield "It sees how many examples all sites of a sum have together."
     if (group := recipe.federation.sum_group) > 1:
-        yield f"This site is in the same sums as {group - 1} others or more, its group, for the whole run (sum_group)."
+        yield f"This site is in the same sums as {group - 1} others or more, its group, in all runs (sum_group)."
     else:
         yield "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)."
     yield (

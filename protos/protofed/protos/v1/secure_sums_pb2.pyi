@@ -169,7 +169,7 @@ class SumRoster(_message.Message):
 
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___SumGroup]:
-        """of the same sites, sorted; a site's own is the same in all sums of a run"""
+        """of the same sites, sorted; a site's own is the same in all sums of all runs"""
 
     def __init__(
         self,
