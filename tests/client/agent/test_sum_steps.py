@@ -129,6 +129,14 @@ def test_the_server_gets_the_sum_and_no_update(tmp_path: Path) -> None:
         assert daemon.refused == []
 
 
+def test_nothing_of_a_sum_s_secrets_stays_once_the_server_has_all(tmp_path: Path) -> None:
+    round_ = Round(tmp_path).until(TaskKind.REVEAL)
+    folders = [tmp_path / name for name in round_.daemons]
+    assert all(list(folder.rglob("*-update.json")) for folder in folders)
+    round_.until(None)
+    assert [path for folder in folders for path in folder.rglob("*-update.json")] == []
+
+
 @pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, Subject.UPDATE, "", ""))])  # type: ignore[arg-type]
 def test_a_killed_daemon_sends_the_same_bytes(tmp_path: Path, step: TaskKind, monkeypatch: pytest.MonkeyPatch) -> None:
     round_ = Round(tmp_path).until(TaskKind.SHARE if step is TaskKind.FIT else step)

@@ -339,6 +339,7 @@ class Agent:
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
         self._task_guard.settled(task)
+        self._sums.settled(task)
         if task.kind is TaskKind.FIT and not (
             receipt.verdict in COUNTED and is_summed(self._site, self._prepared(task))
         ):

@@ -42,7 +42,7 @@ ATTACKS = (
 )  # fmt: skip
 SUM_CODES = (
     *ATTACKS, "bad-keys", "bad-shares", "bad-signature", "bad-vector", "false-shares", "no-count", "other-form",
-    "other-numbers", "beyond-the-limit", "too-few-sites", "too-few-shares", "out-of-order", "attempt-over",
+    "other-numbers", "no-number", "too-few-sites", "too-few-shares", "out-of-order", "attempt-over",
 )  # fmt: skip
 OTHER_CODE = "other"  # of a code that this list does not have: labels are a closed set
 Values: TypeAlias = Mapping[tuple[str, ...], float]

@@ -104,14 +104,18 @@ class SumSteps:
             session = replace(session, scores=score_sums.summable(names, scores))
             membership.sessions.save(session)
             reach("sum-begun")
-            log.info("own scores leave in a sum", run=task.run, round=task.round, **self._scores_in(run, session))
+            more = self._scores_in(run, session)
+            log.info("own scores leave in a sum", run=task.run, round=task.round, **more)
             return self._released(session)
 
     def vector(self, run: PreparedRun, update: Update, base: Payload) -> ReleasedVector:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
         with _refusals():
             layout = SumLayout.of(form_of(run.method, run.recipe.method.name), describe(update.payload), base)
-            layout.check_limit(update, run.recipe.federation.sum_limit)
+            limit = run.recipe.federation.sum_limit
+            if clipped := layout.clipped(update, limit):  # said here alone: the server must not know whose numbers
+                why = f"above federation.sum_limit = {limit:g}, as in {clipped[0]}: training diverges, or it is too low"
+                log.warning("numbers leave clipped in a sum", run=run.recipe.name, why=why)
             return self._site.policy.release_sum(update, layout, run.gate_context())
 
     def step(self, run: PreparedRun, task: Task) -> Released:
@@ -147,6 +151,12 @@ class SumSteps:
             for task, _ in self._site.store.unsettled(run):
                 if task.attempt and member.sessions.is_over(run, task.round, task.attempt, Subject.UPDATE):
                     self._site.store.settle(task, Receipt(Verdict.STALE, "its sum is over", Digest(""), ""))
+
+    def settled(self, task: Task) -> None:
+        """Wipe a sum's secrets once the server has all that it gets: with them its records give an update."""
+        if (member := self._site.membership) is not None and task.kind is TaskKind.REVEAL and task.subject is not None:
+            with _kept_if_unreadable(task.run):
+                member.sessions.wipe_one(task.run, task.round, task.attempt, task.subject)
 
     def over(self, run: str) -> None:
         """Wipe the secrets of a run that is over, or that the site has left."""

@@ -141,6 +141,10 @@ class Sessions:
             if not (later and found.attempt >= attempt):
                 self._wipe(run, found)
 
+    def wipe_one(self, run: str, round: int, attempt: int, subject: Subject) -> None:
+        """Wipe one sum: its server has all that it is given."""
+        self._wipe(run, _Sum(round, attempt, subject))
+
     def wipe(self, run: str) -> None:
         """Wipe all sums of a run: it is over, or the site has left it."""
         for found in self._all(run):

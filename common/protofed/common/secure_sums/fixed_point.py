@@ -40,21 +40,21 @@ class FixedPoint:
             )
 
     def encoded(self, numbers: Array) -> Array:
-        """Floats of any shape as uint64 of that shape.
+        """Floats of any shape as uint64 of that shape, clipped to the limit.
+
+        Who refused a number beyond it would tell the server, which chooses the limit, one bit of one site.
 
         Raises:
-            SecureSumError: a number is not finite, or beyond the limit.
+            SecureSumError: a number is none.
         """
         wide = np.asarray(numbers, dtype=np.float64)
-        largest = max(-float(np.min(wide, initial=0.0)), float(np.max(wide, initial=0.0)))  # NaN, if there is one
-        if not largest <= self.limit:
-            raise SecureSumError(
-                "beyond-the-limit", f"a number of {largest:g} cannot be summed: expected at most {self.limit:g}"
-            )
+        if math.isnan(float(np.min(wide, initial=0.0))):
+            raise SecureSumError("no-number", "a sum takes numbers alone, and one is none")
         flat, words, scaled = wide.reshape(-1), np.empty(wide.size, dtype=np.int64), np.empty(_BLOCK)
         for begin in range(0, len(flat), _BLOCK):
             piece = flat[begin : begin + _BLOCK]
-            block = np.multiply(piece, 2.0**self.bits, out=scaled[: len(piece)])  # exact
+            block = np.clip(piece, -self.limit, self.limit, out=scaled[: len(piece)])
+            np.multiply(block, 2.0**self.bits, out=block)  # exact
             words[begin : begin + _BLOCK] = np.rint(block, out=block)
         return words.view(np.uint64).reshape(wide.shape)
 

@@ -190,26 +190,26 @@ class SumLayout:
                     np.multiply(by_class, _tensor(update, key, term.shape[1:]), out=term, dtype=np.float64)
         return vector
 
-    def check_limit(self, update: Update, limit: float) -> None:
-        """Check that no number of an update is beyond what the recipe lets into a sum.
+    def clipped(self, update: Update, limit: float) -> list[str]:
+        """The keys of sums into which an update's numbers go clipped to the limit.
 
         Raises:
-            SecureSumError: as `numbers`, or one is, or is none.
+            SecureSumError: as `numbers`, or a number is none.
         """
+        keys = []
         for key, term in self.named(self.numbers(update)).items():
-            largest = max(-float(np.min(term, initial=0.0)), float(np.max(term, initial=0.0)))  # NaN, if there is one
-            if not largest <= limit:
-                raise SecureSumError(
-                    "beyond-the-limit",
-                    f"{key} has a number of {largest:g}, expected at most {limit:g} (federation.sum_limit): training "
-                    "diverges (try a smaller plan.lr), or the limit is too low for this model",
-                )
+            largest = max(-float(np.min(term, initial=0.0)), float(np.max(term, initial=0.0)))
+            if math.isnan(largest):
+                raise SecureSumError("no-number", f"{key} is no number: training diverges; try a smaller plan.lr")
+            if largest > limit:
+                keys.append(key)
+        return keys
 
     def words(self, update: Update, fixed_point: FixedPoint, kept: Array | None = None) -> Array:
         """`numbers` as words of the ring, [N] uint64.
 
         Raises:
-            SecureSumError: as `numbers`, or a number is beyond what the recipe lets into a sum.
+            SecureSumError: as `numbers`, or a number is none.
         """
         return fixed_point.encoded(self.numbers(update, kept))
 
