@@ -16,9 +16,8 @@ from tests.support.processes import Processes
 from protofed.client.sums.sessions import FOLDER
 from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.deploy import shipped
-from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.rows import RoundRow
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -137,7 +136,7 @@ def test_row_76_a_server_killed_around_every_step_asks_the_same_again(
     hospitals: MakeProcesses, undisturbed: Undisturbed
 ) -> None:
     here = hospitals(RECIPES["fednh"]())
-    places = [*(place for _ in STEPS for place in ("sum-step-closed", "sum-step-asked")), "sum-opened"]
+    places = [*(place for _ in SUM_STEPS for place in ("sum-step-closed", "sum-step-asked")), "sum-opened"]
     places += ["state-stored", "round-published"]
     started(here, {"server": f"{places[0]}=kill"})
     for place in [*places[1:], ""]:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind, Verdict
 from protofed.common.protocol.refusal import DeniedBecause
 from protofed.server.verdicts import RejectionCode
 
@@ -80,17 +80,7 @@ DENIED = Metric(
     "Refused calls by certificates that were revoked, or by sites that the operator has excluded; the log has one line "
     "for each of these.",
 )
-# The steps of a secure sum, in their order. FIT brings the keys: it fails only where too few sites have them.
-SUM_STEPS = (
-    TaskKind.FIT,
-    TaskKind.SHARE,
-    TaskKind.HOLDERS,
-    TaskKind.AGREE_HOLDERS,
-    TaskKind.REVEAL_HOLDERS,
-    TaskKind.MASK,
-    TaskKind.AGREE,
-    TaskKind.REVEAL,
-)
+COUNTED_STEPS = (TaskKind.FIT, *SUM_STEPS)  # FIT brings the keys: it fails only where too few sites have them
 SUM_STEP = Metric(
     "protofed_sum_step",
     "gauge",
@@ -254,7 +244,7 @@ class ServerMetrics:
         self._sum_seconds = SUM_SECONDS.histogram(self.registry, PHASE_SECONDS)
         self._sum_dropouts = SUM_DROPOUTS.counter(self.registry)
         self._sums_abandoned = SUMS_ABANDONED.counter(self.registry)
-        for step in SUM_STEPS:
+        for step in COUNTED_STEPS:
             for failure in SumFailure:
                 self._sums_abandoned.labels(step.value, failure.value)
             if step is not TaskKind.FIT:

@@ -17,11 +17,10 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part
 from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import Receipt, Task, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, Receipt, Task, TaskKind
 from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.statistics import Spread
-from protofed.server.rounds.summing import STEPS
 
 READ = Recipe.model_validate(SECURE)
 NAMES = score_sums.names_of(ScoreNames(READ.classes, READ.evaluation.switched_on))
@@ -94,7 +93,7 @@ def test_a_score_that_two_sites_give_is_in_no_sum(tmp_path: Path) -> None:
     assert round_.opened() == {}
 
 
-@pytest.mark.parametrize("step", [TaskKind.SCORE_SUM, *STEPS])
+@pytest.mark.parametrize("step", [TaskKind.SCORE_SUM, *SUM_STEPS])
 def test_a_killed_daemon_sends_the_same_bytes_and_scores_once(
     tmp_path: Path, step: TaskKind, monkeypatch: pytest.MonkeyPatch, taken: list[str]
 ) -> None:

@@ -6,13 +6,12 @@ import pytest
 from tests.server.conftest import Lab
 from tests.server.rounds.test_secure_rounds import SITES, Secure
 
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.shares import Share
-from protofed.server.metrics import SUM_STEPS, ServerMetrics, SumFailure
+from protofed.server.metrics import COUNTED_STEPS, ServerMetrics, SumFailure
 from protofed.server.monitoring import collector
 from protofed.server.rounds import phases
 from protofed.server.rounds.phase_metrics import count
-from protofed.server.rounds.summing import STEPS
 
 DROPOUTS, ABANDONED = "protofed_sum_dropouts_total", "protofed_sums_abandoned_total"
 
@@ -35,8 +34,8 @@ def test_every_series_is_there_before_anything_has_happened_and_no_other_comes()
         return sum(sample.name == name for family in metrics.registry.collect() for sample in family.samples)
 
     metrics = ServerMetrics()
-    assert (series(DROPOUTS), series(ABANDONED)) == (len(STEPS), len(SUM_STEPS) * len(SumFailure))
-    assert {*SUM_STEPS} == {TaskKind.FIT, *STEPS}
+    assert (series(DROPOUTS), series(ABANDONED)) == (len(SUM_STEPS), len(COUNTED_STEPS) * len(SumFailure))
+    assert {*COUNTED_STEPS} == {TaskKind.FIT, *SUM_STEPS}
 
 
 def test_each_step_of_a_round_has_its_duration_and_nobody_drops_out(run: Secure) -> None:

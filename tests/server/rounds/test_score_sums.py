@@ -15,7 +15,7 @@ from tests.support.sum_sites import SumSite
 from protofed.common.errors import FailureReason
 from protofed.common.payload import SiteId
 from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import Activity, Progress, Role, TaskKind, Verdict
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.shares import Share
 from protofed.common.statistics import Spread
@@ -25,13 +25,12 @@ from protofed.server.operator.run_record import run_record
 from protofed.server.rounds import phases
 from protofed.server.rounds.best_round import best_kept
 from protofed.server.rounds.secure_sums import score_names
-from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 
 OWN = {"ann": 0.25, "bob": 0.5, "cyd": 0.5, "dan": 0.75, "eli": 1.0}
 NAME = "personal.accuracy"
-ALL = [TaskKind.SCORE_SUM, *STEPS]
+ALL = [TaskKind.SCORE_SUM, *SUM_STEPS]
 FOUND = Spread(0.6, pytest.approx(0.2549510), None, 5)  # type: ignore[arg-type]
 
 
@@ -155,7 +154,7 @@ def test_a_site_that_declines_ends_nothing_for_the_others() -> None:
     assert not run.lab.phase.failed
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SUM_STEPS)
 def test_a_site_that_drops_out_ends_no_round(step: TaskKind) -> None:
     run = Scored()
     run.scores_until(step)

@@ -15,7 +15,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import Activity, Receipt, Task, TaskKind, Verdict
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Task, TaskKind, Verdict
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.shares import Share
@@ -25,7 +25,6 @@ from protofed.server.rounds import phases
 from protofed.server.rounds.intake import Commit
 from protofed.server.rounds.resume import method_of
 from protofed.server.rounds.secure_sums import layout_of, next_state
-from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
@@ -82,7 +81,7 @@ class Secure:
     @property
     def steps(self) -> list[TaskKind]:
         """Those of a round, FIT first."""
-        return [TaskKind.FIT, *(kind for kind in STEPS if METHODS[self.method] or "holders" not in kind)]
+        return [TaskKind.FIT, *(kind for kind in SUM_STEPS if METHODS[self.method] or "holders" not in kind)]
 
     def answer(self, sites: Iterable[SiteId], task: Task | None = None) -> None:
         for site in sites:
@@ -153,7 +152,7 @@ def test_the_sum_says_other_than_one_site_alone(run: Secure) -> None:
     assert digest(run.state_of(SITES)) == run.published() != digest(run.state_of(SITES[1:]))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SUM_STEPS)
 def test_a_site_that_drops_out_at_a_step_ends_nothing_but_where_a_class_could_be_left_alone(
     run: Secure, step: TaskKind
 ) -> None:
@@ -179,7 +178,7 @@ def test_a_site_that_drops_out_at_a_step_ends_nothing_but_where_a_class_could_be
     assert run.ledger.rounds("test")[1].complete is (in_sum == SITES)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SUM_STEPS)
 def test_with_fewer_than_t_sites_the_attempt_is_abandoned(run: Secure, step: TaskKind) -> None:
     if step not in run.steps:
         pytest.skip("no such step without class rows")
@@ -193,7 +192,7 @@ def test_with_fewer_than_t_sites_the_attempt_is_abandoned(run: Secure, step: Tas
     assert run.ledger.state("test", 1) is None
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SUM_STEPS)
 def test_a_restart_at_any_step_sends_the_same_and_gives_the_same_state(run: Secure, step: TaskKind) -> None:
     if step not in run.steps:
         pytest.skip("no such step without class rows")
@@ -210,7 +209,7 @@ def test_a_restart_at_any_step_sends_the_same_and_gives_the_same_state(run: Secu
     assert run.published() == digest(run.state_of(SITES))
 
 
-@pytest.mark.parametrize("step", [TaskKind.FIT, *STEPS])
+@pytest.mark.parametrize("step", [TaskKind.FIT, *SUM_STEPS])
 def test_a_process_that_dies_before_it_asks_for_the_next_step_asks_for_it_after_a_restart(
     run: Secure, step: TaskKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +232,7 @@ def test_a_process_that_dies_before_it_asks_for_the_next_step_asks_for_it_after_
     assert run.published() == digest(run.state_of(SITES))
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", SUM_STEPS)
 def test_two_different_uploads_for_a_step_are_equivocation(run: Secure, step: TaskKind) -> None:
     if step not in run.steps:
         pytest.skip("no such step without class rows")

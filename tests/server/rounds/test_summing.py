@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import MOST, threshold
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import (
@@ -35,7 +35,6 @@ from protofed.server.rounds.phases import (
     Tick,
 )
 from protofed.server.rounds.state_machine import RoundRules, advance
-from protofed.server.rounds.summing import STEPS
 
 FIVE = frozenset("abcde")
 STEP_S = 60.0
@@ -109,7 +108,7 @@ def test_steps_follow_each_other_and_end_with_the_aggregation(holders: bool) -> 
     while isinstance(current, Summing):
         seen.append(current.step)
         current, effects = reported(current, "abcde", what)
-    assert seen == [step for step in STEPS if holders or "holders" not in step]
+    assert seen == [step for step in SUM_STEPS if holders or "holders" not in step]
     assert current == Aggregating(1, 1, FIVE, 3)
     assert effects == [Aggregate(current, complete=True)]
 
@@ -192,7 +191,7 @@ class Walk:
         assert before.reported <= before.cohort <= before.roster
         match effect:
             case AskStep(phase):
-                assert STEPS.index(phase.step) > STEPS.index(before.step), "no step is asked for twice"
+                assert SUM_STEPS.index(phase.step) > SUM_STEPS.index(before.step), "no step is asked for twice"
                 assert phase.cohort <= before.cohort & self.came, "nobody comes back into a sum"
                 assert len(phase.cohort) >= threshold(len(phase.roster))
                 if phase.step is TaskKind.AGREE_HOLDERS:
@@ -230,7 +229,7 @@ def test_whatever_happens_only_those_are_summed_that_stayed(
         if not isinstance(walk.phase, Summing):
             break
         walk.step(event, seconds)
-    for _ in STEPS:  # nobody answers any more
+    for _ in SUM_STEPS:  # nobody answers any more
         if isinstance(walk.phase, Summing):
             walk.step(tick(0.0), STEP_S)
     assert not isinstance(walk.phase, Summing)

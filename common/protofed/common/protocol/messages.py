@@ -53,6 +53,15 @@ class TaskKind(StrEnum):
 
 
 SCORINGS = frozenset({TaskKind.SCORE, TaskKind.SCORE_SUM})  # what a site takes scores for
+SUM_STEPS = (  # of a secure sum that has begun, in their order
+    TaskKind.SHARE,
+    TaskKind.HOLDERS,
+    TaskKind.AGREE_HOLDERS,
+    TaskKind.REVEAL_HOLDERS,
+    TaskKind.MASK,
+    TaskKind.AGREE,
+    TaskKind.REVEAL,
+)
 
 
 @dataclass(frozen=True)

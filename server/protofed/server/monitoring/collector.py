@@ -22,7 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import PROTOCOL_VERSION, Activity, TaskKind
+from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
@@ -34,7 +34,6 @@ from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.summing import STEPS
 from protofed.server.rounds.waiting import Waiting, WaitReason
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
@@ -125,7 +124,7 @@ def _run_now(sources: CollectorSources) -> Families:
 def _sum_step(recipe: Recipe, phase: phases.Phase) -> Families:
     if recipe.federation.secure:
         step = phase.step if isinstance(phase, phases.Summing) else ""
-        yield _one_hot(metrics.SUM_STEP, recipe.name, step, STEPS)
+        yield _one_hot(metrics.SUM_STEP, recipe.name, step, SUM_STEPS)
 
 
 def _waiting(run: str, waiting: Waiting | None) -> Family:

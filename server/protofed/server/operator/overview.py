@@ -6,9 +6,8 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from protofed.common.protocol.messages import SCORINGS, TaskKind
+from protofed.common.protocol.messages import SCORINGS, SUM_STEPS, TaskKind
 from protofed.common.statistics import Spread, spreads
-from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
 
@@ -95,6 +94,6 @@ def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
         return "evaluating" if any(kind in SCORINGS for kind in asked) and not last.scored else "waiting"
     if last.abandoned is not None:
         return f"abandoned: {last.abandoned}"
-    if step := next((step for step in reversed(STEPS) if step in asked), None):
+    if step := next((step for step in reversed(SUM_STEPS) if step in asked), None):
         return f"summing: {step}"
     return "collecting" if last.round else "making the model"

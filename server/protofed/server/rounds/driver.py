@@ -24,7 +24,7 @@ from protofed.common.errors import (
     StateError,
 )
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import Role, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
@@ -43,7 +43,6 @@ from protofed.server.rounds.scoring import Scoring
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
 from protofed.server.rounds.sum_steps import SumSteps
-from protofed.server.rounds.summing import STEPS
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -338,7 +337,7 @@ class Driver:
         log.info("run resumed", run=self._run, round=last.round)
         self._context.presence.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
-        summing_scores = [task for task in tasks if task.kind in STEPS and task.subject is Subject.SCORES]
+        summing_scores = [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.SCORES]
         self.invitations.take_up(summing_scores or tasks)  # a sum of scores waits for no evaluator
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self._recipe.federation.required_sites)

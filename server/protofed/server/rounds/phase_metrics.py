@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.server.metrics import ServerMetrics, SumFailure
 from protofed.server.rounds import phases, summing
@@ -68,7 +68,7 @@ def _gives_no_scores(before: Summing, event: Event, after: Phase) -> bool:
     goes_on, stopped = isinstance(after, Summing), isinstance(event, phases.Stop | phases.Broken)
     if before.subject is not Subject.SCORES or goes_on or stopped:
         return False
-    revealed = before.reported | _arrived(before.cohort, event) if before.step is summing.STEPS[-1] else phases.NOBODY
+    revealed = before.reported | _arrived(before.cohort, event) if before.step is SUM_STEPS[-1] else phases.NOBODY
     return isinstance(event, phases.Insufficient) or len(revealed) < before.threshold
 
 

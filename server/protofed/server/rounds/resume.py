@@ -9,13 +9,12 @@ from typing import Any, Final
 from protofed.common.config.recipe import Federation, NamedOptions, Recipe, parse_json
 from protofed.common.config.tables import MAX_NUMBER
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
-from protofed.server.rounds.summing import STEPS
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
 
 FORMER_DEFAULTS = {"outlier_factor": 100.0}  # of [federation] in 0.2.0; ledgers hold recipes with their defaults
@@ -50,7 +49,7 @@ def resumed(
         return Aggregating(last.round, last.attempt, frozenset())
     if last.abandoned is not None:
         return Idle(last.round, tries)
-    if steps := [task for task in tasks if task.kind in STEPS and task.subject is Subject.UPDATE]:
+    if steps := [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.UPDATE]:
         asked = [task for task in tasks if task.asks_for_update]
         return _summing(last, steps, len(asked), now, tries, required, holders=holders)
     collecting = Collecting(
@@ -88,11 +87,11 @@ def grouped(phase: Phase, groups: Groups, grouping: Grouping) -> Phase:
 def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Sites) -> Phase | None:
     """Where the scoring of a published model goes on; None: nobody was asked for scores yet."""
     scorings, keyed = ([task for task in tasks if task.kind is kind] for kind in (TaskKind.SCORE, TaskKind.SCORE_SUM))
-    steps = [task for task in tasks if task.kind in STEPS and task.subject is Subject.SCORES]
+    steps = [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.SCORES]
     if last.scored:
         return Evaluating(last.round, NOBODY, now)
     if steps:
-        roster = frozenset(task.site for task in steps if task.kind is STEPS[0])
+        roster = frozenset(task.site for task in steps if task.kind is SUM_STEPS[0])
         return _summing_of(last, steps, Subject.SCORES, len(roster), FEWEST, now, holders=True)
     if keyed:
         awaited, reported = frozenset(task.site for task in keyed if task.is_open), _sites(keyed, "reported")
@@ -120,15 +119,15 @@ def _summing_of(
     last: RoundRow, steps: Sequence[TaskRow], subject: Subject, size: int, quorum: int, now: float, *, holders: bool
 ) -> Summing:
     """The newest step of a sum; those before it are over, for they are closed as it is opened."""
-    by_kind = {kind: [task for task in steps if task.kind is kind] for kind in STEPS}
-    step = [kind for kind in STEPS if by_kind[kind]][-1]
+    by_kind = {kind: [task for task in steps if task.kind is kind] for kind in SUM_STEPS}
+    step = [kind for kind in SUM_STEPS if by_kind[kind]][-1]
     newest = by_kind[step]
     return Summing(
         last.round,
         last.attempt,
         subject,
         step,
-        _sites(by_kind[STEPS[0]]),
+        _sites(by_kind[SUM_STEPS[0]]),
         _sites(newest),
         size,
         quorum,

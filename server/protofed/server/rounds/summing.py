@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from protofed.common.errors import FailureReason
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import whole
 from protofed.server.rounds.grouping import Grouping
@@ -34,15 +34,6 @@ from protofed.server.rounds.phases import (
     Tick,
 )
 
-STEPS: Final = (
-    TaskKind.SHARE,
-    TaskKind.HOLDERS,
-    TaskKind.AGREE_HOLDERS,
-    TaskKind.REVEAL_HOLDERS,
-    TaskKind.MASK,
-    TaskKind.AGREE,
-    TaskKind.REVEAL,
-)
 OF_HOLDERS: Final = frozenset({TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS})
 _REFUSED: Final = (
     "; a site refuses sites whose identity has changed, and a group other than the one it is in: its log says which "
@@ -89,7 +80,7 @@ def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -
         phase.round,
         phase.attempt,
         Subject.UPDATE,
-        STEPS[0],
+        SUM_STEPS[0],
         roster,
         roster,
         min(phase.size, len(phase.cohort)),
@@ -107,7 +98,7 @@ def begun_scores(phase: Evaluating, now: float) -> Summing | None:
     roster = whole(phase.groups, phase.reported)
     if len(roster) < FEWEST:
         return None
-    at = phase.round, phase.attempt, Subject.SCORES, STEPS[0]
+    at = phase.round, phase.attempt, Subject.SCORES, SUM_STEPS[0]
     groups = tuple(group for group in phase.groups if roster.issuperset(group))
     return Summing(*at, roster, roster, size=len(roster), quorum=FEWEST, holders=True, opened=now, groups=groups)
 
@@ -183,9 +174,9 @@ def _is_enough(phase: Summing, sites: Sites) -> bool:
 
 
 def _next(phase: Summing, now: float) -> Summing | Summed:
-    if phase.step is STEPS[-1]:
+    if phase.step is SUM_STEPS[-1]:
         return Summed(phase)
-    following = STEPS[STEPS.index(phase.step) + 1]
+    following = SUM_STEPS[SUM_STEPS.index(phase.step) + 1]
     if following is TaskKind.HOLDERS and not phase.holders:
         following = TaskKind.MASK
     there = counted(phase, phase.reported)
