@@ -126,11 +126,9 @@ def train(story: Story) -> None:
     story.say("round 2 is over; site-2 is killed")
     docker("kill", story.compose.containers()["site-2"]["Id"])
     story.compose("rm", "--force", "site-2")  # its volumes stay, and in them its part of a sum that is open
-    waiting = story.shown()["info"]["round"]
     story.compose("up", "-d", "--no-build", "site-2")
     story.until_healthy(story.compose, "site-2")
-    expect(story.shown()["info"]["round"] <= waiting + 1, "no round of a part of the group is summed")
-    story.say("rounds wait for site-2, as its group is summed together; its container is made anew, and healthy")
+    story.say("site-2's container is made anew, and healthy")
     story.until_round(story.shown()["info"]["round"] + 2)
     story.compose("restart", "server")
     story.say(f"the server is restarted in round {story.shown()['info']['round']}")
@@ -139,10 +137,13 @@ def train(story: Story) -> None:
     info = story.shown()["info"]
     expect((info["status"], info["round"]) == ("completed", info["rounds"]), f"all rounds were completed: {info}")
     sys.stdout.write(story.operator("runs", "show", "wing"))
-    tasks = [one for row in story.shown()["rounds"] for one in row["sites"] if one["kind"] == "mask"]
-    summed = {one["site"] for one in tasks if one["task_status"] == "reported"}
-    expect(summed == set(SITES), f"the sums are of the four sites that began, {NORTH} waits for two more: {summed}")
-    story.say("the run is completed, each round a sum of all four sites")
+    for row in story.shown()["rounds"]:
+        if row["round"] and row["outcome"] in ("published", "degraded"):
+            summed = {one["site"] for one in row["sites"] if one["kind"] == "mask" and one["task_status"] == "reported"}
+            expect(summed == set(SITES), f"round {row['round']} is the sum of the whole group: {summed}")
+    story.say(
+        f"the run is completed, each round a sum of all four sites: it waited for site-2, and {NORTH} for two more"
+    )
 
 
 def join(story: Story) -> None:
