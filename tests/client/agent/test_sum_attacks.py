@@ -157,8 +157,9 @@ def test_models_alone_are_compared_between_sites(round_: Round, capfd: pytest.Ca
 def test_a_site_does_not_tell_by_declining_that_its_numbers_are_beyond_a_limit_of_the_server_s_choice(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    small = {**SECURE, "federation": {**SECURE["federation"], "sum_limit": 1e-6}}
-    ann, base = Daemon(tmp_path, "ann", small), codec.encode(BASE)
+    small = {**SECURE, "federation": {**SECURE["federation"], "sum_limit": 1.0}}
+    far = {part: {name: array + 2 for name, array in tensors.items()} for part, tensors in BASE.items()}
+    ann, base = Daemon(tmp_path, "ann", small), codec.encode(far)
     at = Round.__new__(Round)
     at.server = Round(tmp_path / "others").server
     assert ann.work(at.task(TaskKind.FIT, base), base) is not None

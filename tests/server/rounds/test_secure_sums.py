@@ -32,6 +32,7 @@ def federation(**keys: Any) -> Federation:
         ({"outlier_factor": 10.0}, "outlier_factor"),
         ({"sum_bits": 42}, "at most 64"),
         ({"sum_limit": 1e6}, "at most 64"),
+        ({"sum_limit": 0.5}, "greater than or equal to 1|at least 1"),
         ({"secure": False, "sum_bits": 30}, "sum_bits is for"),
         ({"secure": False, "sum_limit": 10.0}, "sum_limit is for"),
         ({"secure": False, "sum_group": 1}, "sum_group is for"),

@@ -129,7 +129,7 @@ class Federation(StrictModel):
         5.0  # between a daemon's heartbeats; it takes 1 s at least
     )
     secure: bool = False  # the server gets one sum in place of the updates
-    sum_limit: Annotated[float, Field(gt=0)] = 65536.0  # numbers are clipped to this magnitude in a sum
+    sum_limit: Annotated[float, Field(ge=1)] = 65536.0  # numbers are clipped to this in a sum; of a site's weight: 1
     sum_bits: Annotated[int, Field(ge=1, le=62)] = 40  # bits of the fraction of such a number
     sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
     sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of a group, summed together or not; 1: any
