@@ -169,6 +169,7 @@ def watch(story: Story) -> None:
     The server sees no update in a sum to refuse it, so the sites let single ones leave for this run.
     """
     story.policy.write_text((DEPLOY / "policies" / "open.toml").read_text("utf-8"), "utf-8")  # in place: it is mounted
+    story.operator("sites", "exclude", NORTH)  # its policy is its own, and lets no single update leave
     story.operator("runs", "start", "/recipes/engine-narrow.toml")
     wait_for("the second run's end", lambda: story.shown("narrow")["info"]["ended_at"], RUN_S)
     expect(story.shown("narrow")["info"]["status"] == "failed", "a run that lets in no update fails")
