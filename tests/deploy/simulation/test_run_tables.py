@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
 
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.simulation.run_tables import scores_table
+from protofed.common.statistics import Spread
+from protofed.deploy.simulation.run_tables import progress_table, scores_table
+from protofed.server.operator.overview import Overview
 
 RecipeOf = Callable[..., Recipe]
 
@@ -16,3 +23,41 @@ def test_a_table_says_if_own_models_were_scored_on_a_sample(recipe_of: RecipeOf)
         " Own models: on a stratified sample, at most 2,000, of it."
     )
     assert "sample" not in str(scores_table([whole], {}, "scores").caption)
+
+
+def test_a_score_that_is_not_there_is_a_dash(recipe_of: RecipeOf) -> None:
+    """Of the first round, before any was sent; and the worst site of a secure sum."""
+    recipe, summed = recipe_of("fedavg"), Spread(0.912, 0.034, None, 3)
+    begun = Overview(
+        run=recipe.name,
+        began=True,
+        round=1,
+        phase="training 0/3",
+        invited=3,
+        reported=0,
+        received=0,
+        sent=0,
+        seconds=1.0,
+        scores={},
+        scored_round=0,
+        degraded=0,
+        attempts=1,
+        abandoned=0,
+        rolled_back=0,
+        ended=False,
+        failed=False,
+    )
+    shown = printed(progress_table([recipe], {recipe.name: begun}, "runs"))
+    assert "0/3" in shown
+    assert shown.count("–") == 3
+    view = replace(begun, scores={"personal.pm_v": summed})
+    table = printed(scores_table([recipe], {recipe.name: view}, "scores"))
+    assert "91.2 ± 3.4" in table
+    assert table.count("–") == 5
+
+
+def printed(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()

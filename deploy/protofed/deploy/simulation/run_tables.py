@@ -168,7 +168,6 @@ def status(phase: Phase, rounds: int) -> tuple[int, str]:
 
 
 def _percent(value: Spread | None, *fields: str) -> str:
-    numbers = [getattr(value, field) for field in fields]
-    return (
-        "–" if None in numbers else " ± ".join(f"{100 * number:.1f}" for number in numbers)
-    )  # a sum has no worst site
+    numbers = [getattr(value, field, None) for field in fields]
+    found = [f"{100 * number:.1f}" for number in numbers if number is not None]
+    return " ± ".join(found) if len(found) == len(fields) else "–"  # not scored yet; or of a sum, without a worst site
