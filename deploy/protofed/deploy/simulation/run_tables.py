@@ -143,7 +143,7 @@ def simulate_with_progress(
         console.print(f"{view.run}: {view.phase}", markup=False, highlight=False, soft_wrap=True)
     if best is not None:
         console.print(best_sentence(BestSnapshot(**best)), markup=False, highlight=False, soft_wrap=True)
-    if policy is None:
+    if policy is None and not recipe.federation.secure:
         console.print(RELEASES_ALL, style="dim", highlight=False)
     for line in sentences(warnings):
         console.print(Text(line, "bold yellow"))
