@@ -354,3 +354,29 @@ def test_a_run_of_smaller_groups_than_the_policy_asks_for_is_declined(
     upload = daemon.work(Task(TaskKind.FIT, "run", 1, "fit", *at), base)
     assert (upload is None) is declined
     assert ("sum_group" in "".join(daemon.refused)) is declined
+
+
+def test_a_daemon_killed_after_its_numbers_were_taken_counts_them_in_its_own_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = Round(tmp_path).until(TaskKind.MASK)
+    ann, blob = round_.daemons["ann"], round_.server.blob(TaskKind.MASK, "ann")
+    push = ann.made.link.push
+
+    def kill(task: Task, released: Released) -> Receipt:
+        receipt = push(task, released)
+        if task.kind is TaskKind.MASK:
+            raise KeyboardInterrupt
+        return receipt
+
+    monkeypatch.setattr(ann.made.link, "push", kill)
+    ann.killed()
+    with pytest.raises(KeyboardInterrupt):
+        ann.work(round_.task(TaskKind.MASK, blob), blob)
+    monkeypatch.undo()
+    ann.made.link.tasks.clear()
+    round_.server.take(TaskKind.MASK, "ann", ann.uploads[-1][1].data)
+    ann.killed()
+    round_.until(None)
+    assert ann.made.store.newest_counted("run") == 1
+    assert ann.made.store.unsettled("run") == []

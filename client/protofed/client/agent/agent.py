@@ -42,7 +42,6 @@ from protofed.common.errors import (
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.protocol.messages import Activity, Assignment, Finished, Progress, Task, TaskKind, Verdict, Wait
-from protofed.common.secure_sums.context import Subject
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -315,8 +314,7 @@ class Agent:
     def _sum_step(self, task: Task) -> None:
         run = self._prepared(task)
         released = self._passed(task, lambda: self._sums.step(run, task))
-        numbers = task.kind is TaskKind.MASK and task.subject is Subject.UPDATE
-        self._push(task, released, self._sums.staged(task)[0] if numbers else None)
+        self._push(task, released, self._sums.settles(task))
 
     def _release(self, task: Task, update: Update) -> Released:
         """Pass the update through the site's policy: the last function before the link."""
@@ -339,7 +337,6 @@ class Agent:
         why = {"reason": receipt.reason} if receipt.reason else {}
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
         self._task_guard.settled(task)
-        self._sums.settled(task)
         if task.kind is TaskKind.FIT and not (
             receipt.verdict in COUNTED and is_summed(self._site, self._prepared(task))
         ):
@@ -348,6 +345,7 @@ class Agent:
             self._site.store.settle(settles, receipt)
             reach("settled")
             self._scorer.clear()
+        self._sums.settled(task)  # last: what is staged for a sum that is over is dropped
         if receipt.verdict is Verdict.INVALID:
             # The same training gives the same update: without a refusal of ours the server would ask again until the
             # deadline, and a simulation, whose clock stands still, for ever.

@@ -143,6 +143,13 @@ class SumSteps:
         text = f"no update waits here for the sum of round {task.round}, attempt {task.attempt}"
         raise TaskFailedError(FailureReason.REFUSED, text)
 
+    def settles(self, task: Task) -> Task | None:
+        """The fit that a step's receipt settles: that of its numbers, or, if a kill lost it, that of the last step."""
+        if task.kind not in (TaskKind.MASK, TaskKind.REVEAL) or task.subject is not Subject.UPDATE:
+            return None
+        fits = (fitted for fitted, _ in self._site.store.unsettled(task.run))
+        return next((fit for fit in fits if (fit.round, fit.attempt) == (task.round, task.attempt)), None)
+
     def drop_over(self, run: str) -> None:
         """Remove what is staged for sums that are over: the server opened its round again, without this site."""
         if (member := self._site.membership) is None:
