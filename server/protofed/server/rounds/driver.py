@@ -30,7 +30,7 @@ from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
-from protofed.server.rounds.best_round import Standstill, check_best_by, judged
+from protofed.server.rounds.best_round import check_best_by
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
@@ -81,11 +81,9 @@ class Driver:
         self._broken: Exception | None = None
         self._published: Published | None = None
         self._ended_with: Digest | None = None  # the last state of a run that had ended before
-        self._standstill: Standstill | None = None
         self._disk_full = False  # the last round could not be opened for that
         self.paused = False
         self.phase = self._restore()
-        self._look_back()
         self._republished = isinstance(self.phase, phases.Aggregating)
         self._warnings = WarningLog(context.ledger, self._run, self._scores)
 
@@ -169,7 +167,7 @@ class Driver:
             reason = "is no longer kept (see keep_rounds)" if to in states else "does not exist"
             rounds = ", ".join(map(str, sorted(kept))) or "none yet"
             raise ConfigError(f"the state of round {to} {reason}; expected one of {rounds}")
-        if early := self._rules.early_end(to, self._standstill_of(to)):
+        if early := self._rules.early_end(to, self._scoring.standstill_of(to)):
             raise ConfigError(f"from round {to} the run would end again at once: {early}; go back to that round")
         published = self._publisher.restore(states[to])  # before the ledger: a damaged state must not become current
         try:
@@ -181,9 +179,8 @@ class Driver:
         self.invitations.clear()
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
-        self._scores.forget()
+        self._scoring.forget()
         self._warnings.roll_back()
-        self._look_back()
         log.warning("run rolled back", run=self._run, round=to)
         self._context.notify(None)
 
@@ -225,7 +222,6 @@ class Driver:
             if phases.is_scoring(before) and not phases.is_scoring(self.phase):
                 self.invitations.clear()  # later scores are dropped, and no restart waits for them again
                 self._scoring.close(before)
-                self._look_back()
             try:
                 for effect in effects:
                     self._perform(effect)
@@ -363,20 +359,9 @@ class Driver:
             trainers,
             evaluators,
             paused=self.paused,
-            standstill=self._standstill,
+            standstill=self._scoring.standstill,
             groups=self._groups,
         )
-
-    def _look_back(self) -> None:
-        """Read how long no round was better; at every change of the scores, since every tick carries it."""
-        self._standstill = self._standstill_of(None)
-
-    def _standstill_of(self, until: int | None) -> Standstill | None:
-        rules = self._recipe.federation
-        if rules.patience is None:
-            return None
-        rounds = judged(lambda name: self._scores.ranking(name).means, rules.best_by, until)
-        return None if rounds is None else rounds.standstill(rules.min_improvement)
 
     def _next_attempt(self) -> int:
         """Number for the round that would open now. Attempts that were rolled back keep theirs, so rows stay unique."""

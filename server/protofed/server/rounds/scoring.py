@@ -1,4 +1,4 @@
-"""Who is asked for scores, and what becomes of them when a round's are all there, or late: for one run."""
+"""Who is asked for scores, what becomes of them when a round's are all there, or late, and how long none was better."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from protofed.common.secure_sums.groups import Groups, whole
 from protofed.common.statistics import Spread, spreads
 from protofed.server.metrics import SumFailure
 from protofed.server.rounds import phases
+from protofed.server.rounds.best_round import Standstill, judged
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.secure_sums import score_names
@@ -32,6 +33,9 @@ class Scoring:
 
     Args:
         sums: None: sites report their own scores one by one. A simulation under secure sums has them summed here.
+
+    Attributes:
+        standstill: how long no round was better; read at every change of the scores, since every tick carries it.
     """
 
     def __init__(
@@ -43,6 +47,20 @@ class Scoring:
         self._metrics = context.metrics
         self._trained, self._since = phases.NOBODY, 1  # sites with updates of the rounds up to this one
         self._asks_all = context.simulated  # sites that are never drawn score what they have installed
+        self.standstill = self.standstill_of(None)
+
+    def standstill_of(self, until: int | None) -> Standstill | None:
+        """How long no round was better; rounds after `until` are left out. None: as of `phases.Tick`."""
+        rules = self._rules.federation
+        if rules.patience is None:
+            return None
+        rounds = judged(lambda name: self._memory.ranking(name).means, rules.best_by, until)
+        return None if rounds is None else rounds.standstill(rules.min_improvement)
+
+    def forget(self) -> None:
+        """Read the ledger again: rounds were rolled back."""
+        self._memory.forget()
+        self.standstill = self.standstill_of(None)
 
     def askable(self, trainers: phases.Sites, groups: Groups, round: int) -> phases.Sites:
         """Of these, those whose own scores can be had: the policy of a site that has trained in no round refuses.
@@ -82,6 +100,7 @@ class Scoring:
             log.info("round scored", run=self._run, round=phase.round, sites=sites, scores=means)
         else:  # answered, or not in time: no number of sites is claimed
             log.info("no score of this round was sent", run=self._run, round=phase.round)
+        self.standstill = self.standstill_of(None)
 
     def _sum(self, phase: phases.Evaluating | phases.Summing) -> None:
         """Record what the sum of the sites' own scores says; without it the round has none, and goes on."""

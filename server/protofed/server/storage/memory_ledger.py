@@ -17,6 +17,7 @@ from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Group, Groups, in_order
 from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Chain, Ledger
+from protofed.server.storage.memory_certificates import MemoryCertificates
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
@@ -31,7 +32,7 @@ class MemoryLedger(Ledger):
     def __init__(self) -> None:
         self._roles: dict[SiteId, list[str]] = {}
         self._excluded: dict[SiteId, str] = {}
-        self._certificates: dict[str, CertificateRow] = {}  # by fingerprint
+        self._certificates = MemoryCertificates()
         self._interventions: list[InterventionRow] = []
         self._runs: dict[str, RunRow] = {}
         self._rounds: defaultdict[str, dict[tuple[int, int], RoundRow]] = defaultdict(dict)  # by run; round, attempt
@@ -75,28 +76,19 @@ class MemoryLedger(Ledger):
     # Certificates and operators
 
     def certificates(self) -> list[CertificateRow]:
-        return list(self._certificates.values())
+        return self._certificates.rows()
 
     def revoked(self) -> dict[SiteId, tuple[float, str]]:
-        of_sites = [row for row in self._certificates.values() if row.party == "site"]
-        valid = {row.name for row in of_sites if row.revoked_at is None}
-        gone = [(row.revoked_at, row) for row in of_sites if row.revoked_at is not None and row.name not in valid]
-        return {row.name: (at, row.reason or "") for at, row in sorted(gone, key=lambda pair: pair[0])}
+        return self._certificates.revoked()
 
     def register(self, row: CertificateRow) -> None:
-        if row.fingerprint in self._certificates:
-            raise contradiction(f"certificate {row.fingerprint}")
-        self._certificates[row.fingerprint] = row
+        self._certificates.register(row)
 
     def grant(self, row: CertificateRow) -> None:
-        self._renew_certificate(row, roles=row.roles)
+        self._certificates.renew(row, roles=row.roles)
 
     def revoke(self, row: CertificateRow) -> None:
-        self._renew_certificate(row, revoked_at=row.revoked_at, reason=row.reason)
-
-    def _renew_certificate(self, row: CertificateRow, **values: Any) -> None:
-        if (known := self._certificates.get(row.fingerprint)) is not None:
-            self._certificates[row.fingerprint] = replace(known, **values)
+        self._certificates.renew(row, revoked_at=row.revoked_at, reason=row.reason)
 
     def interventions(self) -> list[InterventionRow]:
         return list(self._interventions)
@@ -352,7 +344,7 @@ class MemoryLedger(Ledger):
 
     def sealed(self) -> set[str]:
         accepted = {row.receipt().record_hash for rows in self._updates.values() for row in rows if _counted(row)}
-        revoked = {row.fingerprint for row in self._certificates.values() if row.revoked_at is not None}
+        revoked = {row.fingerprint for row in self.certificates() if row.revoked_at is not None}
         return {*accepted, *revoked, *(row.state for row in self._all_rounds() if row.state is not None)}
 
     def named(self) -> set[Digest]:
