@@ -42,7 +42,7 @@ from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.scoring import Scoring
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import RoundRules, advance
-from protofed.server.rounds.sum_steps import SumSteps
+from protofed.server.rounds.sum_steps import SumRounds
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -72,7 +72,7 @@ class Driver:
         self._aggregation = Aggregation(recipe, self._publisher, guarded, self._scores.ranking, self._aggregation_ended)
         self.invitations = Invitations(self._run, context)
         summed = recipe.federation.secure and not context.simulated
-        self.sums = SumSteps(recipe, self._method, context, self.invitations) if summed else None
+        self.sums = SumRounds(recipe, self._method, context, self.invitations) if summed else None
         holders = self.sums is not None and self.sums.holders
         self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders)
         self._scoring = Scoring(recipe, context, self._scores, self.sums, self._rules)

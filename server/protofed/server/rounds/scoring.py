@@ -22,7 +22,7 @@ from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.secure_sums import score_names
 from protofed.server.rounds.state_machine import RoundRules
-from protofed.server.rounds.sum_steps import SumSteps
+from protofed.server.rounds.sum_steps import SumRounds
 from protofed.server.storage.rows import one_a_site
 
 log = structlog.get_logger()
@@ -39,7 +39,7 @@ class Scoring:
     """
 
     def __init__(
-        self, recipe: Recipe, context: ServerContext, memory: ScoreMemory, sums: SumSteps | None, rules: RoundRules
+        self, recipe: Recipe, context: ServerContext, memory: ScoreMemory, sums: SumRounds | None, rules: RoundRules
     ) -> None:
         self._rules = rules
         self._run, self._ledger, self._memory, self._sums = recipe.name, context.ledger, memory, sums

@@ -33,7 +33,7 @@ log = structlog.get_logger()
 MOST_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits for the number
 
 
-class SumSteps:
+class SumRounds:
     """The secure sums of one run; all methods but `prepared` are called from the coordinator's thread."""
 
     def __init__(self, recipe: Recipe, method: ServerMethod, context: ServerContext, invitations: Invitations) -> None:
