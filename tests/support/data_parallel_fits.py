@@ -43,7 +43,7 @@ from protofed.server.method import server_methods
 
 ALONE = -1  # a rank that there is not
 EXAMPLES = 11
-METHODS = ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg", "cwfedavg-private", "solo")
+METHODS = ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg", "cwfedavg-private", "ditto", "solo")
 PLANS: dict[str, dict[str, Any]] = {
     "momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks

@@ -32,6 +32,7 @@ from protofed.client.training.losses import (
     inter_class,
     intra_class,
     prototypical_contrast,
+    proximal,
 )
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Update
@@ -74,6 +75,7 @@ __all__ = [
     "mixture",
     "named",
     "prototypical_contrast",
+    "proximal",
     "remembered",
     "stacked",
     "train",

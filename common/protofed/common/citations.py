@@ -26,6 +26,7 @@ PAPERS: Mapping[str, Paper] = {
     "cwfedavg": Paper("cwFedAVG", "Lee and Choi, arXiv 2406.07800v1"),
     "cwfedavg-private": Paper("cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1"),
     "fedavg": Paper("FedAvg", "McMahan et al., AISTATS 2017"),
+    "ditto": Paper("Ditto", "Li et al., ICML 2021"),
     "solo": Paper("training alone"),
 }
 

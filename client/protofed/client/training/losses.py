@@ -6,6 +6,7 @@ GPU would be waited for in every step to learn how many are left.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 import torch
@@ -30,6 +31,17 @@ def distribution_gap(weight: Tensor, frequencies: Tensor) -> Tensor:
     """
     gap: Tensor = torch.linalg.vector_norm(class_shares(weight) - frequencies)
     return gap
+
+
+def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor]) -> Tensor:
+    """Half the squared distance of a model to the one it is drawn to: 1/2 ||w - w^t||^2, whose gradient is w - w^t.
+
+    Args:
+        parameters: what is trained, tensors of any shapes; at least one.
+        anchor: as many, of the same shapes, without gradient.
+    """
+    squares = [(parameter - at).square().sum() for parameter, at in zip(parameters, anchor, strict=True)]
+    return torch.stack(squares).sum() / 2
 
 
 def prototypical_contrast(
