@@ -6,19 +6,18 @@ from dataclasses import dataclass, field
 
 from protofed.common import codec
 from protofed.common.payload import Array, SiteId
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
+from protofed.common.protocol.messages import HOLDERS_STEPS, SUM_STEPS, TaskKind
 from protofed.common.protocol.sum_messages import HoldersMessage, message_of
 from protofed.common.secure_sums.context import SumContext, Vector
 from protofed.common.secure_sums.groups import Groups
 from protofed.common.secure_sums.holders import counted
 from protofed.common.secure_sums.keys import Roster
 from protofed.server.rounds.sum_record import SumRecord
-from protofed.server.rounds.summing import OF_HOLDERS
 
 
 def steps_of(context: SumContext) -> list[TaskKind]:
     """The steps of a sum behind the adverts."""
-    return [step for step in SUM_STEPS if Vector.HOLDERS in context.vectors or step not in OF_HOLDERS]
+    return [step for step in SUM_STEPS if Vector.HOLDERS in context.vectors or step not in HOLDERS_STEPS]
 
 
 @dataclass

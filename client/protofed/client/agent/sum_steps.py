@@ -18,7 +18,7 @@ from protofed.common.errors import FailureReason, SecureSumError, StateError, Ta
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update, describe
 from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import Receipt, Scores, Task, TaskKind, Verdict
+from protofed.common.protocol.messages import HOLDERS_STEPS, SUM_STEPS, Receipt, Scores, Task, TaskKind, Verdict
 from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.fixed_point import FixedPoint
@@ -26,9 +26,7 @@ from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
-_OF_HOLDERS = (TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS)
 _SUBJECTS = {TaskKind.FIT: Subject.UPDATE, TaskKind.SCORE_SUM: Subject.SCORES}  # of a sum, by what begins it
-_STEPS = (*_OF_HOLDERS, TaskKind.SHARE, TaskKind.MASK, TaskKind.AGREE, TaskKind.REVEAL)
 
 
 def is_summed(site: Site, run: PreparedRun) -> bool:
@@ -181,7 +179,7 @@ class SumSteps:
         self, run: PreparedRun, task: Task, session: Session, before: tuple[SiteId, ...] | None
     ) -> tuple[Session, Payload]:
         membership, blob = self._membership(), self._fetch(task)
-        vector = Vector.HOLDERS if task.kind in _OF_HOLDERS else Vector.VALUES
+        vector = Vector.HOLDERS if task.kind in HOLDERS_STEPS else Vector.VALUES
         match task.kind:
             case TaskKind.SHARE:
                 found = membership.sessions.group()
@@ -269,7 +267,7 @@ def _summed(session: Session) -> dict[str, Fact]:
 
 
 def _check_summed(site: Site, run: PreparedRun, task: Task) -> None:
-    if not is_summed(site, run) or task.kind not in (*_STEPS, TaskKind.SCORE_SUM):
+    if not is_summed(site, run) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
         raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.common.clock import utc_now
+from protofed.common.clock import stamp, utc_now
 from protofed.common.codec import digest
 from protofed.common.errors import ConfigError, StateError, WithdrawnError, unknown
 from protofed.common.ids import check_id
@@ -109,7 +109,7 @@ class Approvals:
         offered = digest(assignment.recipe.encode())
         same = recorded is not None and (recorded.digest, recorded.min_cohort) == (offered, assignment.min_cohort)
         if not same and len(assignment.recipe.encode()) <= MOST_RECIPE_BYTES:
-            offer = Offer(assignment.run, assignment.recipe, offered, self._stamp(), assignment.min_cohort)
+            offer = Offer(assignment.run, assignment.recipe, offered, stamp(self._now()), assignment.min_cohort)
             self._write(assignment.run + OFFERED, asdict(offer))
             for oldest in self.offers()[:-MOST_OFFERED]:
                 for suffix in (BY_POLICY, FIRST_TASK, OFFERED):  # what a person decided stays
@@ -138,12 +138,12 @@ class Approvals:
 
     def approve(self, offer: Offer, by: str = "") -> None:
         """Approve the run with this recipe and no other; this replaces an earlier denial."""
-        self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, self._stamp(), by)))
+        self._write(offer.run + APPROVED, asdict(Approval(offer.run, offer.digest, stamp(self._now()), by)))
         (self._folder / (offer.run + DENIED)).unlink(missing_ok=True)
 
     def deny(self, offer: Offer, by: str = "", *, took_part: bool = False) -> None:
         """Take the site out of the run at once, whatever its recipe and its policy; `approve` lifts it."""
-        denial = Approval(offer.run, offer.digest, self._stamp(), by, took_part=took_part)
+        denial = Approval(offer.run, offer.digest, stamp(self._now()), by, took_part=took_part)
         self._write(offer.run + DENIED, asdict(denial))
 
     def approve_by_policy(self, assignment: Assignment, policy: str, policy_digest: str) -> None:
@@ -157,7 +157,7 @@ class Approvals:
         offered, before = digest(assignment.recipe.encode()), self._read(assignment.run, BY_POLICY)
         same = before is not None and (before.digest, before.policy_digest) == (offered, policy_digest)
         if not same and self._read_offer(assignment.run) is not None:
-            now = Approval(assignment.run, offered, self._stamp(), "", policy, policy_digest)
+            now = Approval(assignment.run, offered, stamp(self._now()), "", policy, policy_digest)
             self._write(assignment.run + BY_POLICY, asdict(now))
 
     def end_approval_by_policy(self, run: str) -> None:
@@ -169,7 +169,7 @@ class Approvals:
         """Record when the site accepted its first task of a run, unless that is recorded; StateError if it cannot."""
         if not (self._folder / (check_id("run", assignment.run) + FIRST_TASK)).exists():
             offered = digest(assignment.recipe.encode())
-            self._write(assignment.run + FIRST_TASK, asdict(Approval(assignment.run, offered, self._stamp())))
+            self._write(assignment.run + FIRST_TASK, asdict(Approval(assignment.run, offered, stamp(self._now()))))
 
     def first_task_at(self, run: str) -> str:
         """When the site accepted its first task of a run, UTC, RFC 3339; empty: none that is known."""
@@ -238,6 +238,3 @@ class Approvals:
 
     def _write(self, name: str, record: dict[str, str | int | bool]) -> None:
         files.write(self._folder / name, json.dumps(record).encode())
-
-    def _stamp(self) -> str:
-        return f"{self._now():%Y-%m-%dT%H:%M:%SZ}"

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.common.clock import utc_now
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, SecureSumError, StateError, unknown
 from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
@@ -143,7 +143,7 @@ class Peers:
             for advert in new:
                 self._check(advert)
             if new:
-                at = self._stamp()
+                at = stamp(self._now())
                 met = {advert.site: Peer(fingerprint(advert.identity), at) for advert in new}
                 for site, peer in met.items():
                     self._on_first_use(site, peer)
@@ -157,7 +157,7 @@ class Peers:
         """
         codes.differences(code, "0" * 64)  # refuses what is no code
         plain = code.strip().lower().removeprefix("sha256:").replace(":", "").replace(" ", "")
-        peer = Peer(plain if len(plain.replace("-", "")) == 64 else _grouped(code), self._stamp(), by)
+        peer = Peer(plain if len(plain.replace("-", "")) == 64 else _grouped(code), stamp(self._now()), by)
         with self._alone():
             self._write({**self.pins(), check_id("site", site): peer})
         return peer
@@ -187,9 +187,6 @@ class Peers:
 
     def _write(self, pins: Pins) -> None:
         files.write(self._path, json.dumps({site: asdict(peer) for site, peer in sorted(pins.items())}).encode())
-
-    def _stamp(self) -> str:
-        return f"{self._now():%Y-%m-%dT%H:%M:%SZ}"
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -62,6 +62,7 @@ SUM_STEPS = (  # of a secure sum that has begun, in their order
     TaskKind.AGREE,
     TaskKind.REVEAL,
 )
+HOLDERS_STEPS = frozenset({TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS})  # who has what
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from protofed.common.protocol.messages import SUM_STEPS
 from protofed.deploy.console.site_exits import unrecorded_exits
 from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
 
 NAMED_SITES = 12
 NAMED_ROUNDS = 8
-SUM_STEPS = ("share", "holders", "agree-holders", "reveal-holders", "mask", "agree", "reveal")  # kinds of tasks
 MOST_TOLD = 20  # sentences of one kind: hundreds of sites may have been excluded, or have left
 DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
 HANDS = {

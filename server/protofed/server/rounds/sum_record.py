@@ -13,7 +13,7 @@ from typing import TypeVar
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, Payload, SiteId
-from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.messages import HOLDERS_STEPS, TaskKind
 from protofed.common.protocol.sum_messages import (
     HoldersMessage,
     Message,
@@ -28,7 +28,6 @@ from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.common.secure_sums.keys import KeyAdvert, Roster
 from protofed.common.secure_sums.masking import Masks, Opened, Revealed, opened, unmasked
-from protofed.server.rounds.summing import OF_HOLDERS
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
 M = TypeVar("M", bound=Message)
@@ -53,7 +52,7 @@ def context_of(task: TaskRow, recipe: Digest, *, holders: bool) -> SumContext:
 
 def vector_of(kind: TaskKind) -> Vector:
     """The vector that a step is about; VALUES for those before either."""
-    return Vector.HOLDERS if kind in OF_HOLDERS else Vector.VALUES
+    return Vector.HOLDERS if kind in HOLDERS_STEPS else Vector.VALUES
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ from protofed.server.rounds.phases import (
     Tick,
 )
 
-OF_HOLDERS: Final = frozenset({TaskKind.HOLDERS, TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS})
 _REFUSED: Final = (
     "; a site refuses sites whose identity has changed, and a group other than the one it is in: its log says which "
     "(`protofed client group show`)"
