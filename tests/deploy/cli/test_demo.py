@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from protofed.common.errors import StateError
-from protofed.deploy.cli.demo import CREATED, MARKER, empty_folder
+from protofed.deploy import shipped
+from protofed.deploy.cli.demo import CREATED, MARKER, RECIPES, empty_folder, run_demo
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -96,6 +100,26 @@ def test_a_link_to_a_folder_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "demo")
     with pytest.raises(StateError, match="--keep"):
         empty_folder(tmp_path / "link")
+
+
+def test_a_demo_of_one_round_tells_of_every_run_and_leaves_nothing_running(tmp_path: Path) -> None:
+    """The demo's whole way, in its process, with the shipped recipes cut to their first round."""
+    recipes, folder = tmp_path / "recipes", tmp_path / "demo"
+    recipes.mkdir()
+    for name in RECIPES:
+        text = shipped.recipe_file(name).read_text(encoding="utf-8")
+        (recipes / f"{name}.toml").write_text(re.sub(r"(?m)^rounds = \d+$", "rounds = 1", text), encoding="utf-8")
+    screen = StringIO()
+    run_demo(folder, Console(file=screen, width=120), recipes)
+    out = screen.getvalue()
+    assert left_running(folder) == []
+    views = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    assert [view["run"] for view in views] == list(RECIPES)
+    assert {view["round"] for view in views} == {1}
+    for view in views:
+        assert f"{100 * view['scores']['personal.pm_v']['mean']:.1f}" in out
+    assert "no report.html" not in out
+    assert (folder / "report.html").is_file()
 
 
 @pytest.mark.slow

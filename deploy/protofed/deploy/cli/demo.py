@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from protofed.common.config.recipe import Recipe
+from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.errors import ProtofedError, StateError
 from protofed.common.pki.identity import CERTIFICATE, Party
 from protofed.common.protocol.messages import Role
@@ -43,15 +43,19 @@ class DemoError(ProtofedError):
     """A process of the demo failed or did not start."""
 
 
-def run_demo(folder: Path, console: Console) -> None:
+def run_demo(folder: Path, console: Console, recipes: Path | None = None) -> None:
     """Run the demo's three runs to their end with live progress; no process survives the call.
+
+    Args:
+        recipes: the folder of their recipes; None: the shipped ones.
 
     Raises:
         DemoError: a process failed; its log is named.
     """
     from protofed.deploy.simulation.run_tables import progress_table, scores_json, scores_table
 
-    recipes = [shipped.recipe(name) for name in RECIPES]
+    files = [(recipes or shipped.folder("recipes")) / f"{name}.toml" for name in RECIPES]
+    runs = [read_recipe(file) for file in files]
     empty_folder(folder)
     console.print(
         f"One aggregation server, one evaluator and {len(SITES)} sites, seven processes, each\n"
@@ -64,24 +68,24 @@ def run_demo(folder: Path, console: Console) -> None:
     started_at, views = time.monotonic(), dict[str, Overview | None]()
     with (
         interruption() as check,
-        _processes(folder, check) as processes,
+        _processes(folder, files, check) as processes,
         Live(console=console, refresh_per_second=4) as live,
     ):
         while any(process.poll() is None for process in processes.values()):
             check()
-            views = _read_overviews(folder, recipes)
-            table = progress_table(recipes, views, "protofed demo")
+            views = _read_overviews(folder, runs)
+            table = progress_table(runs, views, "protofed demo")
             table.caption = f"{time.monotonic() - started_at:.0f} s · {_metrics(folder)}Ctrl-C stops everything"
             live.update(table)
             _check_processes(processes, folder)
             time.sleep(0.25)
-        views = _read_overviews(folder, recipes)
-        live.update(progress_table(recipes, views, "protofed demo"))
+        views = _read_overviews(folder, runs)
+        live.update(progress_table(runs, views, "protofed demo"))
     _check_processes(processes, folder)
     done = [view for view in views.values() if view is not None]
     (folder / "scores.json").write_text(json.dumps(scores_json(done), indent=2), encoding="utf-8")
     console.print()
-    console.print(scores_table(recipes, views, "scores after the last round"))
+    console.print(scores_table(runs, views, "scores after the last round"))
     console.print(f"\n{_scores_text(views)}")
     console.print(
         f"\nIn {folder}:\n"
@@ -147,13 +151,14 @@ def _read_overviews(folder: Path, recipes: Sequence[Recipe]) -> dict[str, Overvi
 
 
 @contextmanager
-def _processes(folder: Path, check: Callable[[], None]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+def _processes(
+    folder: Path, recipes: Sequence[Path], check: Callable[[], None]
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Start the server, then the daemons; end all of them on exit, also after an error."""
     running: dict[str, subprocess.Popen[bytes]] = {}
-    recipes = shipped.folder("recipes")
     policy = shipped.folder("policies") / "open.toml"  # the digits are public: no class and no score is withheld
     try:
-        chosen = [f"--recipe={recipes / name}.toml" for name in RECIPES]
+        chosen = [f"--recipe={recipe}" for recipe in recipes]
         with progress("starting the server"):
             _make_identities(folder)
             running[SERVER] = _start(
