@@ -29,19 +29,19 @@ import sys
 from protofed.common import plugins
 sys.modules.update(dict.fromkeys({absent}, None))
 from protofed.{side}.method import {side}_methods
-plugins.allow(["fedprox"])
-assert {side}_methods.build("fedprox", {{"mu": 0.5, "weighting": "uniform"}})
-assert not [name for name in sys.modules if name.startswith("fedprox.") and name != "fedprox.{side}"]
+plugins.allow(["ourprox"])
+assert {side}_methods.build("ourprox", {{"mu": 0.5, "weighting": "uniform"}})
+assert not [name for name in sys.modules if name.startswith("ourprox.") and name != "ourprox.{side}"]
 """
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package `fedprox` as it is written, on the path of processes, with the metadata that pip would install."""
-    files = new_method("fedprox", tmp_path / "own")
+    """A package `ourprox` as it is written, on the path of processes, with the metadata that pip would install."""
+    files = new_method("ourprox", tmp_path / "own")
     root = files[0].parent
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    info = root / "fedprox-0.1.0.dist-info"
+    info = root / "ourprox-0.1.0.dist-info"
     info.mkdir()
     name, version = project["name"], project["version"]
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -57,10 +57,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def fedprox(package: Path) -> Path:
+def ourprox(package: Path) -> Path:
     """The package after its author's work: another client half, whose new option its `__init__` names."""
-    (package / "fedprox" / "client.py").write_text((HERE / "fedprox" / "client.py").read_text(encoding="utf-8"))
-    init = package / "fedprox" / "__init__.py"
+    (package / "ourprox" / "client.py").write_text((HERE / "ourprox" / "client.py").read_text(encoding="utf-8"))
+    init = package / "ourprox" / "__init__.py"
     text = init.read_text(encoding="utf-8")
     assert "client_options=()," in text
     init.write_text(text.replace("client_options=(),", 'client_options=("mu",),'), encoding="utf-8")
@@ -76,7 +76,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 
 def recipe_with(mu: float) -> Recipe:
-    return small_recipe("fedprox", method={"name": "fedprox", "mu": mu})
+    return small_recipe("ourprox", method={"name": "ourprox", "mu": mu})
 
 
 def python(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -98,15 +98,15 @@ def test_the_package_passes_the_conformance_suite_as_it_is_written(package: Path
 
 
 @pytest.mark.timeout(900)  # half a dozen processes that import PyTorch, on a machine with other work
-def test_changed_into_fedprox_it_gives_the_same_bytes_by_simulate_and_over_grpc(
-    fedprox: Path, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_changed_into_ourprox_it_gives_the_same_bytes_by_simulate_and_over_grpc(
+    ourprox: Path, processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_simulate = simulated(processes, tmp_path / "recipe.toml", tmp_path / "simulated")
     policy = tmp_path / "policy.toml"
     shared = (shipped.folder("policies") / "open.toml").read_text(encoding="utf-8")
-    allowing = shared.replace("plugins = []", 'plugins = ["fedprox"]').replace('"fedavg",', '"fedavg", "fedprox",')
+    allowing = shared.replace("plugins = []", 'plugins = ["ourprox"]').replace('"fedavg",', '"fedavg", "ourprox",')
     policy.write_text(allowing, encoding="utf-8")
-    monkeypatch.setenv("PROTOFED_SERVER_PLUGINS", '["fedprox"]')
+    monkeypatch.setenv("PROTOFED_SERVER_PLUGINS", '["ourprox"]')
     processes.server()
     processes.site("evaluator", "--role=evaluator", f"--policy={policy}")
     for number in range(3):
@@ -121,13 +121,13 @@ def test_changed_into_fedprox_it_gives_the_same_bytes_by_simulate_and_over_grpc(
 
 
 @pytest.mark.parametrize(("side", "absent"), [("server", ["torch"]), ("client", ["protofed.server", "sqlalchemy"])])
-def test_each_half_is_found_without_the_other(fedprox: Path, side: str, absent: list[str]) -> None:
+def test_each_half_is_found_without_the_other(ourprox: Path, side: str, absent: list[str]) -> None:
     done = python("-c", NO_IMPORTS.format(side=side, absent=absent))
     assert done.returncode == 0, done.stderr
 
 
-def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(fedprox: Path, tmp_path: Path) -> None:
-    (fedprox / "fedprox" / "__init__.py").write_text("raise SystemExit('imported')\n")
+def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(ourprox: Path, tmp_path: Path) -> None:
+    (ourprox / "ourprox" / "__init__.py").write_text("raise SystemExit('imported')\n")
     Processes.of(tmp_path, recipe_with(mu=0.5))
     done = python(
         *("-m", "protofed.deploy.cli", "server", "start", f"--recipe={tmp_path / 'recipe.toml'}", "--plaintext"),

@@ -33,6 +33,9 @@ FORMS: Sequence[dict[str, Any]] = [
     {"name": "fedprp"},
     {"name": "fedproc"},
     {"name": "fedproc", "weighting": "examples"},
+    {"name": "fedper"},
+    {"name": "fedbabu", "weighting": "examples"},
+    {"name": "fedproto"},
     {"name": "cwfedavg-private"},
     TRUE,
     {**TRUE, "layers": "head"},
@@ -160,7 +163,7 @@ def test_site_and_server_lay_the_vector_out_alike(options: dict[str, Any]) -> No
     assert len(of_site.numbers(one)) == layout.size
 
 
-BY_CLASS = [options for options in FORMS if options["name"] != "fedavg"]
+BY_CLASS = [options for options in FORMS if options["name"] not in ("fedavg", "fedper", "fedbabu")]
 
 
 @pytest.mark.parametrize("options", BY_CLASS, ids=lambda options: " ".join(map(str, options.values())))

@@ -26,6 +26,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks
+from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.limits import unlimited
@@ -43,7 +44,7 @@ from protofed.server.method import server_methods
 
 ALONE = -1  # a rank that there is not
 EXAMPLES = 11
-METHODS = ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg", "cwfedavg-private", "ditto", "solo")
+METHODS = tuple(sorted(client_methods))
 PLANS: dict[str, dict[str, Any]] = {
     "momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks

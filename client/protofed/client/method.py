@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.mixture import mixture
-from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import (
     Loss,
@@ -27,10 +27,12 @@ from protofed.client.training.loop import (
 )
 from protofed.client.training.losses import (
     Distance,
+    balanced_softmax,
     class_shares,
     distribution_gap,
     inter_class,
     intra_class,
+    model_contrast,
     prototypical_contrast,
     proximal,
 )
@@ -62,6 +64,7 @@ __all__ = [
     "Update",
     "Weigher",
     "Weighting",
+    "balanced_softmax",
     "class_means",
     "class_shares",
     "client_methods",
@@ -69,10 +72,12 @@ __all__ = [
     "dump",
     "frequent",
     "frozen",
+    "held",
     "inter_class",
     "intra_class",
     "load",
     "mixture",
+    "model_contrast",
     "named",
     "prototypical_contrast",
     "proximal",

@@ -27,6 +27,13 @@ PAPERS: Mapping[str, Paper] = {
     "cwfedavg-private": Paper("cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1"),
     "fedavg": Paper("FedAvg", "McMahan et al., AISTATS 2017"),
     "ditto": Paper("Ditto", "Li et al., ICML 2021"),
+    "fedprox": Paper("FedProx", "Li et al., MLSys 2020"),
+    "moon": Paper("MOON", "Li et al., CVPR 2021"),
+    "fedper": Paper("FedPer", "Arivazhagan et al., 2019"),
+    "fedrep": Paper("FedRep", "Collins et al., ICML 2021"),
+    "fedbabu": Paper("FedBABU", "Oh et al., ICLR 2022"),
+    "fedrod": Paper("FedROD", "Chen and Chao, ICLR 2022"),
+    "fedproto": Paper("FedProto", "Tan et al., AAAI 2022"),
     "solo": Paper("training alone"),
 }
 

@@ -2,9 +2,9 @@
 
 from protofed.testing.conformance import MethodConformance
 
-class TestFedProx(MethodConformance):
-name = "fedprox"
-recipe_file = Path(__file__).parents[1] / "recipes" / "digits-fedprox.toml"
+class TestMine(MethodConformance):
+name = "mine"
+recipe_file = Path(__file__).parents[1] / "recipes" / "digits-mine.toml"
 """
 
 import pytest

@@ -1,5 +1,7 @@
-"""The client halves; importing this package registers all of them."""
+"""The client halves; importing this package registers all of them: every module in it is imported."""
 
-from protofed.client.methods import cwfedavg, cwfedavg_private, ditto, fedavg, fednh, fedproc, fedprp, solo
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = ["cwfedavg", "cwfedavg_private", "ditto", "fedavg", "fednh", "fedproc", "fedprp", "solo"]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

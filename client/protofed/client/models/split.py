@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from protofed.client.transfer import to_arrays, to_tensors
 from protofed.common.errors import CodecError
@@ -55,3 +58,29 @@ def load(module: nn.Module, tensors: Tensors) -> None:
     to_tensors(tensors, elsewhere)
     for name in state.keys() - elsewhere.keys():
         np.copyto(state[name].numpy(), tensors[name], casting="unsafe")  # as PyTorch casts
+
+
+def held(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
+    """What a module would compute with other numbers: in evaluation mode and without gradients; its own stay.
+
+    In place of a deep copy: several processes that train as one compute this together, as they do the module itself.
+
+    Args:
+        tensors: parameters and buffers of any shapes, of the module's own names and shapes.
+
+    Returns:
+        A function [B, ...] -> [B, D], as the module's.
+    """
+    like = module.state_dict()
+    values = {name: torch.from_numpy(np.array(tensors[name])).to(like[name]) for name in like}
+
+    def compute(images: Tensor) -> Tensor:
+        training = module.training
+        module.eval()
+        try:
+            with torch.no_grad():
+                return cast("Tensor", functional_call(module, values, (images,), strict=True))
+        finally:
+            module.train(training)
+
+    return compute

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
 TINY = 1e-12
@@ -42,6 +42,34 @@ def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor]) -> Tensor:
     """
     squares = [(parameter - at).square().sum() for parameter, at in zip(parameters, anchor, strict=True)]
     return torch.stack(squares).sum() / 2
+
+
+def balanced_softmax(logits: Tensor, labels: Tensor, frequencies: Tensor) -> Tensor:
+    """Cross-entropy of logits + log pi: Ren et al., NeurIPS 2020, eq. (4); logit adjustment (Menon et al.) at tau = 1.
+
+    Training by it makes up for class frequencies, so that the logits themselves treat all classes alike. A class that
+    the site does not have gets the logarithm of 1e-12: it is then no alternative, and nothing is infinite.
+
+    Args:
+        logits: [B, C].
+        labels: [B].
+        frequencies: the site's class frequencies pi, [C]; their scale does not matter. They stay at the site.
+    """
+    return cross_entropy(logits + frequencies.clamp_min(TINY).log().to(logits), labels)
+
+
+def model_contrast(features: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
+    """MOON's l_con, eq. (3): cross-entropy over the cosines to two other models' features of the same images.
+
+    Args:
+        features: z of the model that is trained, [B, D].
+        towards: z_glob, of the global model, [B, D].
+        away: z_prev, of the site's last model, [B, D].
+        temperature: tau.
+    """
+    cosines = torch.stack([cosine_similarity(features, other, dim=1) for other in (towards, away)], dim=1)  # [B, 2]
+    towards_first = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+    return cross_entropy(cosines / temperature, towards_first)
 
 
 def prototypical_contrast(

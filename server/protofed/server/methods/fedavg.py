@@ -22,7 +22,7 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register("fedavg", ditto=("lam", "reference"))
+@server_methods.register("fedavg", ditto=("lam", "reference"), fedprox=("mu",), fedrod=(), moon=("mu", "temperature"))
 @dataclass(frozen=True)
 class FedAvgServer:
     """w <- sum_k p_k w_k over the round's sites."""

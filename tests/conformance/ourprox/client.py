@@ -14,7 +14,7 @@ from protofed.client.method import FitContext, Part, Payload, Personal, Update, 
 
 
 @dataclass(frozen=True)
-class FedproxClient:
+class OurproxClient:
     """SGD on h(w) = F_k(w) + mu/2 ||w - w^t||^2."""
 
     personal: ClassVar[Personal] = "trained"

@@ -1,0 +1,56 @@
+"""FedBABU: Oh et al., ICLR 2022, Algorithm 1 (METHODS §5.7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    SumForm,
+    Update,
+    Weighting,
+    client_methods,
+    dump,
+    frozen,
+    load,
+    train,
+)
+
+
+@client_methods.register("fedbabu")
+@dataclass(frozen=True)
+class FedBABUClient:
+    """The head stays as it was drawn, the same at all sites; the body is trained for it. Sites fine-tune a copy."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
+
+    finetune_epochs: Annotated[int, Field(ge=0)] = 5  # tau_f, of the site's own model; 0: it is the global one
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """Load the global body and the first head."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """ClientBodyUpdate; then the site's own model: the received one, all of it trained for tau_f epochs."""
+        model = local.model
+        self.install(local, received)
+        with frozen(model.head):
+            loss = train(local, lambda x, y: cross_entropy(model(x), y))
+        sent = {Part.BODY: dump(model.body)}
+        self.install(local, received)
+        train(local, lambda x, y: cross_entropy(model(x), y), epochs=self.finetune_epochs)
+        return local.update(sent, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The body."""
+        return SumForm((Part.BODY,), self.weighting)

@@ -1,0 +1,49 @@
+"""FedPer: Arivazhagan et al., 2019 (arXiv 1912.00818), Algorithm 1 (METHODS §5.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    SumForm,
+    Update,
+    Weighting,
+    client_methods,
+    dump,
+    load,
+    train,
+)
+
+
+@client_methods.register("fedper")
+@dataclass(frozen=True)
+class FedPerClient:
+    """Base layers W_B of all sites, a personalisation layer W_P of each: body and head are trained, the body leaves."""
+
+    personal: ClassVar[Personal] = "installed"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
+
+    weighting: Weighting = "uniform"  # gamma_j: 1/K, or n_k/n from sites that disclose n_k
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """The global body and the site's own head; before its first fit, the run's first head."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, local.memory.get(Part.HEAD, received[Part.HEAD]))
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """(W_B, W_P) <- SGD; W_P stays."""
+        self.install(local, received)
+        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        local.memory[Part.HEAD] = dump(local.model.head)
+        return local.update({Part.BODY: dump(local.model.body)}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The body."""
+        return SumForm((Part.BODY,), self.weighting)

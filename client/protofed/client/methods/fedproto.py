@@ -1,0 +1,68 @@
+"""FedProto: Tan et al., AAAI 2022, Algorithm 1, client side (METHODS §5.9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import (
+    ClassRows,
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    PrototypeHead,
+    SumForm,
+    Update,
+    class_means,
+    client_methods,
+    dump,
+    frequent,
+    intra_class,
+    load,
+    named,
+    stacked,
+    train,
+)
+
+
+@client_methods.register("fedproto")
+@dataclass(frozen=True)
+class FedProtoClient:
+    """Sites share class prototypes alone: each trains a model of its own towards the global prototypes."""
+
+    personal: ClassVar[Personal] = "installed"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.PROTOTYPES})
+
+    lam: Annotated[float, Field(ge=0)] = 1.0  # lambda of eq. (7): 0 trains alone
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """The site's own model, before its first fit the run's first one; it predicts the nearest global prototype."""
+        own = local.memory if Part.BODY in local.memory else received
+        load(local.model.body, own[Part.BODY])
+        head = local.model.head = PrototypeHead.around(local.model.head, local.classes, by_own=False)
+        load(head.own, own[Part.HEAD])
+        head.set_prototypes(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """Minimise L_S + lambda L_R, eq. (7); send the class means [D] of the trained body's features, eq. (3)."""
+        self.install(local, received)
+        body, head = local.model.body, PrototypeHead.of(local.model)
+
+        def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
+            drawn = intra_class(z := body(images), labels, head.prototypes, head.known > 0)
+            return cross_entropy(head.own(z), labels) + self.lam * drawn
+
+        loss = train(local, objective)
+        local.memory.update({Part.BODY: dump(body), Part.HEAD: dump(head.own)})
+        means = frequent(local, class_means(local, body), self.min_samples_per_class)
+        return local.update({Part.PROTOTYPES: named(means)}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """Class means."""
+        return SumForm((), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))

@@ -1,0 +1,56 @@
+"""FedRep: Collins et al., ICML 2021, Algorithm 1 (METHODS §5.6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    SumForm,
+    Update,
+    Weighting,
+    client_methods,
+    dump,
+    frozen,
+    load,
+    train,
+)
+
+
+@client_methods.register("fedrep")
+@dataclass(frozen=True)
+class FedRepClient:
+    """A representation phi of all sites, a head h_i of each: h_i is trained for phi first, and then phi for h_i."""
+
+    personal: ClassVar[Personal] = "installed"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
+
+    head_epochs: Annotated[int, Field(ge=1)] = 10  # tau_h; the plan's epochs are the body's, tau_b
+    weighting: Weighting = "uniform"  # of phi_i: 1/K, or n_k/n from sites that disclose n_k
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """The global body and the site's own head; before its first fit, the run's first head."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, local.memory.get(Part.HEAD, received[Part.HEAD]))
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """h_i <- GRD(f_i(h, phi^t)), tau_h times; then phi_i <- GRD(f_i(h_i, phi)), tau_b times, which is sent."""
+        self.install(local, received)
+        model = local.model
+        with frozen(model.body):
+            train(local, lambda x, y: cross_entropy(model(x), y), epochs=self.head_epochs)
+        with frozen(model.head):
+            loss = train(local, lambda x, y: cross_entropy(model(x), y))
+        local.memory[Part.HEAD] = dump(model.head)
+        return local.update({Part.BODY: dump(model.body)}, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """The body."""
+        return SumForm((Part.BODY,), self.weighting)

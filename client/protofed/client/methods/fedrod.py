@@ -1,0 +1,65 @@
+"""FedROD: Chen and Chao, ICLR 2022, Algorithm 1, with linear personal heads (METHODS §5.8)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    SumForm,
+    Update,
+    Weighting,
+    balanced_softmax,
+    client_methods,
+    dump,
+    frozen,
+    load,
+    train,
+)
+
+
+@client_methods.register("fedrod")
+@dataclass(frozen=True)
+class FedRODClient:
+    """A generic head G for all classes alike, which is sent; a head P of the site's own for what it differs by."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+
+    weighting: Weighting = "uniform"  # of body and G: 1/K, or n_k/n from sites that disclose n_k
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """The generic predictor: body and G."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """Body and G by the balanced softmax, eq. (3); then P by the cross-entropy of G f + P f, eq. (6)."""
+        self.install(local, received)
+        body, generic = local.model.body, local.model.head
+        frequencies = local.data.label_frequencies()  # [C]
+        loss = train(local, lambda x, y: balanced_softmax(local.model(x), y, frequencies))
+        sent = {Part.BODY: dump(body), Part.HEAD: dump(generic)}
+        own = deepcopy(generic)
+        load(
+            own,
+            local.memory.get(Part.HEAD) or {name: torch.zeros(a.shape).numpy() for name, a in sent[Part.HEAD].items()},
+        )
+        with frozen(local.model):
+            train(local, lambda x, y: cross_entropy(generic(z := body(x)) + own(z), y), own.parameters())
+        local.memory[Part.HEAD] = dump(own)
+        # Both are linear in the features, so the site's prediction G f + P f is that of one head.
+        load(generic, {name: sent[Part.HEAD][name] + array for name, array in local.memory[Part.HEAD].items()})
+        return local.update(sent, loss=loss)
+
+    def sum_form(self) -> SumForm:
+        """Body and G."""
+        return SumForm((Part.BODY, Part.HEAD), self.weighting)

@@ -1,0 +1,66 @@
+"""One body of all sites: what the servers of FedPer, FedRep and FedBABU do (METHODS §5.5, §5.6, §5.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from protofed.server.method import (
+    ExpectedUpdate,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    SumForm,
+    Sums,
+    Update,
+    Weighting,
+    like,
+    server_methods,
+    weight_of,
+)
+
+
+@server_methods.register(fedper=(), fedrep=("head_epochs",))
+@dataclass(frozen=True)
+class SharedBodyServer:
+    """Body <- sum_k p_k body_k over the round's sites; heads stay at the sites: there is no model of all."""
+
+    global_model: ClassVar[bool] = False
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+
+    def init(self, model: Payload, classes: int) -> Payload:
+        """The model as it was made. Its head is where every site's own begins."""
+        return model
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """The body, and the first head for sites that come new."""
+        return state
+
+    def expects(self, state: Payload) -> ExpectedUpdate:
+        """The body."""
+        return ExpectedUpdate(like(state, Part.BODY), weight=self.weighting == "examples")
+
+    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+        """The (weighted) mean of the sites' bodies."""
+        mean = Mean((Part.BODY,))
+        for update in updates:
+            mean.add(update.payload, weight_of(update, self.weighting))
+        return {**state, **mean.result()}
+
+    def sum_form(self) -> SumForm:
+        """The body."""
+        return SumForm((Part.BODY,), self.weighting)
+
+    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+        """As `aggregate`."""
+        return {**state, **sums.averaged(state)}
+
+
+@server_methods.register(fedbabu=("finetune_epochs",))
+@dataclass(frozen=True)
+class FedBABUServer(SharedBodyServer):
+    """The same; but all sites train their body for the one first head, so that both together are a global model."""
+
+    global_model: ClassVar[bool] = True

@@ -1,0 +1,56 @@
+"""FedBABU: a round by hand, and the site's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from protofed.client.methods.fedavg import FedAvgClient
+from protofed.client.methods.fedbabu import FedBABUClient
+from protofed.client.models.split import SplitModel, dump
+from protofed.client.training.context import FitContext
+from protofed.common.payload import Part, Payload
+from protofed.common.tensors import same_tensors
+from protofed.server.methods.shared_body import FedBABUServer
+
+LocalOf = Callable[..., FitContext]
+Linear = Callable[..., SplitModel]
+
+FIRST: Payload = {
+    Part.BODY: {"0.weight": np.array([[1.0]])},
+    Part.HEAD: {"weight": np.array([[0.5], [0.5]]), "bias": np.array([0.0, 0.0])},
+}
+TILTED: Payload = {**FIRST, Part.HEAD: {"weight": np.array([[3.0], [1.0]]), "bias": np.array([-4.0, 0.0])}}
+
+
+@pytest.fixture
+def local(local_of: LocalOf, linear: Linear) -> FitContext:
+    """One example x = 2 of class 0, one step of lr = .1."""
+    return local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
+
+
+def test_the_body_is_trained_for_the_first_head(local: FitContext) -> None:
+    """Equal logits of the head (3, 1): the gradient of z is -.5 * 3 + .5 * 1 = -1, of the body's weight twice that."""
+    sent = FedBABUClient(finetune_epochs=0).fit(local, TILTED).payload
+    assert sent.keys() == FedBABUClient.sends
+    np.testing.assert_allclose(sent[Part.BODY]["0.weight"], [[1.2]], atol=1e-15)
+
+
+def test_the_own_model_is_the_received_one_wholly_trained(local_of: LocalOf, linear: Linear) -> None:
+    ours, whole = (local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1, epochs=2) for _ in range(2))
+    FedBABUClient(finetune_epochs=2).fit(ours, TILTED)
+    expected = FedAvgClient().fit(whole, TILTED).payload
+    assert same_tensors({Part.BODY: dump(ours.model.body), Part.HEAD: dump(ours.model.head)}, expected)
+
+
+def test_without_fine_tuning_it_is_the_global_model(local: FitContext) -> None:
+    FedBABUClient(finetune_epochs=0).fit(local, TILTED)
+    assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, TILTED)
+
+
+def test_the_global_model_has_the_first_head(local: FitContext) -> None:
+    assert FedBABUServer.global_model
+    state = FedBABUServer().aggregate(FIRST, [FedBABUClient().fit(local, FIRST)])
+    assert same_tensors({Part.HEAD: state[Part.HEAD]}, {Part.HEAD: FIRST[Part.HEAD]})
