@@ -60,6 +60,23 @@ def head_gradient(seen: Seen) -> Scores | None:
     return np.asarray(sent["bias"] - received["bias"], np.float64) if "bias" in sent else None
 
 
+def feature_gradient(seen: Seen) -> Scores | None:
+    """How the biases of the features moved, told by classes through the head that the server knows.
+
+    The gradient of the last layer's biases [D] is the head's transpose times the sum of predicted less true, so far as
+    units are active: least squares give it by class. It needs no head that leaves, only one that came.
+    """
+    weight, body = head(seen.received), seen.sent.get(Part.BODY, {})
+    if weight is None:
+        return None
+    biases = [name for name, array in body.items() if name.endswith("bias") and array.shape == weight.shape[1:]]
+    if not biases:
+        return None
+    last = max(biases)
+    moved = np.asarray(body[last] - seen.received[Part.BODY][last], np.float64)
+    return np.asarray(np.linalg.lstsq(weight.T.astype(np.float64), moved, rcond=None)[0])
+
+
 def head_mixture(seen: Seen) -> Scores | None:
     """Of which received class heads the sent one is made: up to 0.2.0 a site began with its mixture of them."""
     if Part.CLASS_MODELS not in seen.received or Part.HEAD not in seen.sent:
@@ -122,6 +139,7 @@ BY_CLASS: Mapping[str, Attack] = {
 MODEL: Mapping[str, Attack] = {
     "head norms": head_norms,
     "head gradient": head_gradient,
+    "feature gradient": feature_gradient,
     "head mixture": head_mixture,
     "noise prior": noise_prior,
 }

@@ -29,6 +29,7 @@ CASES = (
     Case("digits-fedavg"),
     Case("digits-fedavg", method={"weighting": "examples"}),
     *(Case(recipe, rules) for recipe in ("digits-fednh", "digits-fedprp", "digits-fedproc") for rules in ({}, FEW)),
+    *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod")),
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),

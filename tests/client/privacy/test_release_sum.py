@@ -31,7 +31,7 @@ def policy(**table: Any) -> Policy:
     return Policy(PolicyRules.model_validate(rules))
 
 
-@pytest.mark.parametrize("rule", [{}, {"secure": "rows"}, {"secure": "required"}, {"hide_class_presence": True}])
+@pytest.mark.parametrize("rule", [{}, {"secure": "required"}, {"hide_class_presence": True}])
 def test_rows_leave_in_a_sum_but_those_of_too_few_examples(rule: dict[str, Any]) -> None:
     gate = policy(min_samples_per_class=10, **rule)
     gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}), FORM)
@@ -66,24 +66,29 @@ def test_other_rules_hold_in_a_sum() -> None:
         assert caught.value.rule == rule
 
 
-@pytest.mark.parametrize("secure", ["rows", "required"])
-def test_what_leaves_only_in_a_sum_leaves_in_no_other_way(secure: str) -> None:
-    gate = policy(secure=secure, min_samples_per_class=1)
-    with pytest.raises(PolicyRefusedError, match="secure = "):
-        gate.release(UPDATE, CONTEXT)
-    with pytest.raises(PolicyRefusedError, match="secure = "):
-        gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}))
-    assert gate.release_scores(UPDATE.metrics).scores == {"global.accuracy": 0.5}
+@pytest.mark.parametrize("rule", [{"secure": "required"}, {"hide_class_presence": True}])
+def test_what_leaves_only_in_a_sum_leaves_in_no_other_way(rule: dict[str, Any]) -> None:
+    gate = policy(**rule, min_samples_per_class=1)
+    body = Update("ann", {Part.BODY: {"w": ROW}}, UPDATE.metrics, None)  # tells of classes, too: see `make leakage`
+    for update in (UPDATE, body):
+        with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
+            gate.release(update, CONTEXT)
+        with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
+            gate.admit("fednh", frozenset(update.payload))
+        assert policy(min_samples_per_class=1).release(update, CONTEXT).data
+    own = set() if "secure" in rule else {"loss"}
+    assert gate.release_scores(UPDATE.metrics).scores.keys() == {"global.accuracy"} | own
     first = Update("ann", {Part.BODY: SENT[Part.BODY]}, {}, None)
     assert gate.release_first(first).data
 
 
-def test_rows_alone_let_the_body_leave() -> None:
-    body = Update("ann", {Part.BODY: {"w": ROW}}, UPDATE.metrics, None)
-    assert policy(secure="rows").release(body, CONTEXT).metrics == {"global.accuracy": 0.5}
-    with pytest.raises(PolicyRefusedError):
-        policy(secure="required").release(body, CONTEXT)
-    assert policy().release(body, CONTEXT).metrics == {"global.accuracy": 0.5, "loss": 1.0}
+def test_a_site_that_trains_alone_sends_nothing_that_a_sum_would_hide() -> None:
+    """Of its numbers the policy's `metrics` decide, and its own scores leave in sums alone."""
+    alone = Update("ann", {}, UPDATE.metrics, None)
+    gate = policy(secure="required")
+    gate.admit("fednh", frozenset())
+    assert gate.release(alone, CONTEXT).metrics == {"global.accuracy": 0.5}
+    assert policy().release(alone, CONTEXT).metrics == {"global.accuracy": 0.5, "loss": 1.0}
 
 
 def test_only_the_gate_makes_a_vector_and_only_messages_are_steps() -> None:
@@ -110,7 +115,7 @@ NAMES = ("global.local.accuracy", "loss", "personal.accuracy", "personal.recall.
 OWN = {"loss": 1.0, "personal.accuracy": 0.5, "personal.recall.1": 0.25, "global.accuracy": 0.75}
 
 
-@pytest.mark.parametrize("secure", ["allowed", "rows", "required"])
+@pytest.mark.parametrize("secure", ["allowed", "required"])
 @pytest.mark.parametrize(
     ("table", "leaving"),
     [

@@ -119,8 +119,9 @@ def test_a_class_of_too_few_examples_is_told_to_be_absent() -> None:
 
 
 def test_scalars_of_a_head_leave_though_classes_are_hidden() -> None:
-    payload: Payload = {Part.BODY: {"w": ONES}, Part.HEAD: {"scale": np.array(1, np.float32)}}
+    payload: Payload = {Part.HEAD: {"scale": np.array(1, np.float32)}}
     assert same_tensors(let(payload, hide_class_presence=True), payload)
+    assert refused({**payload, Part.BODY: {"w": ONES}}, KNOWN, hide_class_presence=True).part is Part.BODY
 
 
 def test_a_gate_that_was_not_told_what_it_has_to_know_lets_nothing_pass() -> None:

@@ -313,7 +313,7 @@ def test_what_a_policy_lets_out(look: Look) -> None:
     assert "0 scores, none of the site's own" in strict
     standard = look(policy=shipped.folder("policies") / "standard.toml")["policy"].message
     assert "13 scores, none of the site's own" in standard
-    assert "class rows and own scores in secure sums alone (secure = rows)" in standard
+    assert "all that is trained in secure sums alone (secure = required)" in standard
     open_ = look(policy=shipped.folder("policies") / "open.toml")["policy"].message
     assert "class_distribution_estimate" in open_
     assert "sums alone" not in open_

@@ -108,8 +108,7 @@ def test_pins_that_cannot_be_read_and_a_site_that_came_with_another_identity(tmp
     ("secure", "recipe", "named"),
     [
         ("required", PLAIN, True),
-        ("rows", PLAIN, True),
-        ("rows", HEAD, True),
+        ("required", HEAD, True),
         ("allowed", PLAIN, False),
         ("required", SECURE, False),
     ],

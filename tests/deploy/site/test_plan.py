@@ -210,12 +210,13 @@ def test_a_model_that_the_site_does_not_name_is_never_run(recipe_of: RecipeOf) -
 @pytest.mark.parametrize(
     ("method", "kept"),
     [
-        ("fednh", {"prototypes"}),  # its head is a scalar
-        ("fedavg", {"head"}),
-        ("cwfedavg-private", {"head", "class-presence"}),
+        ("fednh", {"body", "prototypes"}),  # its head is a scalar
+        ("fedavg", {"body", "head"}),
+        ("cwfedavg-private", {"body", "head", "class-presence"}),
+        ("fedper", {"body"}),
     ],
 )
-def test_a_site_that_hides_its_classes_keeps_every_row_a_class(
+def test_a_site_that_hides_its_classes_keeps_what_tells_of_them(
     method: str, kept: set[str], recipe_of: RecipeOf
 ) -> None:
     plan = site_plan(recipe_of(method), policy(method, hide_class_presence=True))
@@ -353,7 +354,10 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str
 def test_the_command_ends_with_77_where_the_policy_refuses(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     policies = shipped.folder("policies")
     assert run(capfd, "digits-fednh")[0] == 0
-    for name, refused in (("open", set()), ("standard", {"prototypes"}), ("strict", {"body", "head", "prototypes"})):
+    for name, refused in (
+        ("open", set()),
+        *((name, {"body", "head", "prototypes"}) for name in ("standard", "strict")),
+    ):
         code, out = run(capfd, "digits-fednh", "--policy", policies / f"{name}.toml", "--json")
         assert code == (77 if refused else 0)
         assert {leaf["part"] for leaf in json.loads(out)["leaves"] if leaf["refused"]} == refused
@@ -422,7 +426,7 @@ def test_a_method_without_a_form_says_why_and_nothing_of_sums() -> None:
     assert {each.summed for each in plan.sight.parts} == {""}
 
 
-@pytest.mark.parametrize("secure", ["allowed", "rows", "required"])
+@pytest.mark.parametrize("secure", ["allowed", "required"])
 def test_a_policy_that_asks_for_secure_sums_lets_a_run_with_them_in_and_no_other(secure: str) -> None:
     site = policy("fednh", secure=secure, hide_class_presence=secure != "allowed")
     summed, without = (site_plan(small_recipe("fednh", federation=each), site) for each in (SECURE, {}))
@@ -432,7 +436,7 @@ def test_a_policy_that_asks_for_secure_sums_lets_a_run_with_them_in_and_no_other
     assert bool(without.refusals) is (secure != "allowed")
     assert "(secure)" in summed.rules[0]
     told = " ".join(without.rules)
-    assert ("Nothing with a row a class leaves" in told, "is not hidden" in told) == (
+    assert ("leaves only in a secure sum" in told, "is not hidden" in told) == (
         secure != "allowed",
         secure == "allowed",
     )

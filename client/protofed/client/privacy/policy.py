@@ -152,7 +152,7 @@ class Policy:
         if method not in self.rules.methods:
             allowed = ", ".join(sorted(self.rules.methods))
             raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
-        if form is None and self.rules.secure == "required":
+        if form is None and sends and self.rules.secure == "required":
             text = (
                 "this site's policy lets updates leave only in a secure sum (secure = required), and the run has none"
             )
@@ -181,7 +181,7 @@ class Policy:
     def admit_head(self, head: Tensors, classes: int) -> None:
         """Check the model of a run whose method sends the head outside of sums.
 
-        Under `hide_class_presence`, and unless `secure` allows it, the head has no row a class.
+        Under `hide_class_presence` the head has no row a class.
 
         Args:
             head: tensors of any values, of which the method may send all.
@@ -203,7 +203,7 @@ class Policy:
         Raises:
             PolicyRefusedError: naming the rule; nothing of the update has left.
         """
-        if self.rules.secure == "required":
+        if self.rules.secure == "required" and update.payload:
             raise PolicyRefusedError("secure", "an update leaves only in a secure sum (secure = required)")
         update_checks.check(self.rules, update.payload, context)
         leaving = update_checks.withhold(self.rules, update.payload, context)

@@ -32,10 +32,8 @@ class PolicyRules(StrictModel):
     class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
     min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
     min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
-    hide_class_presence: bool = False  # what has a row a class leaves only in a secure sum
-    secure: Literal["allowed", "rows", "required"] = (
-        "allowed"  # what leaves only in a secure sum: class rows and own scores; or everything but the first model
-    )
+    hide_class_presence: bool = False  # what tells of classes, as all that is trained does, leaves only in a secure sum
+    secure: Literal["allowed", "required"] = "allowed"  # required: all but the first model leaves only in a secure sum
     sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of its group, summed together or not
     summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe

@@ -16,10 +16,10 @@ BY_CLASS = frozenset(
     {Part.PROTOTYPES, Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.CLASS_MODELS, Part.LABEL_DISTRIBUTION}
 )
 SECURE_RUN = "ask for a run with federation.secure = true"
-_INSTEAD = {
-    "secure": 'set secure = "allowed"',
-    "hide_class_presence": "set hide_class_presence = false",
-}
+_ONLY_IN_A_SUM = (
+    f"which tells about this site's classes and so leaves only in a secure sum (hide_class_presence): {SECURE_RUN}, "
+    "or decide that the server may know them, and set hide_class_presence = false"
+)
 
 
 class PolicyRefusedError(PolicyViolationError):
@@ -93,47 +93,34 @@ def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
         reason = "is an estimate of the class distribution, which this site's policy does not let out"
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
-    if part in BY_CLASS and (rule := _rule_on_class_rows(rules)) is not None:
-        return rule, f"part '{part}' has a row a class, {_only_in_a_sum(rules, rule)}"
+    if rules.hide_class_presence and part in BY_CLASS:
+        return "hide_class_presence", f"part '{part}' has a row a class, {_ONLY_IN_A_SUM}"
+    if rules.hide_class_presence and part is Part.BODY:
+        return "hide_class_presence", f"part '{part}' was trained to tell classes apart, {_ONLY_IN_A_SUM}"
     return None
 
 
 def check_head(rules: PolicyRules, payload: Payload, context: GateContext | None) -> None:
-    """Rules `secure` and `hide_class_presence` on the head: no tensor of it has a row a class."""
-    if Part.HEAD in payload and (rule := _rule_on_class_rows(rules)) is not None:
-        check_head_rows(rules, payload[Part.HEAD], len(_require(context, rule).examples))
+    """Rule `hide_class_presence` on the head: no tensor of it has a row a class."""
+    if Part.HEAD in payload and rules.hide_class_presence:
+        check_head_rows(rules, payload[Part.HEAD], len(_require(context, "hide_class_presence").examples))
 
 
 def check_head_rows(rules: PolicyRules, head: Tensors, classes: int) -> None:
-    """Rules `secure` and `hide_class_presence` on the tensors of a head, whether trained yet or not.
+    """Rule `hide_class_presence` on the tensors of a head, whether trained yet or not.
 
     Training moves the rows and biases of the classes that a site has, in proportion to their shares.
 
     Args:
         classes: C, of the run; a tensor with a dimension of that size counts as one with class rows.
     """
-    if (rule := _rule_on_class_rows(rules)) is None:
+    if not rules.hide_class_presence:
         return
     for name in sorted(head):
         if classes in head[name].shape:
             path = f"{Part.HEAD}/{name}"
-            text = f"{path} {list(head[name].shape)} has a row a class, {_only_in_a_sum(rules, rule)}"
-            raise PolicyRefusedError(rule, text, path)
-
-
-def _rule_on_class_rows(rules: PolicyRules) -> str | None:
-    """The rule by which what has a row a class leaves in secure sums alone; None: it leaves in other ways, too."""
-    if rules.secure != "allowed":
-        return "secure"
-    return "hide_class_presence" if rules.hide_class_presence else None
-
-
-def _only_in_a_sum(rules: PolicyRules, rule: str) -> str:
-    said = f"secure = {rules.secure}" if rule == "secure" else rule
-    return (
-        f"which tells about this site's classes and so leaves only in a secure sum ({said}): {SECURE_RUN}, "
-        f"or decide that the server may know them, and {_INSTEAD[rule]}"
-    )
+            text = f"{path} {list(head[name].shape)} has a row a class, {_ONLY_IN_A_SUM}"
+            raise PolicyRefusedError("hide_class_presence", text, path)
 
 
 def check_dtypes(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:

@@ -162,9 +162,7 @@ def _in_sums_alone(rules: PolicyRules) -> str:
     """What leaves in secure sums and in no other way."""
     if rules.secure == "required":
         return "all that is trained in secure sums alone (secure = required)"
-    if rules.secure == "rows":
-        return "class rows and own scores in secure sums alone (secure = rows)"
-    return "class rows in secure sums alone (hide_class_presence)" if rules.hide_class_presence else ""
+    return "all that is trained in secure sums alone (hide_class_presence)" if rules.hide_class_presence else ""
 
 
 def _check_compute(where: torch.device) -> None:

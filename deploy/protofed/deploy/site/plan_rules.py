@@ -31,8 +31,6 @@ def _sums(rules: PolicyRules) -> Iterator[str]:
     match rules.secure:
         case "required":
             yield "Whatever is trained or scored here leaves only in a secure sum (secure)."
-        case "rows":
-            yield "What has a row a class, and the site's own scores, leave only in a secure sum (secure)."
         case "allowed":
             yield "Updates and the scores named leave with secure sums and without (secure)."
 
@@ -43,11 +41,12 @@ def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Itera
         if rules.min_samples_per_class > 1:
             yield f"A class with {few} here counts as absent in what is summed by class (min_samples_per_class)."
         return
-    if rules.hide_class_presence or rules.secure != "allowed":
-        rule = "secure" if rules.secure != "allowed" else "hide_class_presence"
+    if rules.secure == "required":
+        return  # `_sums` has said it
+    if rules.hide_class_presence:
         yield (
-            "Nothing with a row a class leaves, neither a prototype nor a trained head's row, before a run offers a "
-            f"secure sum ({rule}): federation.secure = true."
+            "Nothing that tells of classes leaves, neither a prototype nor a trained model, before a run offers a "
+            "secure sum (hide_class_presence): federation.secure = true."
         )
         return
     if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
