@@ -300,11 +300,13 @@ def test_a_recipe_is_varied_over_the_values_of_a_key() -> None:
     made = varied([shipped.recipe("digits-fednh"), shipped.recipe("digits-fedprp")], "plan.lr=0.5,0.25")
     assert [recipe.plan.lr for recipe in made] == [0.5, 0.25, 0.5, 0.25]
     assert [recipe.name for recipe in made] == [
-        "digits-fednh-lr-05",
-        "digits-fednh-lr-025",
-        "digits-fedprp-lr-05",
-        "digits-fedprp-lr-025",
+        "digits-fednh-lr-0-5",
+        "digits-fednh-lr-0-25",
+        "digits-fedprp-lr-0-5",
+        "digits-fedprp-lr-0-25",
     ]
+    apart = varied([shipped.recipe("digits-fedprox")], "method.mu=1.0,10,0.1,0.01")
+    assert len({recipe.name for recipe in apart}) == 4
     options = [
         recipe.method.options for recipe in varied([shipped.recipe("digits-fednh")], "method.prototype_momentum=0.1")
     ]

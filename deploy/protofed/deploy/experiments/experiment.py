@@ -177,7 +177,7 @@ def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
         if not isinstance(inner, dict):
             raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({'.'.join(path)})")
     inner[key] = value
-    table["name"] = "-".join([recipe.name, key, str(value)]).lower().replace("_", "-").replace(".", "")
+    table["name"] = "-".join([recipe.name, key, str(value)]).lower().replace("_", "-").replace(".", "-")
     return parse(table, Recipe, f"recipe '{recipe.name}'")
 
 
