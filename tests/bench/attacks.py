@@ -67,7 +67,9 @@ def feature_gradient(seen: Seen) -> Scores | None:
     units are active: least squares give it by class. It needs no head that leaves, only one that came.
     """
     weight, body = head(seen.received), seen.sent.get(Part.BODY, {})
-    if weight is None:
+    if weight is None:  # FedNH's head is its prototypes
+        weight = rows(seen.received, seen.classes)
+    if weight is None or np.isnan(weight).any():
         return None
     biases = [name for name, array in body.items() if name.endswith("bias") and array.shape == weight.shape[1:]]
     if not biases:

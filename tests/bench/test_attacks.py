@@ -107,6 +107,17 @@ def test_a_step_of_training_writes_the_shares_into_the_bias() -> None:
     assert correlation(found, SHARES) == pytest.approx(1)
 
 
+def test_a_body_alone_tells_the_shares_through_the_head_that_it_was_trained_for() -> None:
+    draw = np.random.default_rng(0)
+    weight, biases = draw.normal(size=(CLASSES, 2 * CLASSES)), np.zeros(2 * CLASSES)
+    moved = biases - (np.full(CLASSES, 1 / CLASSES) - SHARES) @ weight  # one step from predictions that are all alike
+    received = {Part.HEAD: {"weight": weight}, Part.BODY: {"0.weight": weight.T, "0.bias": biases}}
+    found = attacks.feature_gradient(seen({Part.BODY: {"0.weight": weight.T, "0.bias": moved}}, received))
+    assert found is not None
+    assert correlation(found, SHARES) > 0.999
+    assert attacks.feature_gradient(seen({Part.BODY: {"0.bias": moved}}, {Part.BODY: received[Part.BODY]})) is None
+
+
 def test_a_mixture_of_known_heads_is_taken_apart() -> None:
     heads = {"weight": draw(1, CLASSES, CLASSES, WIDTH), "bias": draw(2, CLASSES, CLASSES)}
     sent = {name: np.tensordot(SHARES, stack, 1) for name, stack in heads.items()}
