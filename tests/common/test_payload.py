@@ -17,8 +17,13 @@ def test_no_part_can_hold_data_or_labels() -> None:
         "class-shares",
         "class-models",
         "secure-sum",
+        "control",
+        "class-gradients",
+        "choice",
+        "steps",
+        "site-models",
     }
-    assert {"label-distribution"} == NOT_ON_THE_WIRE  # simulations only: see test_wire
+    assert {"label-distribution", "private"} == NOT_ON_THE_WIRE  # see test_wire
 
 
 def test_a_manifest_names_every_tensor_in_the_order_of_its_path() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.client.method import client_methods
+from protofed.client.method import client_methods, exchanges_of
 from protofed.client.models.catalogue import build
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Data, read_recipe
@@ -32,7 +32,7 @@ def test_a_recipe_can_be_used(path: Path) -> None:
     half = client_methods.build(recipe.method.name, recipe.method.options)
     build(recipe.model, recipe.input, recipe.classes)
     if not half.sends & NOT_ON_THE_WIRE:  # those are for simulations only
-        OPEN.admit(recipe.method.name, half.sends)
+        OPEN.admit(recipe.method.name, half.sends, exchanges=exchanges_of(half))
 
 
 FOLLOW_A_PAPER = [path.stem for path in RECIPES if re.match("cifar|mnist|spiral", path.stem)]

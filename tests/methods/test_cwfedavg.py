@@ -394,7 +394,7 @@ def test_true_shares_are_a_part_of_their_own(site: Callable[..., FitContext]) ->
 
 def test_no_message_can_carry_true_shares(site: Callable[..., FitContext]) -> None:
     made = CwFedAvgClient(shares="true").fit(site(lr=0.1), RECEIVED).payload
-    with pytest.raises(PolicyViolationError, match="'label-distribution' exists only in simulations"):
+    with pytest.raises(PolicyViolationError, match="no message can carry part 'label-distribution'"):
         wire.pack_tensors(announced(made))
     wire.pack_tensors(announced({part: made[part] for part in MODEL_PARTS}))
 
@@ -402,7 +402,7 @@ def test_no_message_can_carry_true_shares(site: Callable[..., FitContext]) -> No
 def test_no_policy_file_can_allow_true_shares(site: Callable[..., FitContext], tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('methods = ["cwfedavg"]\nparts = ["body", "head", "class-shares", "label-distribution"]\n')
-    with pytest.raises(ConfigError, match="'label-distribution' exists only in simulations"):
+    with pytest.raises(ConfigError, match="no message can carry part 'label-distribution'"):
         Policy.read(policy)
 
 
@@ -411,10 +411,10 @@ def test_a_policy_without_them_refuses_true_shares_before_and_after_training(sit
     rules = PolicyRules(methods=frozenset({"cwfedavg"}), parts=parts, class_distribution_estimate=True)
     policy, method = Policy(rules), CwFedAvgClient(shares="true")
     with pytest.raises(PolicyViolationError, match="sends 'label-distribution'"):
-        policy.admit("cwfedavg", method.sends)
+        policy.admit("cwfedavg", method.sends, exchanges=frozenset())
     with pytest.raises(PolicyViolationError, match="'label-distribution' is not in this site's policy"):
         policy.release(method.fit(site(lr=0.1), RECEIVED))
-    policy.admit("cwfedavg", CwFedAvgClient().sends)
+    policy.admit("cwfedavg", CwFedAvgClient().sends, exchanges=frozenset())
 
 
 def test_class_models_are_mixed_only_where_the_true_shares_are_summed(local_of: LocalOf, linear: Linear) -> None:

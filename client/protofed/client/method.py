@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.mixture import mixture
+from protofed.client.models.mixture import mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import (
@@ -37,7 +37,7 @@ from protofed.client.training.losses import (
     proximal,
 )
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
-from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Update
+from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 
@@ -48,6 +48,8 @@ __all__ = [
     "ConfigError",
     "CosineHead",
     "Distance",
+    "Exchange",
+    "ExchangingMethod",
     "FailureReason",
     "FitContext",
     "Loss",
@@ -82,6 +84,7 @@ __all__ = [
     "prototypical_contrast",
     "proximal",
     "remembered",
+    "site_models",
     "stacked",
     "train",
     "train_head",
@@ -125,6 +128,12 @@ class ClientMethod(Protocol):
         """
 
 
+class ExchangingMethod(ClientMethod, Protocol):
+    """A client half of a method that moves models between single sites: each of them must allow it."""
+
+    exchanges: ClassVar[frozenset[Exchange]]
+
+
 class SummableMethod(ClientMethod, Protocol):
     """A client half whose updates can be summed: its site may take part with `federation.secure = true`."""
 
@@ -134,6 +143,11 @@ class SummableMethod(ClientMethod, Protocol):
         Raises:
             ConfigError: nothing, with these options; the text says why.
         """
+
+
+def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:
+    """What a method moves between single sites; most move nothing."""
+    return frozenset(getattr(half, "exchanges", ()))
 
 
 client_methods: Registry[ClientMethod] = Registry("method", half="client", home="protofed.client.methods")

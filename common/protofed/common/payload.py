@@ -28,6 +28,12 @@ class Part(StrEnum):
     CLASS_MODELS = "class-models"
     LABEL_DISTRIBUTION = "label-distribution"
     SECURE_SUM = "secure-sum"
+    CONTROL = "control"
+    CLASS_GRADIENTS = "class-gradients"
+    CHOICE = "choice"
+    STEPS = "steps"
+    SITE_MODELS = "site-models"
+    PRIVATE = "private"
 
     @property
     def discloses(self) -> str:
@@ -35,6 +41,24 @@ class Part(StrEnum):
         return _DISCLOSES[self]
 
 
+class Exchange(StrEnum):
+    """What a method moves between single sites; a mean of many is none."""
+
+    RECEIVE = "receive"
+    SHARE = "share"
+
+    @property
+    def discloses(self) -> str:
+        """What a site takes part in by it: a sentence for those who decide about the policy."""
+        return _EXCHANGES[self]
+
+
+_EXCHANGES = {
+    Exchange.RECEIVE: "This site is sent models of other sites, or of a few that are like it: it can study what they "
+    "tell of those sites' images.",
+    Exchange.SHARE: "What this site sends goes on to other sites, as it is or in a model of a few: they can study what "
+    "it tells of this site's images.",
+}
 _DISCLOSES = {
     Part.BODY: "Weights and buffers of the feature extractor, trained on the site's examples.",
     Part.HEAD: "Weights of the classifier, whose biases and rows tell about how common each class is; "
@@ -45,8 +69,21 @@ _DISCLOSES = {
     Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
     Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
     Part.SECURE_SUM: "Keys, shares, a masked vector: with the other sites' the sum of all; of one site nothing.",
+    Part.CONTROL: "Control variates, the mean gradient of the site's examples along its training: what body and head "
+    "tell, once more.",
+    Part.CLASS_GRADIENTS: "For each class the classifier's mean gradient, from which its mean features can be "
+    "computed; which ones are there tells which classes the site has.",
+    Part.CHOICE: "Which of several models suits the site's examples, or how well each does: so which sites have "
+    "classes like its own.",
+    Part.STEPS: "How many steps the site trained: with epochs and batch size, about how many examples it has.",
+    Part.SITE_MODELS: "Models of single sites, for others to use; only the server sends them.",
+    Part.PRIVATE: "Nothing: it stays with the server, or with the site.",
 }
-NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION})  # only simulations have it
+# True distributions exist in simulations alone; what a server or a site keeps for itself leaves in no message.
+NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION, Part.PRIVATE})
+FROM_THE_SERVER = frozenset({Part.CLASS_MODELS, Part.SITE_MODELS})  # no site sends them
+# Who counts, which one, how long: not how far an update moves the model.
+NOT_A_MOVE = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION, Part.CHOICE, Part.STEPS})
 Payload: TypeAlias = Mapping[Part, Tensors]
 
 

@@ -12,13 +12,14 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.first_model import first_model
+from protofed.client.models.mixture import site_models
 from protofed.client.privacy import base_checks
 from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import FailureReason, PolicyViolationError
-from protofed.common.payload import Part, Payload
+from protofed.common.errors import CodecError, FailureReason, PolicyViolationError
+from protofed.common.payload import Array, Part, Payload
 from protofed.common.protocol.messages import Task
 
 CHECKED = {**RULES, "limits": {**RULES["limits"], "check_base": True, "max_base_change": 1.0}}
@@ -179,3 +180,49 @@ def test_of_class_models_the_sites_own_mixture_is_checked() -> None:
     work(site.agent(), 1)
     assert len(site.link.pushed) == 1
     assert declined_by_policy(site, refused)
+
+
+def stacked(*models: Payload) -> dict[str, Array]:
+    """As part SITE_MODELS has them."""
+    return {
+        f"{part}.{name}": np.stack([model[part][name] for model in models])
+        for part in (Part.BODY, Part.HEAD)
+        for name in SEEDS_OWN[part]
+    }
+
+
+def test_each_of_several_models_is_checked_as_a_fit_may_start_from_it() -> None:
+    site = AgentHarness(rules={**CHECKED, "exchange": ["receive"]})
+    site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN, scaled(1.2))})
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+    refused = site.fit(2, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN, scaled(1000.0))})
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+    assert declined_by_policy(site, refused)
+
+
+def test_models_of_other_sites_are_refused_where_the_policy_receives_none() -> None:
+    site = harness()
+    refused = site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN)})
+    work(site.agent(), 1)
+    assert site.link.pushed == []
+    assert declined_by_policy(site, refused)
+
+
+def test_models_of_other_sites_are_not_what_the_next_base_is_compared_with() -> None:
+    site = AgentHarness(rules={**CHECKED, "exchange": ["receive"]})
+    site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN)})
+    work(site.agent(), 1)
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[1].keys() == {Part.BODY, Part.HEAD}
+
+
+def test_site_models_of_unequal_numbers_are_none() -> None:
+    stacks = stacked(SEEDS_OWN, SEEDS_OWN)
+    first = next(iter(stacks))
+    with pytest.raises(CodecError):
+        site_models({Part.SITE_MODELS: {**stacks, first: stacks[first][:1]}})
+    assert len(site_models({Part.SITE_MODELS: {**stacks, "own": np.array(3.0)}})) == 2
+    assert site_models(SEEDS_OWN) == []

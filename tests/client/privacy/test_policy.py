@@ -24,7 +24,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.recipe import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import Part, Tensors, Update, describe
+from protofed.common.payload import Exchange, Part, Tensors, Update, describe
 from protofed.common.protocol.score_names import SCALARS
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.secure_sums.linear_form import form_of
@@ -100,13 +100,27 @@ def test_a_file_that_cannot_be_understood_allows_nothing(text: str, said: str, t
 
 def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
     both = frozenset({Part.BODY, Part.HEAD})
-    policy().admit("fedavg", both)
-    policy().admit("fedavg", frozenset())
+    policy().admit("fedavg", both, exchanges=frozenset())
+    policy().admit("fedavg", frozenset(), exchanges=frozenset())
     with pytest.raises(PolicyViolationError, match=r"'fednh'.*\(methods"):
-        policy().admit("fednh", both)
+        policy().admit("fednh", both, exchanges=frozenset())
     with pytest.raises(PolicyRefusedError) as found:
-        policy().admit("fedavg", both | {Part.PROTOTYPES})
+        policy().admit("fedavg", both | {Part.PROTOTYPES}, exchanges=frozenset())
     assert (found.value.rule, found.value.part) == ("parts", Part.PROTOTYPES)
+
+
+@pytest.mark.parametrize("missing", sorted(Exchange))
+def test_a_method_that_moves_models_between_sites_needs_a_rule_for_each_way(missing: Exchange) -> None:
+    both = frozenset(Exchange)
+    policy(exchange=sorted(both)).admit("fedavg", frozenset({Part.BODY}), exchanges=both)
+    with pytest.raises(PolicyRefusedError, match=rf"no '{missing}' in exchange") as refused:
+        policy(exchange=sorted(both - {missing})).admit("fedavg", frozenset({Part.BODY}), exchanges=both)
+    assert refused.value.rule == "exchange"
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("strict", set()), ("standard", set()), ("open", set(Exchange))])
+def test_only_the_open_policy_lets_models_move_between_single_sites(name: str, allowed: set[Exchange]) -> None:
+    assert shipped_policy(name).rules.exchange == allowed
 
 
 def test_what_is_released_is_the_update_and_no_more() -> None:
@@ -213,14 +227,14 @@ def test_only_the_open_policy_lets_a_class_distribution_be_estimated() -> None:
         for method in ESTIMATING:
             sends = client_methods.build(method, {}).sends
             if name == "open":
-                policy.admit(method, sends)
+                policy.admit(method, sends, exchanges=frozenset())
             else:
                 with pytest.raises(PolicyViolationError):
-                    policy.admit(method, sends)
+                    policy.admit(method, sends, exchanges=frozenset())
 
 
 def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'label-distribution' exists only in simulations"):
+    with pytest.raises(ConfigError, match="no message can carry part 'label-distribution'"):
         read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
 
 
@@ -244,7 +258,7 @@ def test_the_standard_policy_lets_an_evaluators_scores_out_and_nothing_trained()
 @pytest.mark.parametrize("method", WITH_SUMS)
 def test_under_the_standard_policy_updates_leave_in_sums_alone(method: str) -> None:
     standard, built = shipped_policy("standard"), client_methods.build(method, {})
-    standard.admit(method, built.sends, form_of(built, method))
+    standard.admit(method, built.sends, form_of(built, method), exchanges=frozenset())
     with pytest.raises(PolicyRefusedError, match=r"federation\.secure = true") as refused:
         _prepared(standard, method, built.sends)
     assert refused.value.rule == "secure"
@@ -252,13 +266,13 @@ def test_under_the_standard_policy_updates_leave_in_sums_alone(method: str) -> N
 
 def _prepared(site: Policy, method: str, sends: frozenset[Part]) -> None:
     """As a site prepares a run without secure sums whose head has a row a class."""
-    site.admit(method, sends)
+    site.admit(method, sends, exchanges=frozenset())
     if Part.HEAD in sends:
         site.admit_head({"weight": np.ones((10, 4))}, 10)
 
 
 def test_training_alone_sends_no_update_and_so_needs_no_sum() -> None:
-    shipped_policy("standard").admit("solo", client_methods.build("solo", {}).sends)
+    shipped_policy("standard").admit("solo", client_methods.build("solo", {}).sends, exchanges=frozenset())
 
 
 @pytest.mark.parametrize("name", ["strict", "standard", "open"])
@@ -295,12 +309,12 @@ def test_under_the_strict_policy_a_site_takes_part_in_runs_with_secure_sums_alon
     rules = {}
     for method in client_methods:
         with pytest.raises(PolicyRefusedError) as refused:
-            strict.admit(method, client_methods.build(method, {}).sends)
+            strict.admit(method, client_methods.build(method, {}).sends, exchanges=frozenset())
         rules[method] = refused.value.rule
     assert rules.pop("fednh") == "secure"
     assert set(rules.values()) == {"methods"}
     fednh = client_methods.build("fednh", {})
-    strict.admit("fednh", fednh.sends, form_of(fednh, "fednh"))
+    strict.admit("fednh", fednh.sends, form_of(fednh, "fednh"), exchanges=frozenset())
     for payload in (EVERYTHING, {Part.BODY: EVERYTHING[Part.BODY]}):
         with pytest.raises(PolicyRefusedError):
             strict.release(update(payload=payload), ENOUGH)
@@ -384,7 +398,7 @@ def test_a_stricter_policy_is_stricter_in_everything() -> None:
 )
 def test_a_run_that_is_about_classes_is_refused_before_it_begins(part: Part, changes: Any, rule: str) -> None:
     with pytest.raises(PolicyRefusedError) as refused:
-        policy(parts=[part], **changes).admit("fedavg", frozenset({part}))
+        policy(parts=[part], **changes).admit("fedavg", frozenset({part}), exchanges=frozenset())
     assert (refused.value.rule, refused.value.part) == (rule, part)
 
 

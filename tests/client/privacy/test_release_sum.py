@@ -34,7 +34,7 @@ def policy(**table: Any) -> Policy:
 @pytest.mark.parametrize("rule", [{}, {"secure": "required"}, {"hide_class_presence": True}])
 def test_rows_leave_in_a_sum_but_those_of_too_few_examples(rule: dict[str, Any]) -> None:
     gate = policy(min_samples_per_class=10, **rule)
-    gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}), FORM)
+    gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}), FORM, exchanges=frozenset())
     released = gate.release_sum(UPDATE, LAYOUT, CONTEXT)
     assert released.flags().tolist() == [1, 0, 0]  # of class 2 it has three examples
     numbers = FIXED.decoded(released.words(FIXED, np.array([False, True, True])))
@@ -74,7 +74,7 @@ def test_what_leaves_only_in_a_sum_leaves_in_no_other_way(rule: dict[str, Any]) 
         with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
             gate.release(update, CONTEXT)
         with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
-            gate.admit("fednh", frozenset(update.payload))
+            gate.admit("fednh", frozenset(update.payload), exchanges=frozenset())
         assert policy(min_samples_per_class=1).release(update, CONTEXT).data
     own = set() if "secure" in rule else {"loss"}
     assert gate.release_scores(UPDATE.metrics).scores.keys() == {"global.accuracy"} | own
@@ -86,7 +86,7 @@ def test_a_site_that_trains_alone_sends_nothing_that_a_sum_would_hide() -> None:
     """Of its numbers the policy's `metrics` decide, and its own scores leave in sums alone."""
     alone = Update("ann", {}, UPDATE.metrics, None)
     gate = policy(secure="required")
-    gate.admit("fednh", frozenset())
+    gate.admit("fednh", frozenset(), exchanges=frozenset())
     assert gate.release(alone, CONTEXT).metrics == {"global.accuracy": 0.5}
     assert policy().release(alone, CONTEXT).metrics == {"global.accuracy": 0.5, "loss": 1.0}
 

@@ -57,6 +57,8 @@ def refused(payload: Payload, context: GateContext | None = None, **changes: Any
 SHARES: Payload = {Part.CLASS_SHARES: {"p": ONES}}
 HEAD: Payload = {Part.HEAD: {"bias": np.ones(CLASSES, np.float32), "scale": np.array(1, np.float32)}}
 PRESENCE: Payload = {Part.CLASS_PRESENCE: {"p": ONES}}
+GRADIENTS: Payload = {Part.CLASS_GRADIENTS: {str(c): np.full((CLASSES, D), c, np.float32) for c in range(CLASSES)}}
+STEPS: Payload = {Part.STEPS: {"steps": np.array(30, np.float32)}}
 LARGE: Payload = {Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}
 
 
@@ -69,6 +71,13 @@ LARGE: Payload = {Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}
         (PRESENCE, {"hide_class_presence": True}, "hide_class_presence", None, Part.CLASS_PRESENCE),
         ({Part.PROTOTYPES: {"0": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None, Part.PROTOTYPES),
         (HEAD, {"hide_class_presence": True}, "hide_class_presence", "head/bias", Part.HEAD),
+        (GRADIENTS, {"hide_class_presence": True}, "hide_class_presence", None, Part.CLASS_GRADIENTS),
+        ({Part.CONTROL: {"w": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None, Part.CONTROL),
+        ({Part.CHOICE: {"w": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None, Part.CHOICE),
+        (STEPS, {}, "example_count", None, Part.STEPS),
+        ({Part.SITE_MODELS: {"w": ONES}}, {}, "parts", None, Part.SITE_MODELS),
+        ({Part.CLASS_MODELS: {"w": ONES}}, {}, "parts", None, Part.CLASS_MODELS),
+        ({Part.PRIVATE: {"w": ONES}}, {}, "parts", None, Part.PRIVATE),
         ({Part.BODY: {"w": ONES.astype(np.float64)}}, {}, "dtypes", "body/w", Part.BODY),
         ({Part.BODY: {"n": np.array(1)}}, {"dtypes": ["float32"]}, "dtypes", "body/n", Part.BODY),
         ({Part.BODY: {"w": ONES * np.float32(np.nan)}}, {}, "finite", "body/w", Part.BODY),
@@ -174,3 +183,14 @@ def test_every_check_lets_an_empty_update_pass(one: Callable[..., None]) -> None
 
 def test_a_released_update_has_no_field_for_what_the_gate_knows() -> None:
     assert set(Released.__dataclass_fields__) == {"manifest", "data", "metrics", "weight", "_gate"}
+
+
+def test_gradients_leave_only_of_classes_with_enough_examples() -> None:
+    left = let(GRADIENTS, min_samples_per_class=4)[Part.CLASS_GRADIENTS]
+    assert {name: float(rows[0, 0]) for name, rows in left.items()} == {"0": 0.0, "3": 3.0}
+    assert let(GRADIENTS)[Part.CLASS_GRADIENTS].keys() == GRADIENTS[Part.CLASS_GRADIENTS].keys()
+    assert refused({Part.CLASS_GRADIENTS: {"6": ONES}}, KNOWN, min_samples_per_class=4).rule == "min_samples_per_class"
+
+
+def test_steps_leave_where_the_number_of_examples_may() -> None:
+    assert float(let(STEPS, example_count=True)[Part.STEPS]["steps"]) == 30.0

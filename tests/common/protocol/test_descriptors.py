@@ -141,7 +141,10 @@ NEVER = {
     *("frequencies", "image", "images", "pixel", "pixels", "picture", "example", "examples", "sample", "samples"),
     *("patient", "patients", "raw", "text", "message", "note", "path", "file", "host", "address"),
 }
-PARTS = {"body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_sum"}
+PARTS = {
+    *("body", "head", "prototypes", "class_presence", "class_shares", "class_models", "secure_sum"),
+    *("control", "class_gradients", "choice", "steps", "site_models"),
+}
 
 
 def sent(file: FileDescriptor) -> dict[str, FieldDescriptor]:

@@ -415,9 +415,14 @@ def test_no_part_is_for_data() -> None:
         "PART_CLASS_SHARES",
         "PART_CLASS_MODELS",
         "PART_SECURE_SUM",
+        "PART_CONTROL",
+        "PART_CLASS_GRADIENTS",
+        "PART_CHOICE",
+        "PART_STEPS",
+        "PART_SITE_MODELS",
     }
     for part in NOT_ON_THE_WIRE:
-        with pytest.raises(PolicyViolationError, match="only in simulations"):
+        with pytest.raises(PolicyViolationError, match="no message can carry"):
             wire.part.pack(part)
 
 

@@ -7,7 +7,7 @@ import structlog
 from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.models.mixture import start_of
+from protofed.client.models.mixture import site_models, start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
     BaseProblem,
@@ -19,7 +19,7 @@ from protofed.client.privacy.base_checks import (
     structure_problem,
 )
 from protofed.client.privacy.policy import PolicyRefusedError
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Exchange, Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
 
 log = structlog.get_logger()
@@ -42,13 +42,19 @@ class BaseGuard:
         self._built_responses: tuple[str, dict[str, Response]] | None = None
 
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
-        """Accept the base of a FIT or SCORE task, or refuse it; of class models also what this site makes of them.
+        """Accept the base of a FIT or SCORE task, or refuse it.
+
+        Of class models also what this site makes of them; of models of other sites each, for a fit may start from one
+        or have it in its loss.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.
-            CodecError: it has class models that are none.
+            CodecError: it has models by class or of sites that are none.
             StateError: the last base cannot be read, or this one cannot be stored.
         """
+        if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:
+            text = f"the model of round {task.round} has models of other sites: no '{Exchange.RECEIVE}' in exchange"
+            raise PolicyRefusedError("exchange", text, part=Part.SITE_MODELS)
         if not self._site.policy.rules.limits.check_base:
             return
         version = version_of(task)
@@ -59,7 +65,11 @@ class BaseGuard:
         for model in (base,) if start is base else (base, start):
             if (problem := self._problem(run, task, model, version)) is not None:
                 raise _refusal(task, problem)
-        self._site.store.keep_base(task.run, version, start)
+        for model in site_models(base):
+            if (problem := self._model_problem(run, model)) is not None:
+                raise _refusal(task, problem)
+        kept: Payload = {part: tensors for part, tensors in start.items() if part is not Part.SITE_MODELS}
+        self._site.store.keep_base(task.run, version, kept)
         self._accepted = key
         log.info("model accepted", run=task.run, round=task.round, digest=task.base_digest)
 
@@ -72,6 +82,10 @@ class BaseGuard:
         if (problem := structure_problem(base, self._statistics(run, built))) is not None:
             return problem
         return self._change(task, base, version) or self._response(run, base)
+
+    def _model_problem(self, run: PreparedRun, model: Payload) -> BaseProblem | None:
+        """Of one of several models, which no round before this one need have had: its structure and its answers."""
+        return structure_problem(model, self._statistics(run, None)) or self._response(run, model)
 
     def _change(self, task: Task, base: Payload, version: int) -> BaseProblem | None:
         last = self._site.store.last_base(task.run) if version else None

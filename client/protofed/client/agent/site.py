@@ -14,7 +14,7 @@ import torch
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import ClientMethod, client_methods
+from protofed.client.method import ClientMethod, client_methods, exchanges_of
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy import run_limits
@@ -166,7 +166,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         if recipe.federation.secure:
             form = form_of(method, recipe.method.name)
             site.policy.admit_group(recipe.federation.sum_group)
-        site.policy.admit(recipe.method.name, method.sends, form)
+        site.policy.admit(recipe.method.name, method.sends, form, exchanges=exchanges_of(method))
         check_model(recipe.model, recipe.input, recipe.classes)
         model = site.build_model(recipe)
         # By the model's own head: which tensors of it a method sends is known only after the first fit.

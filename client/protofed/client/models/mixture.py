@@ -1,4 +1,4 @@
-"""A site's own mixture of class models, as cwFedAVG's server sends them under secure sums (METHODS §3)."""
+"""Several models in one part of a broadcast: class models, mixed by the site (METHODS §3), and models of sites."""
 
 from __future__ import annotations
 
@@ -23,6 +23,31 @@ def start_of(base: Payload, shares: Tensor) -> Payload:
     if Part.CLASS_MODELS not in base or Part.HEAD in base:
         return base
     return {**base, **mixture(base[Part.CLASS_MODELS], shares)}
+
+
+def site_models(base: Payload) -> list[Payload]:
+    """The models of part SITE_MODELS, BODY and HEAD each: tensors [M, ...] named `body.conv1.weight`, ….
+
+    Other tensors of the part, whose names begin with no part, belong to the method.
+
+    Raises:
+        CodecError: the tensors have not as many rows each: a server sent them.
+    """
+    stacks = {}
+    for path, stack in base.get(Part.SITE_MODELS, {}).items():
+        part, dot, name = path.partition(".")
+        if dot and part in (Part.BODY, Part.HEAD):
+            stacks[Part(part), name] = stack
+    counts = {len(stack) if stack.ndim else -1 for stack in stacks.values()}
+    if len(counts) > 1 or -1 in counts:
+        raise CodecError(f"site models of {sorted(counts)} rows: expected as many in each tensor")
+    models: list[Payload] = []
+    for row in range(max(counts, default=0)):
+        model: dict[Part, dict[str, Array]] = {Part.BODY: {}, Part.HEAD: {}}
+        for (part, name), stack in stacks.items():
+            model[part][name] = np.asarray(stack[row])  # of a vector it is no array
+        models.append(model)
+    return models
 
 
 def mixture(models: Tensors, shares: Tensor) -> Payload:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from protofed.common.config.recipe import Federation
-from protofed.common.payload import Array, Part, Payload
+from protofed.common.payload import NOT_A_MOVE, Array, Payload
 from protofed.common.tensors import norm_of, relative_bound
-
-BY_CLASS = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION})  # say who counts, not how far
 
 
 def within_bounds(payload: Payload, base: Payload, rules: Federation) -> Payload:
     """The update, moved as far from `base` as the recipe lets a site move it, in the same direction.
 
     The norm is the server's of a run without secure sums: of (payload - base), or of the tensor itself where the base
-    has none. Flags and shares of classes stay as they are.
+    has none. What says who counts, and not how far, stays as it is.
 
     Args:
         base: the model that the fit started from.
     """
-    moving = {part: tensors for part, tensors in payload.items() if part not in BY_CLASS}
+    moving = {part: tensors for part, tensors in payload.items() if part not in NOT_A_MOVE}
     most = min(rules.max_update_norm, relative_bound(norm_of(base, {}), rules.max_relative_norm))
     norm = norm_of(moving, base)
     if not norm > most:  # NaN is refused by the policy, by name

@@ -17,7 +17,16 @@ from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRe
 from protofed.common import codec
 from protofed.common.config.recipe import read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Tensors, Update, describe
+from protofed.common.payload import (
+    NOT_ON_THE_WIRE,
+    Array,
+    Exchange,
+    Part,
+    Payload,
+    Tensors,
+    Update,
+    describe,
+)
 from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import Manifest, Scores, score_family
 from protofed.common.secure_sums.fixed_point import FixedPoint
@@ -129,8 +138,8 @@ class Policy:
                 "protofed (`protofed policies show standard > policy.toml`), or name one: `--policy standard`"
             )
         rules = read_toml(path, PolicyRules)
-        if simulated := rules.parts & NOT_ON_THE_WIRE:
-            raise ConfigError(f"{path}: part '{min(simulated)}' exists only in simulations; remove it")
+        if unsent := rules.parts & NOT_ON_THE_WIRE:
+            raise ConfigError(f"{path}: no message can carry part '{min(unsent)}'; remove it from parts")
         telling = sorted(filter(tells_of_classes, rules.metrics))
         if rules.hide_class_presence and telling:
             raise ConfigError(
@@ -139,12 +148,15 @@ class Policy:
             )
         return cls(rules, PolicyOrigin(path.name, version))
 
-    def admit(self, method: str, sends: frozenset[Part], form: SumForm | None = None) -> None:
+    def admit(
+        self, method: str, sends: frozenset[Part], form: SumForm | None = None, *, exchanges: frozenset[Exchange]
+    ) -> None:
         """Check a run's method before anything is trained for it.
 
         Args:
             sends: the parts that the method's updates have.
             form: what of them is summed, in a run with secure sums; None: it has none.
+            exchanges: what it moves between single sites.
 
         Raises:
             PolicyRefusedError: naming the rule.
@@ -152,6 +164,10 @@ class Policy:
         if method not in self.rules.methods:
             allowed = ", ".join(sorted(self.rules.methods))
             raise PolicyRefusedError("methods", f"method '{method}' is not in this site's policy (methods: {allowed})")
+        for exchange in sorted(exchanges - self.rules.exchange):
+            does = "sends a site models of others" if exchange is Exchange.RECEIVE else "sends a site's model to others"
+            text = f"method '{method}' {does}, which this site's policy does not allow: no '{exchange}' in exchange"
+            raise PolicyRefusedError("exchange", text)
         if form is None and sends and self.rules.secure == "required":
             text = (
                 "this site's policy lets updates leave only in a secure sum (secure = required), and the run has none"

@@ -9,7 +9,7 @@ from pydantic import Field
 from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.schedule import Window
 from protofed.common.config.recipe import StrictModel
-from protofed.common.payload import Part
+from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.secure_sums.context import MOST as MOST_SUMMED
 
@@ -22,6 +22,7 @@ class PolicyRules(StrictModel):
 
     methods: frozenset[str]  # names of the methods that runs may use
     parts: frozenset[Part]  # parts of updates that may leave
+    exchange: frozenset[Exchange] = frozenset()  # models of single sites: "receive" those of others, "share" its own
     metrics: frozenset[str] = frozenset()  # scores that may leave, without a class's number; own ones tell label counts
     telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that heartbeats may contain
     plugins: frozenset[str] = frozenset()  # code outside of protofed that a run may name, as `protofed.common.plugins`

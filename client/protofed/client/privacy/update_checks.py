@@ -9,12 +9,23 @@ import numpy as np
 
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
-from protofed.common.payload import Array, Part, Payload, Tensors, dtype_name
+from protofed.common.payload import FROM_THE_SERVER, Array, Part, Payload, Tensors, dtype_name
 
 # Parts with one row or number a class: which of them are there, or how large they are, tells which classes a site has.
 BY_CLASS = frozenset(
-    {Part.PROTOTYPES, Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.CLASS_MODELS, Part.LABEL_DISTRIBUTION}
+    {
+        *(Part.PROTOTYPES, Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.CLASS_MODELS, Part.LABEL_DISTRIBUTION),
+        Part.CLASS_GRADIENTS,
+    }
 )
+# Parts of a tensor a class, of which a class with too few examples has none.
+ROWS = frozenset({Part.PROTOTYPES, Part.CLASS_GRADIENTS})
+# Parts that tell of classes without a row for each, and how.
+_TELLING = {
+    Part.BODY: "was trained to tell classes apart",
+    Part.CONTROL: "is a gradient of what tells classes apart",
+    Part.CHOICE: "says which model suits this site's classes",
+}
 SECURE_RUN = "ask for a run with federation.secure = true"
 _ONLY_IN_A_SUM = (
     f"which tells about this site's classes and so leaves only in a secure sum (hide_class_presence): {SECURE_RUN}, "
@@ -82,7 +93,7 @@ def check_parts(rules: PolicyRules, payload: Payload, _: GateContext | None) -> 
 
 
 def check_class_revealing(rules: PolicyRules, payload: Payload, _: GateContext | None) -> None:
-    """Rules `class_distribution_estimate` and `hide_class_presence`, on parts that they refuse as a whole."""
+    """Rules `class_distribution_estimate`, `example_count`, `hide_class_presence`, on parts that they refuse whole."""
     for part in sorted(payload):
         if (refusal := refusal_of_part(rules, part)) is not None:
             raise PolicyRefusedError(*refusal, part=part)
@@ -93,10 +104,15 @@ def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
     if part is Part.CLASS_SHARES and not rules.class_distribution_estimate:
         reason = "is an estimate of the class distribution, which this site's policy does not let out"
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
+    if part in FROM_THE_SERVER:
+        return "parts", f"part '{part}' is a server's: no site sends it (parts)"
+    if part is Part.STEPS and not rules.example_count:
+        reason = "tells about how many examples this site has, which its policy does not let out"
+        return "example_count", f"part '{part}' {reason} (example_count)"
     if rules.hide_class_presence and part in BY_CLASS:
         return "hide_class_presence", f"part '{part}' has a row a class, {_ONLY_IN_A_SUM}"
-    if rules.hide_class_presence and part is Part.BODY:
-        return "hide_class_presence", f"part '{part}' was trained to tell classes apart, {_ONLY_IN_A_SUM}"
+    if rules.hide_class_presence and part in _TELLING:
+        return "hide_class_presence", f"part '{part}' {_TELLING[part]}, {_ONLY_IN_A_SUM}"
     return None
 
 
@@ -177,13 +193,17 @@ def withhold_class_numbers(rules: PolicyRules, payload: Payload, context: GateCo
     return {**payload, **kept}
 
 
-def withhold_prototypes(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
-    """Rule `min_samples_per_class` on prototypes, one row [D] a class: those of classes with fewer examples stay."""
-    if Part.PROTOTYPES not in payload or rules.min_samples_per_class == 1:
+def withhold_rows(rules: PolicyRules, payload: Payload, context: GateContext | None) -> Payload:
+    """Rule `min_samples_per_class` on what has a tensor a class: those of classes with fewer examples stay."""
+    parts = sorted(ROWS & payload.keys())
+    if not parts or rules.min_samples_per_class == 1:
         return payload
     present = _present(rules, _require(context, "min_samples_per_class"))
-    rows = _rows(payload[Part.PROTOTYPES], len(present))
-    return {**payload, Part.PROTOTYPES: {str(c): rows[c] for c in sorted(rows) if present[c]}}
+    kept: dict[Part, Tensors] = {}
+    for part in parts:
+        rows = _rows(part, payload[part], len(present))
+        kept[part] = {str(c): rows[c] for c in sorted(rows) if present[c]}
+    return {**payload, **kept}
 
 
 def withhold_counters(rules: PolicyRules, payload: Payload, _: GateContext | None) -> Payload:
@@ -201,15 +221,16 @@ def _may_be_counter(name: str, array: Array) -> bool:
     return array.dtype.kind != "f" and (array.size == 1 or name.endswith("num_batches_tracked"))
 
 
-def _rows(prototypes: Tensors, classes: int) -> dict[int, Array]:
-    """Rows [D] by class. Any other tensor is refused: the rules cannot say what it reveals."""
-    for name, tensor in prototypes.items():
-        if not name.isdecimal() or int(name) >= classes or tensor.ndim != 1:
-            path, expected = f"{Part.PROTOTYPES}/{name}", f"one row for each class from 0 to {classes - 1}"
+def _rows(part: Part, tensors: Tensors, classes: int) -> dict[int, Array]:
+    """Tensors by class, of prototypes rows [D]. Any other tensor is refused: the rules cannot say what it reveals."""
+    for name, tensor in tensors.items():
+        of_class = name.isdecimal() and int(name) < classes
+        if not of_class or (part is Part.PROTOTYPES and tensor.ndim != 1):
+            path, expected = f"{part}/{name}", f"one row for each class from 0 to {classes - 1}"
             raise PolicyRefusedError(
                 "min_samples_per_class", f"{path} is {list(tensor.shape)}: expected {expected}", path
             )
-    return {int(name): row for name, row in prototypes.items()}
+    return {int(name): row for name, row in tensors.items()}
 
 
 def _has_class_shape(part: Part, numbers: Array, present: Array) -> bool:
@@ -239,4 +260,4 @@ def _tensors(payload: Payload) -> Iterator[tuple[Part, str, Array]]:
 
 
 CHECKS: tuple[Check, ...] = (check_parts, check_class_revealing, check_head, check_dtypes, check_finite)
-WITHHOLDING: tuple[Withhold, ...] = (withhold_class_numbers, withhold_prototypes, withhold_counters)
+WITHHOLDING: tuple[Withhold, ...] = (withhold_class_numbers, withhold_rows, withhold_counters)

@@ -51,9 +51,7 @@ class _Enum(Generic[E]):
 
     def pack(self, member: E) -> Any:
         if member not in self._to:
-            raise PolicyViolationError(
-                f"{self._prefix.lower()} '{member}' exists only in simulations: no message can carry it"
-            )
+            raise PolicyViolationError(f"no message can carry {self._prefix.lower()} '{member}'")
         return self._to[member]
 
     def known(self, number: int) -> E | None:

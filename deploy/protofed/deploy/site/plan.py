@@ -8,12 +8,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from protofed.client.method import ClientMethod, client_methods
+from protofed.client.method import ClientMethod, client_methods, exchanges_of
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
@@ -22,7 +23,7 @@ from protofed.client.privacy.score_disclosures import discloses, is_own
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
-from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, Tensors, TensorSpec, Update, describe
+from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
@@ -74,6 +75,7 @@ class SitePlan:
         asked: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
         sight: what the server sees of an update, with secure sums and without.
+        exchanges: what the method moves between single sites.
     """
 
     recipe: Recipe
@@ -91,6 +93,7 @@ class SitePlan:
     asked: Mapping[str, str]
     limits: tuple[LimitCheck, ...]
     sight: Sight
+    exchanges: frozenset[Exchange]
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
@@ -133,7 +136,7 @@ def site_plan(
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
-    refused_by = _refused_by(policy, name, update, recipe.classes, layout)
+    refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
     facts = RunFacts(digest or as_begun(recipe).fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     refusals = (
@@ -159,11 +162,14 @@ def site_plan(
         first_model=None
         if policy is None
         else _violation(policy.release_first, Update("site", model), _all_classes(recipe.classes)),
-        rules=() if policy is None else sentences(policy.rules, update.payload.keys(), secure=layout is not None),
+        rules=()
+        if policy is None
+        else sentences(policy.rules, update.payload.keys(), exchanges_of(client), secure=layout is not None),
         refusals=(*refusals, *broken(limits)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
         sight=sight(recipe, client, update.payload),
+        exchanges=exchanges_of(client),
     )
 
 
@@ -182,6 +188,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "released_scalars": plan.released,
         "summed_scalars": plan.summed,
         "scalars_disclose": {name: discloses(name) for names in plan.scalars.values() for name in names},
+        "exchange": {exchange: exchange.discloses for exchange in sorted(plan.exchanges)},
         "example_count": {"needed": plan.count_needed, "leaves": plan.count_leaves},
         "first_model_refused": plan.first_model,
         "rules": plan.rules,
@@ -233,7 +240,12 @@ def _update_of_ones(specs: Iterable[TensorSpec]) -> Payload:
 
 
 def _refused_by(
-    policy: Policy | None, method: str, update: Update, classes: int, layout: SumLayout | None
+    policy: Policy | None,
+    method: str,
+    exchanges: frozenset[Exchange],
+    update: Update,
+    classes: int,
+    layout: SumLayout | None,
 ) -> dict[Part, str]:
     """The rule by which the gate keeps each part; a method or a size that is not allowed keeps all of them."""
     form = None if layout is None else layout.form
@@ -244,7 +256,7 @@ def _refused_by(
     if method not in policy.rules.methods:
         return dict.fromkeys(update.payload, "methods")
     for part in update.payload:
-        refusal = _refusal(policy.admit, method, frozenset({part}), form)
+        refusal = _refusal(partial(policy.admit, exchanges=exchanges), method, frozenset({part}), form)
         if refusal is None and part is Part.HEAD and form is None:
             refusal = _refusal(policy.admit_head, update.payload[part], classes)
         refusals = ({part: refusal.rule} if isinstance(refusal, PolicyRefusedError) else {}) | refusals
@@ -264,7 +276,8 @@ def _refusals(
     layout: SumLayout | None,
 ) -> tuple[str, ...]:
     """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
-    refusals = [_violation(policy.admit, name, client.sends, None if layout is None else layout.form)]
+    admit = partial(policy.admit, exchanges=exchanges_of(client))
+    refusals = [_violation(admit, name, client.sends, None if layout is None else layout.form)]
     if Part.HEAD in client.sends and refusals == [None] and layout is None:  # as the site prepares the run
         refusals.append(_violation(policy.admit_head, head, classes))
     refusals.append(_violation(_gate(policy, layout), update, _all_classes(classes)))

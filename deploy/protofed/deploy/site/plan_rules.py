@@ -6,19 +6,23 @@ from collections.abc import Collection, Iterator
 
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.update_checks import BY_CLASS
-from protofed.common.payload import Part
+from protofed.common.payload import Exchange, Part
 
 
-def sentences(rules: PolicyRules, parts: Collection[Part], *, secure: bool = False) -> tuple[str, ...]:
+def sentences(
+    rules: PolicyRules, parts: Collection[Part], exchanges: Collection[Exchange] = (), *, secure: bool = False
+) -> tuple[str, ...]:
     """The rules that apply to an update of these parts, each with its key in the policy.
 
     Args:
+        exchanges: what the method moves between single sites.
         secure: it leaves in a secure sum.
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.
     """
     return (
         *_sums(rules),
+        *_exchange(rules, exchanges),
         *_classes(rules, parts, secure),
         *_tensors(rules),
         *_order(rules),
@@ -33,6 +37,12 @@ def _sums(rules: PolicyRules) -> Iterator[str]:
             yield "Whatever is trained or scored here leaves only in a secure sum (secure)."
         case "allowed":
             yield "Updates and the scores named leave with secure sums and without (secure)."
+
+
+def _exchange(rules: PolicyRules, exchanges: Collection[Exchange]) -> Iterator[str]:
+    for exchange in sorted(exchanges):
+        allowed = "is allowed" if exchange in rules.exchange else "is not allowed"
+        yield f"{exchange.discloses} It {allowed} (exchange)."
 
 
 def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Iterator[str]:

@@ -34,6 +34,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
         ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
         (f"What the server sees of it, {'with' if plan.sight.secure else 'without'} secure sums", *_sight(plan)),
+        ("What other sites see of it", _others(plan)),
         (
             "Single numbers beside the tensors",
             _numbers(plan, has_policy),
@@ -98,6 +99,12 @@ def _sight(plan: SitePlan) -> Iterator[str]:
         summed = [f"- {each.part}: {each.summed}" for each in sight.parts]
         others = [f"- {sentence}" for sentence in sight.whole]
         yield "\n".join(["With federation.secure = true it would see:", *summed, *others])
+
+
+def _others(plan: SitePlan) -> str:
+    if not plan.exchanges:
+        return "What is made of it and sent to all."
+    return "\n".join(f"- {exchange}: {exchange.discloses}" for exchange in sorted(plan.exchanges))
 
 
 def _numbers(plan: SitePlan, has_policy: bool) -> Table:

@@ -48,6 +48,16 @@ class _PartEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Part.ValueType],
     """per-class global models; from the server only"""
     PART_SECURE_SUM: _Part.ValueType  # 7
     """messages and masked vectors of a secure sum: see secure_sums.proto"""
+    PART_CONTROL: _Part.ValueType  # 8
+    """control variates: the mean gradient along the site's training"""
+    PART_CLASS_GRADIENTS: _Part.ValueType  # 9
+    """a gradient of the classifier for each class that the site has"""
+    PART_CHOICE: _Part.ValueType  # 10
+    """which of several models suits the site, or how well each does"""
+    PART_STEPS: _Part.ValueType  # 11
+    """optimizer steps of the fit: with epochs and batch size, about how much data there are"""
+    PART_SITE_MODELS: _Part.ValueType  # 12
+    """models of single sites; from the server only"""
 
 class Part(_Part, metaclass=_PartEnumTypeWrapper):
     """What a tensor discloses; a site's policy allows or refuses each part."""
@@ -67,6 +77,16 @@ PART_CLASS_MODELS: Part.ValueType  # 6
 """per-class global models; from the server only"""
 PART_SECURE_SUM: Part.ValueType  # 7
 """messages and masked vectors of a secure sum: see secure_sums.proto"""
+PART_CONTROL: Part.ValueType  # 8
+"""control variates: the mean gradient along the site's training"""
+PART_CLASS_GRADIENTS: Part.ValueType  # 9
+"""a gradient of the classifier for each class that the site has"""
+PART_CHOICE: Part.ValueType  # 10
+"""which of several models suits the site, or how well each does"""
+PART_STEPS: Part.ValueType  # 11
+"""optimizer steps of the fit: with epochs and batch size, about how much data there are"""
+PART_SITE_MODELS: Part.ValueType  # 12
+"""models of single sites; from the server only"""
 Global___Part: _TypeAlias = Part  # noqa: Y015
 
 class _Role:
