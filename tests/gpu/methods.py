@@ -12,6 +12,7 @@ import torch
 from tests.gpu.fits import CLASSES, TOLERANCE, difference, exact, examples, fit_context, update_of
 from tests.gpu.plan import Proof, at_most, judged, skipped
 from tests.gpu.report import Finding, Found, Status
+from tests.support.round_contexts import round_context
 from torch import Tensor
 
 from protofed.client.data.site_data import CPU
@@ -43,9 +44,11 @@ class SecondRound:
         """After the first round of the method of this name."""
         method, server = client_methods.build(name, OPTIONS.get(name, {})), server_methods.build(name, {})
         local = _site(CPU, 1)
-        state = server.init({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, CLASSES)
+        state = server.init(
+            {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, round_context(CLASSES)
+        )
         update = method.fit(local, server.broadcast(state, "site"))
-        return cls(method, server.broadcast(server.aggregate(state, [update]), "site"), local.memory)
+        return cls(method, server.broadcast(server.aggregate(state, [update], round_context()), "site"), local.memory)
 
     def site(self, device: torch.device, batches: int) -> FitContext:
         """The site before its second fit, with the received model loaded."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.method import client_methods
 from protofed.common import codec
@@ -84,7 +85,7 @@ def update(method: ServerMethod, state: Payload, site: int, held: set[int], dtyp
 
 
 def first(method: ServerMethod, dtype: str = "float64") -> Payload:
-    return method.init(with_counter(model(np.random.default_rng(99).standard_normal, dtype), 0), CLASSES)
+    return method.init(with_counter(model(np.random.default_rng(99).standard_normal, dtype), 0), round_context(CLASSES))
 
 
 def updates_of(method: ServerMethod, state: Payload, dtype: str = "float64") -> list[Update]:
@@ -94,7 +95,7 @@ def updates_of(method: ServerMethod, state: Payload, dtype: str = "float64") -> 
 def summed(method: ServerMethod, state: Payload, updates: Sequence[Update], fewest: int = 1) -> Payload:
     layout = layout_of(method, state)
     total = unmasked_total(layout, lambda: updates, FIXED_POINT, fewest)
-    return next_state(method, state, layout, total, FIXED_POINT)
+    return next_state(method, state, layout, total, FIXED_POINT, round_context())
 
 
 def comparable(payload: Payload) -> dict[str, Array]:
@@ -119,7 +120,7 @@ def test_exact_sums_give_what_the_updates_give(options: dict[str, Any]) -> None:
     state = by_sums = first(method)
     for _ in range(2):  # the second one from prototypes and class models that the first one has made
         updates = updates_of(method, state)
-        state, by_sums = method.aggregate(state, updates), summed(method, by_sums, updates)
+        state, by_sums = method.aggregate(state, updates, round_context()), summed(method, by_sums, updates)
     expected, result = comparable(state), comparable(by_sums)
     error = 1e-6 if "examples" in options.values() else 1e-9  # ten examples weigh 2**-16.7
     assert result.keys() == expected.keys()

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.support.round_contexts import round_context
 from torch import Tensor, nn
 
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
@@ -202,9 +203,9 @@ def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> 
     recipe = case.recipe(alone)
     run = prepare(site, Assignment("run", recipe.wire()))
     server = server_methods.build(case.method, {})
-    state = server.init(whole(run.model), 3)
+    state = server.init(whole(run.model), round_context(3))
     update, memory = _fitted(site, run, 1, server.broadcast(state, "ann"), {})
-    received = server.broadcast(server.aggregate(state, [update]), "ann")
+    received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
     time.sleep(case.pause_s)
     if case.restart and folder is not None:
         kept = DiskCheckpoints(folder / "kept", _task(2))

@@ -30,6 +30,7 @@ __all__ = [
     "Mean",
     "Part",
     "Payload",
+    "RoundContext",
     "ServerMethod",
     "SiteId",
     "StateError",
@@ -67,12 +68,33 @@ class ExpectedUpdate:
 NOTHING = ExpectedUpdate(())
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """The round that makes a state: a function of the ledger's rows alone, so that the state can be made again.
+
+    Attributes:
+        round: of the state that is made; 0 of the first one.
+        rounds: of the run.
+        sites: N: trainers that were enrolled and took tasks when the round was opened, drawn for it or not. It is
+            recorded with the round, and another one if sites came, were excluded or paused in between; in round 0,
+            for which two sites are enough, others may be yet to come.
+        classes: C.
+        seed: of the run, as NumPy takes it: not below zero.
+    """
+
+    round: int
+    rounds: int
+    sites: int
+    classes: int
+    seed: int
+
+
 class ServerMethod(Protocol):
     """The server half of a method."""
 
     global_model: ClassVar[bool]  # whether there is a model of all sites that an evaluator can score
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The state before round 1, from a freshly made model (BODY, and HEAD with `weight` [C, D])."""
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
@@ -81,7 +103,7 @@ class ServerMethod(Protocol):
     def expects(self, state: Payload) -> ExpectedUpdate:
         """What an update must look like in this state."""
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The next state; `updates` come in site order and can be read once."""
 
 
@@ -99,7 +121,7 @@ class SummableMethod(ServerMethod, Protocol):
             ConfigError: nothing, with these options; the text says why.
         """
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """The next state, as `aggregate` makes it of the updates that were summed."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -96,11 +97,11 @@ class Case:
         options = {"head_epochs": 2} if self.name == "fedprp" else {}
         self.method = client_methods.build(self.name, options)
         server = server_methods.build(self.name, {})
-        state = server.init(whole(model()), CLASSES)
+        state = server.init(whole(model()), round_context(CLASSES))
         local = local_of(self.plan, {}, NoCheckpoints(), lambda: None, round=1)
         update = self.method.fit(local, server.broadcast(state, "ann"))
         self.memory: Payload = local.memory
-        self.received = server.broadcast(server.aggregate(state, [update]), "ann")
+        self.received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
 
     def fit(self, kept: Checkpoints, check: Callable[[], None]) -> bytes:
         """All that comes of it: what is sent, said, remembered and predicted with."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.round_contexts import round_context
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -86,9 +87,9 @@ def site(recipe: Recipe, round: int, batches: int) -> FitContext:
 def broadcast(recipe: Recipe) -> Payload:
     """What a site gets in round 2: prototypes of all classes, where the method has some."""
     server, first = server_methods.build(recipe.method.name, {}), site(recipe, 1, batches=5)
-    state = server.init({Part.BODY: dump(first.model.body), Part.HEAD: dump(first.model.head)}, CLASSES)
+    state = server.init({Part.BODY: dump(first.model.body), Part.HEAD: dump(first.model.head)}, round_context(CLASSES))
     update = client_methods.build(recipe.method.name, {}).fit(first, server.broadcast(state, "ann"))
-    return server.broadcast(server.aggregate(state, [update]), "ann")
+    return server.broadcast(server.aggregate(state, [update], round_context()), "ann")
 
 
 @pytest.mark.parametrize("method", sorted(client_methods))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.server.method import ExpectedUpdate
+from protofed.server.method import ExpectedUpdate, RoundContext
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.storage.blobs import MemoryBlobs
@@ -33,7 +34,7 @@ class Listed:
 
     global_model: ClassVar[bool] = False
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model."""
         return model
 
@@ -45,7 +46,7 @@ class Listed:
         """Nothing."""
         return ExpectedUpdate(())
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """Their first letters and weights, as they come."""
         seen = [(ord(update.site[0]), update.weight or 0) for update in updates]
         return {Part.BODY: {"seen": np.array(seen, np.float64)}}
@@ -64,16 +65,16 @@ def row(blobs: MemoryBlobs, site: SiteId, payload: Payload, weight: float | None
 
 def test_updates_are_folded_in_site_order_with_their_weights(blobs: MemoryBlobs, lab: Lab) -> None:
     rows = [row(blobs, site, {}, weight) for site, weight in (("ann", 1.0), ("bob", None), ("cyd", 3.0))]
-    publisher = Publisher(Listed(), blobs, classes=3, min_contributors=2)
+    publisher = Publisher(Listed(), blobs, min_contributors=2)
     for order in permutations(rows):
-        published = publisher.publish(publisher.aggregated(lab.model(0.0), order))
+        published = publisher.publish(publisher.aggregated(lab.model(0.0), order, round_context()))
         assert published.state[Part.BODY]["seen"].tolist() == [[97.0, 1.0], [98.0, 0.0], [99.0, 3.0]]
 
 
 def test_a_published_state_can_be_restored(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2)
-    first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))]))
-    again = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).restore(first.address)
+    publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
+    first = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(2.0))], round_context()))
+    again = Publisher(FedAvgServer(), blobs, min_contributors=2).restore(first.address)
     assert again.address == first.address == codec.digest(codec.encode(again.state))
 
 
@@ -90,7 +91,7 @@ class Counting(MemoryBlobs):
 
 def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab) -> None:
     blobs, state = Counting(), lab.model(0.0)
-    publisher = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2)
+    publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
     for _ in range(2):
         publisher.broadcasts(state, ["ann", "bob", "cyd"])
     assert blobs.puts == 1
@@ -98,10 +99,10 @@ def test_what_is_equal_for_all_is_encoded_once_however_often_it_is_sent(lab: Lab
 
 def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: MemoryBlobs, lab: Lab) -> None:
     state, sites = lab.model(0.0), ["ann", "bob", "cyd"]
-    same = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
+    same = Publisher(FedAvgServer(), blobs, min_contributors=2).broadcasts(state, sites)
     assert set(same) == set(sites)
     assert set(same.values()) == {(codec.digest(codec.encode(state)), len(codec.encode(state)))}
-    own = Publisher(Listed(), blobs, classes=3, min_contributors=2).broadcasts(state, sites)
+    own = Publisher(Listed(), blobs, min_contributors=2).broadcasts(state, sites)
     assert len(set(own.values())) == 3
     for site, (address, nbytes) in own.items():
         data = blobs.get(address)
@@ -110,11 +111,11 @@ def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: Me
 
 
 def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:
-    publisher = Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2)
-    state = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(0.0))])).state
+    publisher = Publisher(FedAvgServer(), blobs, min_contributors=2)
+    state = publisher.publish(publisher.aggregated(None, [row(blobs, "eva", lab.model(0.0))], round_context())).state
     publisher.broadcasts(state, ["ann"])
     held = weakref.ref(state[Part.BODY]["conv.weight"])
-    state = publisher.publish(publisher.aggregated(state, [row(blobs, "ann", lab.model(1.0))])).state
+    state = publisher.publish(publisher.aggregated(state, [row(blobs, "ann", lab.model(1.0))], round_context())).state
     gc.collect()
     assert held() is None
 
@@ -124,7 +125,7 @@ def test_a_state_that_is_not_finite_is_neither_published_nor_stored(blobs: Memor
     rows = [row(blobs, "ann", {Part.BODY: {"x": np.array([1.0, value])}})]
     before = set(blobs._data)
     with pytest.raises(StateError, match="body/x has values that are not finite"):
-        Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)
+        Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())
     assert set(blobs._data) == before
 
 
@@ -132,4 +133,4 @@ def test_an_update_that_is_gone_is_a_state_error(blobs: MemoryBlobs, lab: Lab) -
     rows = [row(blobs, "ann", lab.model(1.0)), row(blobs, "bob", lab.model(2.0))]
     blobs.discard(rows[1].digest)
     with pytest.raises(StateError, match=rows[1].digest):
-        Publisher(FedAvgServer(), blobs, classes=3, min_contributors=2).aggregated(lab.model(0.0), rows)
+        Publisher(FedAvgServer(), blobs, min_contributors=2).aggregated(lab.model(0.0), rows, round_context())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, describe
@@ -36,7 +37,7 @@ CLASSES, FEATURES = 4, 3
 BODY: Tensors = {"conv.weight": np.zeros((2, 3), np.float32), "bn.batches": np.zeros((), np.int64)}
 MODEL: Payload = {Part.BODY: BODY, Part.HEAD: {"weight": np.zeros((CLASSES, FEATURES), np.float32)}}
 FEDAVG = FedAvgServer().expects(MODEL)
-FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, CLASSES))
+FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, round_context(CLASSES)))
 
 
 def manifest(payload: Payload, **changes: Any) -> Manifest:

@@ -19,6 +19,7 @@ from protofed.common.tensors import unit
 from protofed.deploy.figures.finished_run import FinishedRun
 from protofed.deploy.figures.style import NAMED_CLASSES, class_names, percent, titled
 from protofed.server.methods.cwfedavg import CwFedAvgServer
+from protofed.server.rounds.resume import round_context
 
 # The 20 super-classes of CIFAR-100 (Krizhevsky, 2009) by the numbers of their classes.
 CIFAR100 = {
@@ -119,7 +120,9 @@ def first_prototypes(run: FinishedRun) -> Array:
     """FedNH's before round 1, [C, D]: they follow from the recipe."""
     rows = run.state[Part.PROTOTYPES]["mean"]
     model = {Part.BODY: {}, Part.HEAD: {"weight": np.zeros_like(rows)}}
-    return run.server_half.init(model, len(rows))[Part.PROTOTYPES]["mean"]
+    return run.server_half.init(model, round_context(run.recipe, 0, run.recipe.federation.min_sites))[Part.PROTOTYPES][
+        "mean"
+    ]
 
 
 def shares_of(run: FinishedRun) -> Shares:

@@ -11,6 +11,7 @@ from protofed.server.method import (
     Mean,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -30,7 +31,7 @@ class FedAvgServer:
     global_model: ClassVar[bool] = True
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made."""
         return model
 
@@ -42,7 +43,7 @@ class FedAvgServer:
         """The whole model."""
         return ExpectedUpdate(like(state, Part.BODY, Part.HEAD), weight=self.weighting == "examples")
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The (weighted) mean of the sites' models."""
         mean = Mean((Part.BODY, Part.HEAD))
         for update in updates:
@@ -53,6 +54,6 @@ class FedAvgServer:
         """The whole model."""
         return SumForm((Part.BODY, Part.HEAD), self.weighting)
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return sums.averaged(state)

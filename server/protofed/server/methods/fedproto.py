@@ -12,6 +12,7 @@ from protofed.server.method import (
     HolderMeans,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -28,7 +29,7 @@ class FedProtoServer:
 
     global_model: ClassVar[bool] = False
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model that every site begins with, and no prototypes yet."""
         return model
 
@@ -40,7 +41,7 @@ class FedProtoServer:
         """A class mean [D] for each class that the site holds."""
         return ExpectedUpdate((), prototype_rows(state[Part.HEAD]["weight"]))
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype."""
         means = HolderMeans()
         for update in updates:
@@ -51,6 +52,6 @@ class FedProtoServer:
         """Class means."""
         return SumForm((), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**state, Part.PROTOTYPES: {**state.get(Part.PROTOTYPES, {}), **sums.row_means()}}

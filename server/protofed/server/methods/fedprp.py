@@ -17,6 +17,7 @@ from protofed.server.method import (
     Mean,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -47,7 +48,7 @@ class FedPRPServer:
     global_model: ClassVar[bool] = True
     prototype_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # 1 - beta: share of the old; a new class has none
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made, and no prototypes yet. Its head is where every private head begins."""
         return model
 
@@ -59,7 +60,7 @@ class FedPRPServer:
         """The body; a class mean [D] for each class that the site holds."""
         return ExpectedUpdate(like(state, Part.BODY), prototype_rows(state[Part.HEAD]["weight"]))
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype: the server remembers."""
         body, means = Mean((Part.BODY,)), HolderMeans()
         for update in updates:
@@ -71,7 +72,7 @@ class FedPRPServer:
         """The body, and class means."""
         return SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**state, **sums.averaged(state), Part.PROTOTYPES: self._prototypes(state, sums.row_means())}
 

@@ -11,6 +11,7 @@ from protofed.server.method import (
     Mean,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -30,7 +31,7 @@ class SharedBodyServer:
     global_model: ClassVar[bool] = False
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made. Its head is where every site's own begins."""
         return model
 
@@ -42,7 +43,7 @@ class SharedBodyServer:
         """The body."""
         return ExpectedUpdate(like(state, Part.BODY), weight=self.weighting == "examples")
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The (weighted) mean of the sites' bodies."""
         mean = Mean((Part.BODY,))
         for update in updates:
@@ -53,7 +54,7 @@ class SharedBodyServer:
         """The body."""
         return SumForm((Part.BODY,), self.weighting)
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**state, **sums.averaged(state)}
 

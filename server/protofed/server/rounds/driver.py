@@ -66,7 +66,7 @@ class Driver:
         check_secure(recipe, self._method)
         check_best_by(recipe, global_model=self._method.global_model)
         fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
-        self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums, recipe.fingerprint())
+        self._publisher = Publisher(self._method, context.blobs, fewest, sums, recipe.fingerprint())
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
         self._aggregation = Aggregation(recipe, self._publisher, guarded, self._scores.ranking, self._aggregation_ended)
@@ -265,7 +265,8 @@ class Driver:
 
     def _open(self, phase: phases.Collecting) -> None:
         log.info("round opened", run=self._run, round=phase.round, attempt=phase.attempt, cohort=sorted(phase.cohort))
-        row = RoundRow(self._run, phase.round, phase.attempt, phase.size, phase.quorum)
+        of_phase = phase.round, phase.attempt, phase.size, phase.quorum
+        row = RoundRow(self._run, *of_phase, enrolled=phase.enrolled)
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
         subject = Subject.UPDATE if phase.round and self._rules.summed else None
         self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t), subject)

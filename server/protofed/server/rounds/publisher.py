@@ -12,7 +12,7 @@ from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.groups import Groups
-from protofed.server.method import ServerMethod
+from protofed.server.method import RoundContext, ServerMethod
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
@@ -43,12 +43,11 @@ class Publisher:
         self,
         method: ServerMethod,
         blobs: Blobs,
-        classes: int,
         min_contributors: int,
         sums: FixedPoint | None = None,
         recipe: Digest | None = None,
     ) -> None:
-        self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
+        self._method, self._blobs, self._fewest = method, blobs, min_contributors
         self._fixed_point, self._recipe = sums, recipe
         # Payloads stored lately, compared by identity: a method that sends all sites the same object is encoded once.
         self._stored: list[tuple[Payload, Digest, int]] = []
@@ -80,11 +79,14 @@ class Publisher:
         """
         return state is not None and self._fixed_point is None and self._method.expects(state).weight
 
-    def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow], groups: Groups = ()) -> Payload:
+    def aggregated(
+        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
+    ) -> Payload:
         """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
         result does not depend on arrival, and memory holds one of them.
 
         Args:
+            context: of the round that the updates are of.
             groups: that secure sums of the run are over.
 
         Raises:
@@ -93,7 +95,7 @@ class Publisher:
         """
         ordered = sorted(rows, key=lambda row: row.task.site)
         if state is None:
-            new = self._method.init(next(self._updates(ordered)).payload, self._classes)
+            new = self._method.init(next(self._updates(ordered)).payload, context)
         elif self._fixed_point is not None:
             layout = layout_of(self._method, state)
             if self._recipe is not None and any(row.task.subject is not None for row in rows):
@@ -102,9 +104,9 @@ class Publisher:
                 reach("sum-opened")
             else:  # a simulation's, whose updates are here
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
-            new = next_state(self._method, state, layout, total, self._fixed_point)
+            new = next_state(self._method, state, layout, total, self._fixed_point, context)
         else:
-            new = self._method.aggregate(state, self._shared(state, ordered))
+            new = self._method.aggregate(state, self._shared(state, ordered), context)
         if path := codec.first_not_finite(new):
             raise StateError(f"the aggregate is unusable: {path} has values that are not finite")
         return new

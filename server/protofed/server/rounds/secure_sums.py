@@ -18,7 +18,7 @@ from protofed.common.secure_sums.context import FEWEST, MOST
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
-from protofed.server.method import ServerMethod, SummableMethod
+from protofed.server.method import RoundContext, ServerMethod, SummableMethod
 
 
 def check_secure(recipe: Recipe, method: ServerMethod) -> None:
@@ -53,10 +53,15 @@ def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
 
 
 def next_state(
-    method: ServerMethod, state: Payload, layout: SumLayout, total: Array, fixed_point: FixedPoint
+    method: ServerMethod,
+    state: Payload,
+    layout: SumLayout,
+    total: Array,
+    fixed_point: FixedPoint,
+    context: RoundContext,
 ) -> Payload:
     """The state that a method makes of an opened total [N] uint64."""
-    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point))
+    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point), context)
 
 
 def unmasked_total(
