@@ -16,11 +16,11 @@ from tests.support.round_contexts import round_context
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import StateError
-from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.payload import Array, Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.server.method import ExpectedUpdate, RoundContext
 from protofed.server.methods.fedavg import FedAvgServer
-from protofed.server.rounds.publisher import Publisher
+from protofed.server.rounds.publisher import KEPT, Publisher
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
@@ -108,6 +108,76 @@ def test_what_is_equal_for_all_is_one_blob_and_what_is_not_is_one_each(blobs: Me
         data = blobs.get(address)
         assert len(data) == nbytes
         assert codec.decode(data)[Part.BODY]["site"] == ord(site[0])
+
+
+@dataclass(frozen=True)
+class Clustered(FedAvgServer):
+    """Sends each of `clusters` its own model, of the state's arrays or of new ones; with it, its secret."""
+
+    clusters: int = 2
+    anew: bool = False
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """A dictionary of its own for every site."""
+        array = state[Part.PRIVATE][str(int(site) % self.clusters)]
+        return {Part.BODY: {"w": array.copy() if self.anew else array}, Part.PRIVATE: state[Part.PRIVATE]}
+
+
+def clusters(number: int) -> Payload:
+    return {Part.PRIVATE: {str(c): np.full(3, float(c)) for c in range(number)}}
+
+
+def test_what_stays_on_the_server_is_in_its_state_and_in_no_broadcast(blobs: MemoryBlobs) -> None:
+    publisher = Publisher(Clustered(), blobs, min_contributors=2)
+    published = publisher.publish(clusters(2))
+    sent = publisher.broadcasts(published.state, ["0", "1"])
+    assert [codec.decode(blobs.get(address)).keys() for address, _ in sent.values()] == [{Part.BODY}] * 2
+    assert publisher.restore(published.address).state.keys() == {Part.PRIVATE}
+
+
+def test_the_same_arrays_in_new_dictionaries_are_encoded_once() -> None:
+    blobs, state, sites = Counting(), clusters(2), [str(site) for site in range(20)]
+    publisher = Publisher(Clustered(), blobs, min_contributors=2)
+    for _ in range(2):
+        sent = publisher.broadcasts(state, sites)
+    assert len(set(sent.values())) == blobs.puts == 2
+    for site, (address, nbytes) in sent.items():
+        assert codec.decode(blobs.get(address))[Part.BODY]["w"].tolist() == [int(site) % 2] * 3
+        assert nbytes == len(blobs.get(address))
+        assert publisher.stored(address) is not None
+
+
+def test_equal_tensors_that_are_new_for_each_site_are_one_blob_and_none_of_them_is_kept(blobs: MemoryBlobs) -> None:
+    made = list[weakref.ref[Array]]()
+
+    class Watched(Clustered):
+        def broadcast(self, state: Payload, site: SiteId) -> Payload:
+            payload = super().broadcast(state, site)
+            made.append(weakref.ref(payload[Part.BODY]["w"]))
+            return payload
+
+    publisher = Publisher(Watched(anew=True), blobs, min_contributors=2)
+    sent = publisher.broadcasts(clusters(2), [str(site) for site in range(20)])
+    assert len(set(sent.values())) == len(blobs._data) == 2
+    gc.collect()
+    assert [ref() for ref in made] == [None] * 20
+    assert publisher.stored(sent["0"][0]) is None
+
+
+def test_the_same_arrays_under_other_names_are_another_payload(blobs: MemoryBlobs) -> None:
+    publisher, array = Publisher(FedAvgServer(), blobs, min_contributors=2), np.ones(3)
+    sent = [
+        publisher.broadcasts(state, ["0"])["0"][0] for state in ({Part.BODY: {"a": array}}, {Part.BODY: {"b": array}})
+    ]
+    assert [list(codec.decode(blobs.get(address))[Part.BODY]) for address in sent] == [["a"], ["b"]]
+
+
+def test_no_more_payloads_are_kept_than_are_needed_however_many_sites_there_are() -> None:
+    blobs, many = Counting(), 3 * KEPT
+    publisher = Publisher(Clustered(clusters=many), blobs, min_contributors=2)
+    sent = publisher.broadcasts(clusters(many), [str(site) for site in range(many)])
+    assert blobs.puts == len(set(sent.values())) == many
+    assert sum(publisher.stored(address) is not None for address, _ in sent.values()) == KEPT
 
 
 def test_only_the_newest_state_is_held_in_memory(blobs: MemoryBlobs, lab: Lab) -> None:

@@ -22,6 +22,7 @@ from protofed.deploy.export.site_state import Base, KeptRound
 from protofed.deploy.simulation.simulation import EVALUATOR
 from protofed.server.methods.cwfedavg import CwFedAvgServer
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
+from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import method_of
 
 KINDS = "global, class:N or personal"
@@ -75,7 +76,7 @@ def global_model(published: PublishedState, allowed: frozenset[str] = frozenset(
         instead = INSTEAD.get(recipe.method.name, "take --model personal at a site")
         raise ConfigError(f"method {recipe.method.name} has no global model; {instead}")
     model = _fresh(recipe, allowed)
-    _install(model, recipe, published.round, half.broadcast(published.state, EVALUATOR), {})
+    _install(model, recipe, published.round, sent(half, published.state, EVALUATOR), {})
     return BuiltModel(DeployedModel(model, recipe.input), recipe, "global", published.round, published.address)
 
 
@@ -129,7 +130,7 @@ def installed_model(
 
 def sent_to(published: PublishedState, site: SiteId) -> Payload:
     """The payload that the server sends to a site for a state."""
-    return method_of(published.recipe).broadcast(published.state, site)
+    return sent(method_of(published.recipe), published.state, site)
 
 
 def needs_base(recipe: Recipe, kept_round: KeptRound) -> bool:

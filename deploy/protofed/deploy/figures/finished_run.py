@@ -24,6 +24,7 @@ from protofed.common.tensors import unit
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
 from protofed.server.method import ServerMethod
+from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import method_of
 from protofed.server.storage.database import LEDGER_FILE
 
@@ -86,7 +87,7 @@ class FinishedRun:
             memory={},
         )
         half = client_methods.build(recipe.method.name, recipe.method.options)
-        half.install(local, self.server_half.broadcast(self.state, EVALUATOR))
+        half.install(local, sent(self.server_half, self.state, EVALUATOR))
         return local.model.eval()
 
     def prototypes(self) -> dict[int, Array]:

@@ -32,6 +32,7 @@ from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_sight import Sight, sight
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, server_methods
+from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import as_begun, round_context
 from protofed.server.rounds.secure_sums import layout_of
 
@@ -153,9 +154,7 @@ def site_plan(
             for specs, optional in ((expected.required, False), (expected.optional, True))
             for spec in specs
         ),
-        incoming=describe(
-            server.broadcast(_after(server, first, update, layout, round_context(recipe, 1, sites)), "site")
-        ),
+        incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
         released=_released(scalars, policy, secure=recipe.federation.secure),
         summed=_summed(scalars, policy) if recipe.federation.secure else dict.fromkeys(scalars, ()),

@@ -19,6 +19,7 @@ from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod
+from protofed.server.rounds.broadcast import sent
 
 
 def check_secure(recipe: Recipe, method: ServerMethod) -> None:
@@ -49,7 +50,7 @@ def score_names(recipe: Recipe) -> tuple[str, ...]:
 def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
     """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
     form = cast("SummableMethod", method).sum_form()
-    return SumLayout.of(form, method.expects(state).required, method.broadcast(state, ""))
+    return SumLayout.of(form, method.expects(state).required, sent(method, state, ""))
 
 
 def next_state(
