@@ -26,7 +26,7 @@ inter_class intra_class load mixture model_contrast named prototypical_contrast 
 train train_head site_models
 """
 SERVER = """
-Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean NOTHING Part Payload RoundContext
+Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean NOTHING OwnStartMethod Part Payload RoundContext
 ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe like
 prototype_rows server_methods unit weight_of
 """

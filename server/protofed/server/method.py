@@ -28,6 +28,7 @@ __all__ = [
     "ExpectedUpdate",
     "HolderMeans",
     "Mean",
+    "OwnStartMethod",
     "Part",
     "Payload",
     "RoundContext",
@@ -123,6 +124,16 @@ class SummableMethod(ServerMethod, Protocol):
 
     def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """The next state, as `aggregate` makes it of the updates that were summed."""
+
+
+class OwnStartMethod(ServerMethod, Protocol):
+    """A server half whose sites do not train from what they are sent, but from a model of their own."""
+
+    def start(self, state: Payload, site: SiteId) -> Payload:
+        """What a site that is sent this state trains from, as far as the server knows it; a pure function.
+
+        The norm of its update is taken from here, and bounded by this model's. May be called from any thread.
+        """
 
 
 server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")

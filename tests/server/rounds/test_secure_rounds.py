@@ -306,7 +306,7 @@ def commits_of(run: Secure) -> list[Commit]:
         manifest, data = run.lab.announce(run.sites[site].answer(task))
         intake = run.lab.coordinator.intake
         assert intake.begin(site, daemon(site), task.task_id, 1, task.base_digest, manifest) is None
-        found = intake.examine(data, manifest, task.base_digest, task.task_id)
+        found = intake.examine(site, task.task_id, manifest, data, task.base_digest)
         run.lab.blobs.put(data)
         commits.append(Commit(site, daemon(site), task.task_id, manifest, {}, None, found))
     return commits

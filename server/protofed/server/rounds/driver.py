@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import structlog
 
@@ -27,7 +27,7 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
-from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
+from protofed.server.method import NOTHING, ExpectedUpdate, OwnStartMethod, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
 from protofed.server.rounds.best_round import check_best_by
@@ -97,6 +97,11 @@ class Driver:
     def broadcast(self, address: Digest) -> Payload | None:
         """What this round's sites were sent, if it is at this address and in memory. May be called from any thread."""
         return self._publisher.stored(address)
+
+    def own_start(self, state: Payload, site: SiteId) -> Payload | None:
+        """As `OwnStartMethod.start`; None: sites train from what they are sent."""
+        has_own = callable(getattr(self._method, "start", None))
+        return cast("OwnStartMethod", self._method).start(state, site) if has_own else None
 
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
