@@ -23,6 +23,7 @@ from protofed.testing.small_recipe import OPTIONS, small_recipe
 
 METHODS: list[dict[str, Any]] = [
     {"name": "fedavg"},
+    {"name": "fedadam"},
     {"name": "fednh", **OPTIONS["fednh"]},
     {"name": "fedprp"},
     {"name": "fedproc", "weighting": "examples"},

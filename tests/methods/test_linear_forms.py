@@ -37,6 +37,9 @@ FORMS: Sequence[dict[str, Any]] = [
     {"name": "fedper"},
     {"name": "fedbabu", "weighting": "examples"},
     {"name": "fedproto"},
+    {"name": "fedavgm"},
+    {"name": "fedadam", "weighting": "examples"},
+    {"name": "fedyogi"},
     {"name": "cwfedavg-private"},
     TRUE,
     {**TRUE, "layers": "head"},
@@ -164,7 +167,7 @@ def test_site_and_server_lay_the_vector_out_alike(options: dict[str, Any]) -> No
     assert len(of_site.numbers(one)) == layout.size
 
 
-BY_CLASS = [options for options in FORMS if options["name"] not in ("fedavg", "fedper", "fedbabu")]
+BY_CLASS = [options for options in FORMS if form_of(half(options), options["name"]).by_class]
 
 
 @pytest.mark.parametrize("options", BY_CLASS, ids=lambda options: " ".join(map(str, options.values())))

@@ -27,7 +27,7 @@ train train_head site_models
 """
 SERVER = """
 Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean NOTHING OwnStartMethod Part Payload RoundContext
-ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe like
+ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe is_buffer like
 prototype_rows server_methods unit weight_of
 """
 

@@ -18,7 +18,7 @@ from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Tenso
 from protofed.common.registry import Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.secure_sums.sums import Sums
-from protofed.common.tensors import HolderMeans, Mean, unit
+from protofed.common.tensors import HolderMeans, Mean, is_buffer, unit
 
 __all__ = [
     "NOTHING",
@@ -43,6 +43,7 @@ __all__ = [
     "Update",
     "Weighting",
     "describe",
+    "is_buffer",
     "like",
     "prototype_rows",
     "server_methods",

@@ -22,7 +22,12 @@ from protofed.client.method import (
 )
 
 
-@client_methods.register("fedavg")
+@client_methods.register(
+    "fedavg",
+    fedavgm=("server_lr", "momentum"),
+    fedadam=("server_lr", "beta1", "beta2", "tau"),
+    fedyogi=("server_lr", "beta1", "beta2", "tau"),
+)
 @dataclass(frozen=True)
 class FedAvgClient:
     """E epochs of SGD on the cross-entropy, from the global model."""
