@@ -15,6 +15,8 @@ from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import (
     Loss,
+    Step,
+    Trained,
     Weigher,
     class_means,
     frequent,
@@ -36,6 +38,7 @@ from protofed.client.training.losses import (
     prototypical_contrast,
     proximal,
 )
+from protofed.client.training.optimizer import ParameterGroup
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
@@ -53,16 +56,19 @@ __all__ = [
     "FailureReason",
     "FitContext",
     "Loss",
+    "ParameterGroup",
     "Part",
     "Payload",
     "Personal",
     "PrototypeHead",
     "SiteId",
     "SplitModel",
+    "Step",
     "SumForm",
     "SummableMethod",
     "TaskFailedError",
     "Tensors",
+    "Trained",
     "Update",
     "Weigher",
     "Weighting",

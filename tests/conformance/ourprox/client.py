@@ -36,5 +36,5 @@ class OurproxClient:
             drift = [(now - then).square().sum() for now, then in zip(local.model.parameters(), start, strict=True)]
             return cross_entropy(local.model(images), labels) + self.mu / 2 * torch.stack(drift).sum()
 
-        loss = train(local, objective)
-        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)
+        trained = train(local, objective)
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)

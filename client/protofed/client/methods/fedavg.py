@@ -40,8 +40,8 @@ class FedAvgClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """w_k <- SGD(w), the inner loop of ClientUpdate."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
-        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)
+        trained = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

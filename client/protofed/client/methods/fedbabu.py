@@ -45,11 +45,11 @@ class FedBABUClient:
         model = local.model
         self.install(local, received)
         with frozen(model.head):
-            loss = train(local, lambda x, y: cross_entropy(model(x), y))
+            trained = train(local, lambda x, y: cross_entropy(model(x), y))
         sent = {Part.BODY: dump(model.body)}
         self.install(local, received)
         train(local, lambda x, y: cross_entropy(model(x), y), epochs=self.finetune_epochs)
-        return local.update(sent, loss=loss)
+        return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -40,9 +40,9 @@ class FedPerClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """(W_B, W_P) <- SGD; W_P stays."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: cross_entropy(local.model(x), y))
         local.memory[Part.HEAD] = dump(local.model.head)
-        return local.update({Part.BODY: dump(local.model.body)}, loss=loss)
+        return local.update({Part.BODY: dump(local.model.body)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -74,7 +74,7 @@ class FedProcClient:
             contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known, unit=True)
             return alpha * contrast + (1 - alpha) * cross_entropy(local.model.head(features), labels)
 
-        return train(local, loss)
+        return train(local, loss).loss
 
     def _only_prototypes(self, local: FitContext) -> bool:
         return self.gpc_from_start and local.round == 1 and local.rounds > 1

@@ -58,10 +58,10 @@ class FedProtoClient:
             drawn = intra_class(z := body(images), labels, head.prototypes, head.known > 0)
             return cross_entropy(head.own(z), labels) + self.lam * drawn
 
-        loss = train(local, objective)
+        trained = train(local, objective)
         local.memory.update({Part.BODY: dump(body), Part.HEAD: dump(head.own)})
         means = frequent(local, class_means(local, body), self.min_samples_per_class)
-        return local.update({Part.PROTOTYPES: named(means)}, loss=loss)
+        return local.update({Part.PROTOTYPES: named(means)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """Class means."""

@@ -45,8 +45,8 @@ class FedProxClient:
         self.install(local, received)
         model = local.model
         anchor = [parameter.detach().clone() for parameter in model.parameters()]
-        loss = train(local, lambda x, y: cross_entropy(model(x), y) + self.mu * proximal(model.parameters(), anchor))
-        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=loss)
+        trained = train(local, lambda x, y: cross_entropy(model(x), y) + self.mu * proximal(model.parameters(), anchor))
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

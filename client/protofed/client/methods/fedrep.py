@@ -47,9 +47,9 @@ class FedRepClient:
         with frozen(model.body):
             train(local, lambda x, y: cross_entropy(model(x), y), epochs=self.head_epochs)
         with frozen(model.head):
-            loss = train(local, lambda x, y: cross_entropy(model(x), y))
+            trained = train(local, lambda x, y: cross_entropy(model(x), y))
         local.memory[Part.HEAD] = dump(model.head)
-        return local.update({Part.BODY: dump(model.body)}, loss=loss)
+        return local.update({Part.BODY: dump(model.body)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -46,7 +46,7 @@ class FedRODClient:
         self.install(local, received)
         body, generic = local.model.body, local.model.head
         frequencies = local.data.label_frequencies()  # [C]
-        loss = train(local, lambda x, y: balanced_softmax(local.model(x), y, frequencies))
+        trained = train(local, lambda x, y: balanced_softmax(local.model(x), y, frequencies))
         sent = {Part.BODY: dump(body), Part.HEAD: dump(generic)}
         own = deepcopy(generic)
         load(
@@ -58,7 +58,7 @@ class FedRODClient:
         local.memory[Part.HEAD] = dump(own)
         # Both are linear in the features, so the site's prediction G f + P f is that of one head.
         load(generic, {name: sent[Part.HEAD][name] + array for name, array in local.memory[Part.HEAD].items()})
-        return local.update(sent, loss=loss)
+        return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """Body and G."""

@@ -56,9 +56,9 @@ class MOONClient:
                 loss = loss + self.mu * model_contrast(z, anchor(images), last(images), self.temperature)
             return loss
 
-        loss = train(local, objective)
+        trained = train(local, objective)
         local.memory[Part.BODY] = dump(body)
-        return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=loss)
+        return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

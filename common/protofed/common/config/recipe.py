@@ -35,6 +35,7 @@ from protofed.common.secure_sums.context import MOST as MOST_SUMMED
 from protofed.common.secure_sums.fixed_point import FixedPoint
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
+OptimizerName = Literal["sgd", "adam", "adamw"]
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
@@ -74,7 +75,7 @@ class Plan(StrictModel):
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
     drop_last: bool = False  # leave out an epoch's last, smaller batch
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"  # made anew in each round
+    optimizer: OptimizerName = "sgd"  # made anew in each round
     lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # of the first round
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sgd
     weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # of all parameters that are trained
