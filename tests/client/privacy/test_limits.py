@@ -137,11 +137,15 @@ def test_a_method_that_sends_neither_head_nor_prototypes_may_move_little() -> No
         ({"momentum": 0.5}, 0.1 * sum((1 - 0.5**t) / 0.5 for t in range(1, 9))),
         ({"schedule": "exponential", "lr_decay": 0.5}, 0.8 * 0.5**9),
         ({"schedule": "cosine"}, 0.8 * 0.0244717418524232),
+        ({"schedule": "step", "lr_decay": 0.1}, 0.8 * 0.01),
+        ({"warmup_rounds": 4}, 0.2),  # the first round moves least
+        ({"warmup_rounds": 20}, 0.8 / 20),  # 10 rounds are over before it is
+        ({"warmup_rounds": 2, "schedule": "step", "lr_decay": 0.1}, 0.8 * 0.01),  # the last one does
         ({"drop_last": True}, 0.6),
         ({"epochs": 5}, 2.0),
     ],
 )
-def test_movement_is_counted_in_the_last_round_with_momentum(plan: dict[str, Any], moved: float) -> None:
+def test_movement_is_counted_in_the_round_of_the_lowest_rate_with_momentum(plan: dict[str, Any], moved: float) -> None:
     asked = recipe(plan={**RECIPE["plan"], **plan})
     admit(asked, limits(min_step_sum=moved - 1e-6), FACTS)
     assert refused(asked, limits(min_step_sum=moved + 1e-6)) == "limits.min_step_sum"

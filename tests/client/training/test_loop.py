@@ -88,6 +88,10 @@ def test_optimizers(optimizer: str, decay: float, expected: float, local_of: Loc
     [
         ({"schedule": "constant", "lr_decay": 0.5}, {1: 0.8, 4: 0.8}),
         ({"schedule": "exponential", "lr_decay": 0.5}, {1: 0.8, 2: 0.4, 4: 0.1}),
+        ({"schedule": "step", "lr_decay": 0.1}, {1: 0.8, 2: 0.8, 3: 0.08, 4: 0.008}),
+        ({"schedule": "step", "lr_decay": 0.5, "lr_steps": [0.25]}, {1: 0.8, 2: 0.4, 4: 0.4}),
+        ({"warmup_rounds": 2}, {1: 0.4, 2: 0.8, 3: 0.8, 4: 0.8}),
+        ({"schedule": "exponential", "lr_decay": 0.5, "warmup_rounds": 4}, {1: 0.2, 2: 0.2, 3: 0.15, 4: 0.1}),
         ({"schedule": "cosine"}, {1: 0.8, 2: 0.4 * (1 + math.sqrt(0.5)), 3: 0.4, 4: 0.4 * (1 - math.sqrt(0.5))}),
     ],
 )

@@ -160,10 +160,10 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
     yield LimitCheck("steps", asked, f"at least {limits.steps}", steps >= limits.steps)
     if not facts.sends & LABELLED:
         return
-    # Rates only fall from round to round: the last one moves the least.
-    moved = step_sum(plan, steps * plan.epochs, plan.learning_rate(recipe.rounds, recipe.rounds))
+    moved = step_sum(plan, steps * plan.epochs, plan.lowest_rate(recipe.rounds))
     asked = (
-        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the last round"
+        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the round of "
+        "the lowest rate"
     )
     yield LimitCheck("min_step_sum", asked, f"at least {limits.min_step_sum:g}", moved >= limits.min_step_sum)
 
