@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -19,6 +18,7 @@ from protofed.client.method import (
     Step,
     Update,
     dump,
+    supervised,
     train,
 )
 from protofed.client.methods.fedavg import FedAvgClient
@@ -41,7 +41,7 @@ class Branched(FedAvgClient):
             ParameterGroup([*branch.corrections, branch.count]),  # need no gradient: kept, not trained
         ]
         after = partial(branch.after, local)
-        trained = train(local, lambda x, y: cross_entropy(model(x), y), groups, after=after)
+        trained = train(local, lambda x, y: supervised(local, model(x), y), groups, after=after)
         assert trained.steps == int(branch.count)
         kept = {**branch.v, **{f"c{n}": c for n, c in enumerate(branch.corrections)}, "alpha": branch.alpha}
         local.memory[Part.BODY] = {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
@@ -74,7 +74,7 @@ class _Branch:
 
         def mixed(images: Tensor, labels: Tensor) -> Tensor:
             values = {name: self.alpha * self.v[name] + (1 - self.alpha) * w[name].detach() for name in w}
-            return cross_entropy(functional_call(local.model, values, (images,)), labels)
+            return supervised(local, functional_call(local.model, values, (images,)), labels)
 
         step(mixed)
         self.alpha.clamp_(0, 1)

@@ -53,6 +53,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks
     "adam": {"lr": 0.001, "optimizer": "adam", "drop_last": True},
     "whole": {"lr": 0.1, "batch_size": 64, "schedule": "cosine"},
+    "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
 }
 
 
@@ -97,6 +98,7 @@ CASES: dict[str, Case] = {
     **{f"{method}-momentum": Case(method) for method in METHODS},
     **{f"{method}-single": Case(method, PLANS["single"]) for method in METHODS},
     "fedavg-adam": Case(plan=PLANS["adam"]),
+    "fedavg-by-class": Case(plan=PLANS["by-class"]),
     "fedprp-whole": Case("fedprp", PLANS["whole"]),
     **{f"{method}-norms": Case(method, model="normed") for method in ("fedavg", "fedprp")},
     **{f"{NAME}-{plan}": Case(NAME, PLANS[plan]) for plan in PLANS},

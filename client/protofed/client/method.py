@@ -37,6 +37,7 @@ from protofed.client.training.losses import (
     model_contrast,
     prototypical_contrast,
     proximal,
+    supervised,
 )
 from protofed.client.training.optimizer import ParameterGroup
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
@@ -92,6 +93,7 @@ __all__ = [
     "remembered",
     "site_models",
     "stacked",
+    "supervised",
     "train",
     "train_head",
 ]

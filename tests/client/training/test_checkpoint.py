@@ -42,6 +42,7 @@ PLANS = {
     "momentum": {"lr": 0.1, "momentum": 0.9, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "adam": {**ADAM, "weight_decay": 0.1},
     "adamw": {**ADAM, "optimizer": "adamw", "drop_last": True},
+    "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
 }
 
 

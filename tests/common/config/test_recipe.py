@@ -163,6 +163,9 @@ WRONG: list[tuple[str, Any]] = [
     ("plan__lr_decay", 1.5),
     ("plan__lr_steps", [0.5, 1.0]),
     ("plan__warmup_rounds", -1),
+    ("plan__loss", "focal"),
+    ("plan__tau", 0),
+    ("plan__sampling", "balanced"),
     ("plan__max_grad_norm", 0),
     ("plan__augmentation", "flip"),
     ("federation__min_sites", 0),
@@ -353,7 +356,10 @@ def test_equal_runs_have_equal_fingerprints_wherever_their_data_are() -> None:
     assert sound(plan={}).fingerprint() == sound(plan={"epochs": 1}).fingerprint()  # the default, said
 
 
-@pytest.mark.parametrize(("keys", "needed"), [({"lr_steps": [0.1]}, 'plan.schedule = "step"')])
+@pytest.mark.parametrize(
+    ("keys", "needed"),
+    [({"tau": 2.0}, 'plan.loss = "logit-adjustment"'), ({"lr_steps": [0.1]}, 'plan.schedule = "step"')],
+)
 def test_a_key_of_the_plan_that_nothing_uses_is_refused(keys: dict[str, Any], needed: str) -> None:
     with pytest.raises(ConfigError, match=needed):
         sound(plan=keys)
@@ -380,12 +386,14 @@ def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -
 
 
 PLAN_KEYS = {
+    "loss": "balanced-softmax",
+    "sampling": "class-balanced",
     "warmup_rounds": 3,
 }
 
 
 def test_newer_keys_of_the_plan_are_said_only_where_they_are_used() -> None:
-    assert not any(key in sound().wire() for key in (*PLAN_KEYS, "lr_steps"))  # 0.2.0 does not know them
+    assert not any(key in sound().wire() for key in (*PLAN_KEYS, "tau", "lr_steps"))  # 0.2.0 does not know them
     for key, value in PLAN_KEYS.items():
         used = sound(plan={key: value})
         assert parse_json(used.wire(), Recipe, "wire").plan == used.plan != sound().plan

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     ConfigError,
@@ -23,6 +22,7 @@ from protofed.client.method import (
     dump,
     load,
     mixture,
+    supervised,
     train,
 )
 
@@ -61,10 +61,10 @@ class CwFedAvgClient:
         weight, p = local.model.head.get_parameter("weight"), local.data.label_frequencies()  # [C, D], [C]
         if self.wdr:
             trained = train(
-                local, lambda x, y: cross_entropy(local.model(x), y) + self.wdr * distribution_gap(weight, p)
+                local, lambda x, y: supervised(local, local.model(x), y) + self.wdr * distribution_gap(weight, p)
             )
         else:
-            trained = train(local, lambda x, y: cross_entropy(local.model(x), y))
+            trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         shares = class_shares(weight.detach()) if self.shares == "norms" else p.to(weight)
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, self._shares_part: {"shares": shares.cpu().numpy()}}, loss=trained.loss)

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, ones
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     ClassRows,
@@ -29,6 +28,7 @@ from protofed.client.method import (
     named,
     remembered,
     stacked,
+    supervised,
     train,
     train_head,
 )
@@ -74,7 +74,7 @@ class FedPRPClient:
             features = body(images)
             intra = intra_class(features, labels, head.prototypes, head.known > 0)
             inter = inter_class(features, labels, centroids, eps.clamp_min(0), self.temperature, distance)
-            return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
+            return supervised(local, head.own(features), labels) + self.intra * intra + self.inter * inter
 
         trained = train(local, objective, [*body.parameters(), eps])
         head.set_prototypes(*stacked(named(means := class_means(local, body)), local.classes, head.prototypes))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -22,6 +21,7 @@ from protofed.client.method import (
     dump,
     frozen,
     load,
+    supervised,
     train,
 )
 
@@ -54,7 +54,7 @@ class FedRODClient:
             local.memory.get(Part.HEAD) or {name: torch.zeros(a.shape).numpy() for name, a in sent[Part.HEAD].items()},
         )
         with frozen(local.model):
-            train(local, lambda x, y: cross_entropy(generic(z := body(x)) + own(z), y), own.parameters())
+            train(local, lambda x, y: supervised(local, generic(z := body(x)) + own(z), y), own.parameters())
         local.memory[Part.HEAD] = dump(own)
         # Both are linear in the features, so the site's prediction G f + P f is that of one head.
         load(generic, {name: sent[Part.HEAD][name] + array for name, array in local.memory[Part.HEAD].items()})

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn.functional import cross_entropy
-
 from protofed.client.method import (
     FitContext,
     Part,
@@ -16,6 +14,7 @@ from protofed.client.method import (
     client_methods,
     dump,
     load,
+    supervised,
     train,
 )
 
@@ -37,6 +36,6 @@ class SoloClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train the site's model further, keep it in memory, send nothing but the loss."""
         self.install(local, received)
-        trained = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         local.memory.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)})
         return local.update({}, loss=trained.loss)

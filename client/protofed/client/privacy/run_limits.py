@@ -138,6 +138,11 @@ def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     plan, (least, most) = recipe.plan, limits.batches
     holds = least <= plan.batch_size <= most
     yield LimitCheck("batches", f"plan.batch_size = {plan.batch_size}", f"{least} to {most}", holds)
+    for key, name, chosen, named in (
+        ("losses", "plan.loss", plan.loss, limits.losses),
+        ("samplings", "plan.sampling", plan.sampling, limits.samplings),
+    ):
+        yield LimitCheck(key, f"{name} = '{chosen}'", ", ".join(sorted(named)) or "none", chosen in named)
     for key, name, value, limit in (
         ("epochs", "plan.epochs", plan.epochs, limits.epochs),
         ("lr", "plan.lr", plan.lr, limits.lr),

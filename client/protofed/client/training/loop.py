@@ -12,10 +12,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext
+from protofed.client.training.losses import supervised
 from protofed.client.training.optimizer import Optimizer, ParameterGroup
 from protofed.common.errors import CodecError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
@@ -87,7 +87,9 @@ def train(
     local.throughput.start()
     for progress.epoch in range(restore_epoch(local, state) + 1, epochs + 1):
         local.ranks.seed(local.rng.initial_seed(), local.train_calls, progress.epoch)
-        for images, labels in local.data.batches(plan.batch_size, local.rng, plan.augmentation, plan.drop_last):
+        for images, labels in local.data.batches(
+            plan.batch_size, local.rng, plan.augmentation, plan.drop_last, plan.sampling
+        ):
             local.check()
             state.total += step(images, labels, loss) * len(labels)  # stays on the device: no step waits for it
             state.examples += len(labels)
@@ -129,13 +131,13 @@ def frozen(module: nn.Module) -> Iterator[None]:
 
 
 def train_head(local: FitContext, head: nn.Module, epochs: int) -> Trained:
-    """Train a head on the cross-entropy of what it makes of the frozen body's features; as `train`.
+    """Train a head on the plan's loss of what it makes of the frozen body's features; as `train`.
 
     Without weight decay, as FedPRP's release trains its private heads: the plan's is the body's.
     """
     body, group = local.model.body, ParameterGroup(head.parameters(), weight_decay=0.0)
     with frozen(body):
-        return train(local, lambda x, y: cross_entropy(head(body(x)), y), [group], epochs)
+        return train(local, lambda x, y: supervised(local, head(body(x)), y), [group], epochs)
 
 
 def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tensor, Tensor]:

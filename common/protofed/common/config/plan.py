@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 from protofed.common.config.tables import Share, StrictModel
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
+LocalLoss = Literal["cross-entropy", "balanced-softmax", "logit-adjustment"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
+Sampling = Literal["shuffled", "class-balanced"]
 MOST_WARMUP = 10_000  # rounds: a site that checks a run goes through all of them
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
@@ -21,6 +23,9 @@ class Plan(StrictModel):
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
     batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
     drop_last: bool = False  # leave out an epoch's last, smaller batch
+    loss: LocalLoss = "cross-entropy"  # of class logits; the others make up for the site's class frequencies pi
+    tau: Annotated[float, Field(gt=0, le=1000)] = 1.0  # logit-adjustment: cross-entropy of logits + tau log pi
+    sampling: Sampling = "shuffled"  # class-balanced: each class that a site has as often, drawn with replacement
     optimizer: OptimizerName = "sgd"  # made anew in each round
     lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # of the first round, or at the end of the warm-up
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sgd
@@ -38,8 +43,9 @@ class Plan(StrictModel):
 
     @model_validator(mode="after")
     def _keys_in_use(self) -> Plan:
-        if self.lr_steps != Plan.model_fields["lr_steps"].default and self.schedule != "step":
-            raise ValueError('plan.lr_steps is for plan.schedule = "step"; set that, too, or remove it')
+        for key, user, value in (("tau", "loss", "logit-adjustment"), ("lr_steps", "schedule", "step")):
+            if getattr(self, key) != Plan.model_fields[key].default and getattr(self, user) != value:
+                raise ValueError(f'plan.{key} is for plan.{user} = "{value}"; set that, too, or remove it')
         return self
 
     def learning_rate(self, round: int, rounds: int) -> float:

@@ -32,7 +32,7 @@ def asked(
         "method": f"{recipe.method.name}{_options(recipe.method.options)}",
         "model": f"{recipe.model.name}{_options(recipe.model.options | begun_with)}{count}",
         "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
-        "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}",
+        "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}{_unusual(plan)}",
         "optimizer": f"{plan.optimizer}, momentum {plan.momentum:g}, weight decay {plan.weight_decay:g}, "
         f"largest gradient {'any' if plan.max_grad_norm is None else f'{plan.max_grad_norm:g}'}",
         "learning rate": f"{plan.lr:g}, {_rates(plan)}",
@@ -62,6 +62,17 @@ def broken(checks: Sequence[LimitCheck]) -> Iterator[str]:
     for check in checks:
         if not check.holds:
             yield f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
+
+
+def _unusual(plan: Plan) -> str:
+    """How examples are drawn, and by what loss, where it is other than by default."""
+    losses = {
+        "cross-entropy": "",
+        "balanced-softmax": ", by the balanced softmax",
+        "logit-adjustment": f", with logits adjusted by {plan.tau:g} log of class frequencies",
+    }
+    drawn = ", each class drawn as often" if plan.sampling == "class-balanced" else ""
+    return drawn + losses[plan.loss]
 
 
 def _rates(plan: Plan) -> str:
