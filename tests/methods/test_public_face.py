@@ -19,11 +19,11 @@ HALVES = [
 ]
 
 CLIENT = """
-Array ClassRows ClientMethod ConfigError CosineHead Distance Exchange ExchangingMethod FailureReason FitContext
-Loss Part Payload Personal PrototypeHead SiteId SplitModel SumForm SummableMethod TaskFailedError Tensors Update Weigher
-Weighting balanced_softmax class_means class_shares client_methods distribution_gap dump frequent frozen held
-inter_class intra_class load mixture model_contrast named prototypical_contrast proximal remembered stacked
-train train_head site_models
+Array ClassRows ClientMethod ConfigError CosineHead Distance Exchange ExchangingMethod FailureReason FitContext Loss
+ParameterGroup Part Payload Personal PrototypeHead SiteId SplitModel Step SumForm SummableMethod TaskFailedError
+Tensors Trained Update Weigher Weighting balanced_softmax class_means class_shares client_methods distribution_gap
+dump frequent frozen held inter_class intra_class load mixture model_contrast named prototypical_contrast proximal
+remembered site_models stacked supervised train train_head
 """
 SERVER = """
 Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean NOTHING OwnStartMethod Part Payload RoundContext

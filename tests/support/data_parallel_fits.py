@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from tests.support.branched import NAME, Branched
 from tests.support.round_contexts import round_context
 from torch import Tensor, nn
 
@@ -51,6 +53,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks
     "adam": {"lr": 0.001, "optimizer": "adam", "drop_last": True},
     "whole": {"lr": 0.1, "batch_size": 64, "schedule": "cosine"},
+    "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
 }
 
 
@@ -95,9 +98,13 @@ CASES: dict[str, Case] = {
     **{f"{method}-momentum": Case(method) for method in METHODS},
     **{f"{method}-single": Case(method, PLANS["single"]) for method in METHODS},
     "fedavg-adam": Case(plan=PLANS["adam"]),
+    "fedavg-by-class": Case(plan=PLANS["by-class"]),
     "fedprp-whole": Case("fedprp", PLANS["whole"]),
     **{f"{method}-norms": Case(method, model="normed") for method in ("fedavg", "fedprp")},
+    **{f"{NAME}-{plan}": Case(NAME, PLANS[plan]) for plan in PLANS},
+    f"{NAME}-norms": Case(NAME, model="normed"),
     "restart": Case("fedprp", model="normed", restart=True),
+    f"{NAME}-restart": Case(NAME, model="normed", restart=True),
     "called-off": Case(called_off=3),
     "fails-forward": Case(model="trapped", trap={"rank": 1, "at": 4, "what": "fail"}),
     "fails-backward": Case(model="trapped", trap={"rank": 1, "at": 4, "what": "fail-backward"}),
@@ -184,7 +191,7 @@ def site_of(other: bool = False, secret: bool = False) -> Site:
     models = frozenset(f"tests.support.data_parallel_fits:{name}" for name in ("plain", "normed", "trapped"))
     limits = unlimited(set(architectures))
     rules = PolicyRules(
-        methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models, limits=limits
+        methods=frozenset({*METHODS, NAME}), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models, limits=limits
     )
     lax = {"class_distribution_estimate": True, "min_samples_per_class": 1, "min_images_per_unit": 1}
     rules = rules.model_copy(update={**lax, "batch_order": "secret" if secret else "recipe"})
@@ -198,6 +205,22 @@ def site_of(other: bool = False, secret: bool = False) -> Site:
     )
 
 
+@contextmanager
+def method_of_tests() -> Iterator[None]:
+    """Within the `with` block a recipe may name `Branched`, which is no method of protofed; its server is FedAvg's."""
+    client, server = client_methods.build, server_methods.build
+
+    def client_half(name: str, *given: Any) -> Any:
+        return Branched() if name == NAME else client(name, *given)
+
+    def server_half(name: str, *given: Any) -> Any:
+        return server("fedavg" if name == NAME else name, *given)
+
+    with patch.object(client_methods, "build", client_half), patch.object(server_methods, "build", server_half):
+        yield
+
+
+@method_of_tests()
 def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> dict[str, Array]:
     """All that comes of the second round, by name."""
     recipe = case.recipe(alone)
@@ -266,6 +289,7 @@ def whole(made: SplitModel) -> Payload:
     return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
 
 
+@method_of_tests()
 def main(folder: Path, names: list[str]) -> None:
     """As one of the ranks."""
     torch.set_num_threads(1)

@@ -15,6 +15,8 @@ from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import (
     Loss,
+    Step,
+    Trained,
     Weigher,
     class_means,
     frequent,
@@ -35,7 +37,9 @@ from protofed.client.training.losses import (
     model_contrast,
     prototypical_contrast,
     proximal,
+    supervised,
 )
+from protofed.client.training.optimizer import ParameterGroup
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
@@ -53,16 +57,19 @@ __all__ = [
     "FailureReason",
     "FitContext",
     "Loss",
+    "ParameterGroup",
     "Part",
     "Payload",
     "Personal",
     "PrototypeHead",
     "SiteId",
     "SplitModel",
+    "Step",
     "SumForm",
     "SummableMethod",
     "TaskFailedError",
     "Tensors",
+    "Trained",
     "Update",
     "Weigher",
     "Weighting",
@@ -86,6 +93,7 @@ __all__ = [
     "remembered",
     "site_models",
     "stacked",
+    "supervised",
     "train",
     "train_head",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import branched
 from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage import files
 from protofed.server.method import server_methods
 
-METHODS = sorted(client_methods)
+METHODS = [*sorted(client_methods), branched.NAME]
 CLASSES = 3
 ROUND = 2
 TASK = Task(TaskKind.FIT, "run", ROUND, "n1", None, 0, 60.0)
@@ -41,6 +42,7 @@ PLANS = {
     "momentum": {"lr": 0.1, "momentum": 0.9, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "adam": {**ADAM, "weight_decay": 0.1},
     "adamw": {**ADAM, "optimizer": "adamw", "drop_last": True},
+    "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
 }
 
 
@@ -95,8 +97,9 @@ class Case:
 
     def __post_init__(self) -> None:
         options = {"head_epochs": 2} if self.name == "fedprp" else {}
-        self.method = client_methods.build(self.name, options)
-        server = server_methods.build(self.name, {})
+        own = self.name == branched.NAME
+        self.method = branched.Branched() if own else client_methods.build(self.name, options)
+        server = server_methods.build("fedavg" if own else self.name, {})
         state = server.init(whole(model()), round_context(CLASSES))
         local = local_of(self.plan, {}, NoCheckpoints(), lambda: None, round=1)
         update = self.method.fit(local, server.broadcast(state, "ann"))

@@ -93,10 +93,13 @@ def broadcast(recipe: Recipe) -> Payload:
 
 
 @pytest.mark.parametrize("method", sorted(client_methods))
-@pytest.mark.parametrize("augmentation", ["none", "crop-flip-rotate"])
-def test_a_fit_waits_as_often_whatever_the_number_of_its_batches(method: str, augmentation: str) -> None:
-    plan = {"batch_size": BATCH, "max_grad_norm": 1.0, "momentum": 0.9, "augmentation": augmentation}
-    recipe = small_recipe(method, plan=plan)
+@pytest.mark.parametrize(
+    "plan",
+    [{}, {"augmentation": "crop-flip-rotate"}, {"loss": "balanced-softmax", "sampling": "class-balanced"}],
+    ids=lambda plan: "-".join(plan.values()) or "none",
+)
+def test_a_fit_waits_as_often_whatever_the_number_of_its_batches(method: str, plan: dict[str, str]) -> None:
+    recipe = small_recipe(method, plan={"batch_size": BATCH, "max_grad_norm": 1.0, "momentum": 0.9, **plan})
     received = broadcast(recipe)
     half = client_methods.build(method, {})
     few, many = (waits(partial(half.fit, site(recipe, 2, batches), received)) for batches in (5, 20))

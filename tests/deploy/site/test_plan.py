@@ -26,6 +26,7 @@ from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import DirectLink, simulation
 from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
+from protofed.deploy.site.plan_request import asked
 from protofed.deploy.site.plan_sight import NOTHING
 from protofed.testing.small_recipe import small_recipe
 
@@ -328,6 +329,26 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     unknown = site_plan(read, policy("fednh"))
     assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
     assert site_plan(read).limits == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "about", "said"),
+    [
+        ({}, "plan", "1 epochs a round in batches of 32"),
+        ({"loss": "logit-adjustment", "tau": 0.5}, "plan", "logits adjusted by 0.5 log of class frequencies"),
+        ({"loss": "balanced-softmax"}, "plan", "by the balanced softmax"),
+        ({"sampling": "class-balanced"}, "plan", "each class drawn as often"),
+        ({"schedule": "step", "lr_decay": 0.1}, "learning rate", "0.05, times 0.1 after 50%, 75% of the rounds"),
+        ({"warmup_rounds": 5}, "learning rate", "0.05, in every round, rising to it over 5 rounds"),
+    ],
+)
+def test_what_a_recipe_asks_of_training_is_said(
+    plan: dict[str, Any], about: str, said: str, recipe_of: RecipeOf
+) -> None:
+    lines = asked(recipe_of("fedavg", plan={"epochs": 1, "batch_size": 32, "lr": 0.05, **plan}))
+    assert said in lines[about]
+    usual = asked(recipe_of("fedavg", plan={"epochs": 1, "batch_size": 32, "lr": 0.05}))
+    assert (lines == usual) == (not plan)
 
 
 def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn.functional import cross_entropy
-
 from protofed.client.method import (
     FitContext,
     Part,
@@ -18,6 +16,7 @@ from protofed.client.method import (
     client_methods,
     dump,
     load,
+    supervised,
     train,
 )
 
@@ -45,8 +44,8 @@ class FedAvgClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """w_k <- SGD(w), the inner loop of ClientUpdate."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
-        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

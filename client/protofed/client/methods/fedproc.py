@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from protofed.client.method import (
     ClassRows,
@@ -26,6 +26,7 @@ from protofed.client.method import (
     named,
     prototypical_contrast,
     stacked,
+    supervised,
     train,
 )
 
@@ -72,9 +73,9 @@ class FedProcClient:
         def loss(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             features = local.model.body(images)
             contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known, unit=True)
-            return alpha * contrast + (1 - alpha) * cross_entropy(local.model.head(features), labels)
+            return alpha * contrast + (1 - alpha) * supervised(local, local.model.head(features), labels)
 
-        return train(local, loss)
+        return train(local, loss).loss
 
     def _only_prototypes(self, local: FitContext) -> bool:
         return self.gpc_from_start and local.round == 1 and local.rounds > 1

@@ -159,6 +159,11 @@ class FitContext:
     train_calls: int = 0
     ranks: Ranks = field(default_factory=SingleProcess)
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.plan.learning_rate(self.round, self.rounds)
+
     def update(self, payload: Payload, **metrics: float) -> Update:
         """The update that this site offers; the policy decides what of it leaves.
 
