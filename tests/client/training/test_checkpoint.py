@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.brief_fits import brief
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -93,8 +94,7 @@ class Case:
     plan: dict[str, Any]
 
     def __post_init__(self) -> None:
-        options = {"head_epochs": 2} if self.name == "fedprp" else {}
-        self.method = client_methods.build(self.name, options)
+        self.method = client_methods.build(self.name, brief(self.name))
         server = server_methods.build(self.name, {})
         state = server.init(whole(model()), CLASSES)
         local = local_of(self.plan, {}, NoCheckpoints(), lambda: None, round=1)
