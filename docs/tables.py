@@ -28,7 +28,6 @@ from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
-from protofed.common.citations import PAPERS
 from protofed.common.config import data, recipe, settings
 from protofed.common.config.tables import Input
 from protofed.common.monitoring.metric import table as metrics_table
@@ -220,7 +219,7 @@ def methods() -> str:
             f"`{name}`",
             ", ".join(f"`{part}`" for part in sorted(sends(name))) or "nothing but the loss",
             predicts[client_methods.get(name).personal],
-            PAPERS[name].source or "–",
+            server_methods.about(name).source or "–",
         ]
         for name in client_methods
     ]

@@ -17,6 +17,13 @@ def test_both_halves_are_registered_under_the_same_names() -> None:
     assert sorted(server_methods) == METHODS
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_title_of_its_own(name: str) -> None:
+    titles = [server_methods.about(other).title for other in METHODS]
+    assert server_methods.about(name).title != name
+    assert titles.count(server_methods.about(name).title) == 1
+
+
 class TestMethods(MethodConformance):
     @pytest.fixture(params=METHODS)
     def method(self, request: pytest.FixtureRequest) -> str:

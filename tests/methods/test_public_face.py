@@ -26,8 +26,9 @@ inter_class intra_class load mixture model_contrast named prototypical_contrast 
 train train_head
 """
 SERVER = """
-NOTHING Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean Part Payload ServerMethod SiteId StateError SumForm
-SummableMethod Sums TensorSpec Tensors Update Weighting describe like prototype_rows server_methods unit weight_of
+NOTHING Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean Method Part Payload ServerMethod SiteId StateError
+SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe like prototype_rows server_methods unit
+weight_of
 """
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
-from protofed.common.registry import Registry
+from protofed.common.registry import Method, Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.secure_sums.sums import Sums
 from protofed.common.tensors import HolderMeans, Mean, unit
@@ -28,6 +28,7 @@ __all__ = [
     "ExpectedUpdate",
     "HolderMeans",
     "Mean",
+    "Method",
     "Part",
     "Payload",
     "ServerMethod",

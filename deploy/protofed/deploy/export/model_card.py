@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from protofed.common.citations import paper
 from protofed.common.config.tables import Input
 from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
 from protofed.deploy.export.run_facts import RunFacts
+from protofed.server.method import server_methods
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
@@ -76,7 +76,7 @@ def _alerts(facts: ModelFacts, run_facts: RunFacts | None) -> list[str]:
 
 def _description(facts: ModelFacts, run_facts: RunFacts | None) -> str:
     origin, spec = facts.origin, facts.model
-    trained = paper(origin.method.name).cited
+    trained = server_methods.about(origin.method.name).cited
     text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained}"
     if origin.kind == "personal":
         return f"{text} for site {origin.site}: it is fitted to that site's images and class frequencies."
