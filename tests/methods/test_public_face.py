@@ -19,16 +19,16 @@ HALVES = [
 ]
 
 CLIENT = """
-Array ClassRows ClientMethod ConfigError CosineHead Distance FailureReason FitContext Loss Part Payload
-Personal PrototypeHead SiteId SplitModel SumForm SummableMethod TaskFailedError Tensors Update Weigher
-Weighting balanced_softmax class_means class_shares client_methods distribution_gap dump frequent frozen held
-inter_class intra_class load mixture model_contrast named prototypical_contrast proximal remembered stacked
-train train_head
+Array ClassRows ClientMethod ComparedBy ComparingMethod ConfigError CosineHead Distance FailureReason FitContext Loss
+MethodHead Part Payload Personal PrototypeHead SiteId SplitModel SumForm SummableMethod TaskFailedError Tensors Update
+Weigher Weighting balanced_softmax class_means class_shares client_methods distribution_gap dump frequent frozen held
+inter_class intra_class load mixture model_contrast named prototypical_contrast proximal remembered stacked train
+train_head
 """
 SERVER = """
-NOTHING Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean Method Part Payload ServerMethod SiteId StateError
-SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe like prototype_rows server_methods unit
-weight_of
+Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING Part Payload ServerMethod
+SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe like prototype_rows
+server_methods unit weight_of
 """
 
 

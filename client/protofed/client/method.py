@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixture
 from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.context import FitContext
@@ -45,12 +45,15 @@ __all__ = [
     "Array",
     "ClassRows",
     "ClientMethod",
+    "ComparedBy",
+    "ComparingMethod",
     "ConfigError",
     "CosineHead",
     "Distance",
     "FailureReason",
     "FitContext",
     "Loss",
+    "MethodHead",
     "Part",
     "Payload",
     "Personal",
@@ -123,6 +126,12 @@ class ClientMethod(Protocol):
         Raises:
             TaskFailedError: the site cannot do the task.
         """
+
+
+class ComparingMethod(ClientMethod, Protocol):
+    """A client half that compares features with prototypes elsewhere than in its head, as in its loss: for figures."""
+
+    compared_by: ClassVar[ComparedBy]
 
 
 class SummableMethod(ClientMethod, Protocol):

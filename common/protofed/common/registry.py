@@ -28,12 +28,14 @@ class Method:
         title: in prose.
         source: authors, venue and year of its paper; empty: there is none.
         client_options: the fields of its client half, so that the server half can tell its options from typos.
+        sends_nothing: its sites keep all that they train.
     """
 
     name: str
     title: str
     source: str = ""
     client_options: tuple[str, ...] = ()
+    sends_nothing: bool = False
 
     @property
     def cited(self) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
@@ -24,6 +24,7 @@ __all__ = [
     "NOTHING",
     "Array",
     "ClassRows",
+    "ClasswiseMethod",
     "ConfigError",
     "ExpectedUpdate",
     "HolderMeans",
@@ -84,6 +85,14 @@ class ServerMethod(Protocol):
 
     def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
         """The next state; `updates` come in site order and can be read once."""
+
+
+@runtime_checkable
+class ClasswiseMethod(ServerMethod, Protocol):
+    """A server half with a model of each class, which `protofed export` can write."""
+
+    def class_model(self, state: Payload, c: int) -> Payload:
+        """The model of class `c`, BODY and HEAD."""
 
 
 class SummableMethod(ServerMethod, Protocol):

@@ -40,7 +40,7 @@ def card(facts: ModelFacts, files: Iterable[str], difference: float | None, run_
     first = [f"# {_title(facts)}", *_alerts(facts, run_facts), _description(facts, run_facts)]
     sections = (
         *first,
-        f"## Input and output\n\n{_input(facts)}\n\n{HEADS[facts.model.head]} "
+        f"## Input and output\n\n{_input(facts)}\n\n{HEADS.get(facts.model.head, _own_head(facts))} "
         "`probabilities` are their softmax. The predicted class is the one with the largest.",
         f"## Classes\n\n{_classes(facts)}",
         f"## Scores\n\n{_scores(facts)}",
@@ -136,6 +136,10 @@ def _input(facts: ModelFacts) -> str:
     )
 
 
+def _own_head(facts: ModelFacts) -> str:
+    return f"`logits` come from a head of the method's own, `{facts.model.head}`."
+
+
 def _values(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
@@ -215,7 +219,8 @@ def _limits(facts: ModelFacts) -> str:
     if facts.origin.kind == "personal":
         points.append("It was fitted to one site, and its weights may tell of that site's data: decide who gets it.")
     elif facts.origin.kind != "global":
-        points.append("It is one ingredient of cwFedAVG's mixtures, not a detector of its class.")
+        title = server_methods.about(facts.origin.method.name).title
+        points.append(f"It is one ingredient of the mixtures of {title}, not a detector of its class.")
     return "\n".join(f"- {point}" for point in points)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from protofed.server.method import ExpectedUpdate, Method, Payload, SiteId, Update, server_methods
 
 
-@server_methods.register(Method("solo", "training alone"))
+@server_methods.register(Method("solo", "training alone", sends_nothing=True))
 @dataclass(frozen=True)
 class SoloServer:
     """All sites begin with the same model; nothing comes back."""
