@@ -11,7 +11,7 @@ import torch
 from tests.gpu.fits import CLASSES, TOLERANCE, difference, exact, examples, fit_context, update_of
 from tests.gpu.plan import Proof, at_most, judged, skipped
 from tests.gpu.report import Finding, Found, Status
-from tests.support.brief_fits import brief
+from tests.support.method_facts import brief
 from torch import Tensor
 
 from protofed.client.data.site_data import CPU

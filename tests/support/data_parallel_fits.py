@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from tests.support.brief_fits import brief
+from tests.support.method_facts import METHODS, brief
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -29,7 +29,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks
-from protofed.client.method import FitContext, Personal, client_methods, load, train
+from protofed.client.method import FitContext, Personal, load, train
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.limits import unlimited
@@ -48,7 +48,6 @@ from protofed.server.method import server_methods
 
 ALONE = -1  # a rank that there is not
 EXAMPLES = 11
-METHODS = tuple(sorted(client_methods))
 HERE = "tests.support.data_parallel_fits"
 TWINS = f"{HERE}:TWIN_METHOD"
 PLANS: dict[str, dict[str, Any]] = {

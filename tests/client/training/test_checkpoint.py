@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.brief_fits import brief
+from tests.support.method_facts import METHODS, brief
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -31,7 +31,6 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage import files
 from protofed.server.method import server_methods
 
-METHODS = sorted(client_methods)
 CLASSES = 3
 ROUND = 2
 TASK = Task(TaskKind.FIT, "run", ROUND, "n1", None, 0, 60.0)
