@@ -95,4 +95,4 @@ def test_fedrods_generic_head_has_its_own_loss_whatever_the_plan_says(site: Call
     plain, adjusted = (FedRODClient().fit(local, received).payload for local in locals_)
     assert same_tensors(plain, adjusted)
     own = [local.memory[Part.HEAD]["bias"] for local in locals_]
-    assert not np.array_equal(*own)
+    assert not np.array_equal(own[0], own[1])

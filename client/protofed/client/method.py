@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.context import FitContext
@@ -49,6 +49,8 @@ __all__ = [
     "Array",
     "ClassRows",
     "ClientMethod",
+    "ComparedBy",
+    "ComparingMethod",
     "ConfigError",
     "CosineHead",
     "Distance",
@@ -57,6 +59,7 @@ __all__ = [
     "FailureReason",
     "FitContext",
     "Loss",
+    "MethodHead",
     "ParameterGroup",
     "Part",
     "Payload",
@@ -140,6 +143,12 @@ class ExchangingMethod(ClientMethod, Protocol):
     """A client half of a method that moves models between single sites: each of them must allow it."""
 
     exchanges: ClassVar[frozenset[Exchange]]
+
+
+class ComparingMethod(ClientMethod, Protocol):
+    """A client half that compares features with prototypes elsewhere than in its head, as in its loss: for figures."""
+
+    compared_by: ClassVar[ComparedBy]
 
 
 class SummableMethod(ClientMethod, Protocol):

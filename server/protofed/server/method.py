@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
-from protofed.common.registry import Registry
+from protofed.common.registry import Method, Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.secure_sums.sums import Sums
 from protofed.common.tensors import HolderMeans, Mean, is_buffer, unit
@@ -24,10 +24,12 @@ __all__ = [
     "NOTHING",
     "Array",
     "ClassRows",
+    "ClasswiseMethod",
     "ConfigError",
     "ExpectedUpdate",
     "HolderMeans",
     "Mean",
+    "Method",
     "OwnStartMethod",
     "Part",
     "Payload",
@@ -107,6 +109,14 @@ class ServerMethod(Protocol):
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The next state; `updates` come in site order and can be read once."""
+
+
+@runtime_checkable
+class ClasswiseMethod(ServerMethod, Protocol):
+    """A server half with a model of each class, which `protofed export` can write."""
+
+    def class_model(self, state: Payload, c: int) -> Payload:
+        """The model of class `c`, BODY and HEAD."""
 
 
 class SummableMethod(ServerMethod, Protocol):

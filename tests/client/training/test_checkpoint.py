@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from tests.support import branched
+from tests.support.method_facts import METHODS as REGISTERED
+from tests.support.method_facts import brief
 from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
@@ -32,7 +34,7 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage import files
 from protofed.server.method import server_methods
 
-METHODS = [*sorted(client_methods), branched.NAME]
+METHODS = [*REGISTERED, branched.NAME]
 CLASSES = 3
 ROUND = 2
 TASK = Task(TaskKind.FIT, "run", ROUND, "n1", None, 0, 60.0)
@@ -96,9 +98,8 @@ class Case:
     plan: dict[str, Any]
 
     def __post_init__(self) -> None:
-        options = {"head_epochs": 2} if self.name == "fedprp" else {}
         own = self.name == branched.NAME
-        self.method = branched.Branched() if own else client_methods.build(self.name, options)
+        self.method = branched.Branched() if own else client_methods.build(self.name, brief(self.name))
         server = server_methods.build("fedavg" if own else self.name, {})
         state = server.init(whole(model()), round_context(CLASSES))
         local = local_of(self.plan, {}, NoCheckpoints(), lambda: None, round=1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.method_facts import METHODS, SENDING, SUMMABLE
 
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import GateContext, Policy, Released
@@ -30,7 +31,6 @@ from protofed.deploy.site.plan_request import asked
 from protofed.deploy.site.plan_sight import NOTHING
 from protofed.testing.small_recipe import small_recipe
 
-METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]
 SECURE = {"min_sites": 3, "secure": True}
 
@@ -115,13 +115,13 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
         assert plain_run.refusals
         assert {tensor.refused_by for tensor in plain_run.outgoing} <= {"methods"}
         return
-    if name == "open" or (name, method) == ("standard", "solo"):  # alone, nothing is sent
+    if name == "open" or method not in SENDING:
         assert plain_run.refusals == ()
         assert {tensor.refused_by for tensor in plain_run.outgoing} <= {None}
     else:
         assert "federation.secure = true" in plain_run.refusals[0]
         assert "secure" in {tensor.refused_by for tensor in plain_run.outgoing}
-    if method not in ("solo", "cwfedavg"):
+    if method in SUMMABLE:
         summed = site_plan(recipe_of(method, federation=SECURE), site)
         assert summed.refusals == ()
         assert {tensor.refused_by for tensor in summed.outgoing} == {None}
@@ -407,7 +407,7 @@ def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
         site_plan(small_recipe("solo", federation=federation))
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("solo", "cwfedavg")])
+@pytest.mark.parametrize("method", SUMMABLE)
 def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
     plain_plan, summed = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
     form = form_of(client_methods.build(method, {}), method)

@@ -11,6 +11,7 @@ from torch.nn.functional import normalize
 
 from protofed.client.method import (
     ClassRows,
+    ComparedBy,
     FitContext,
     Part,
     Payload,
@@ -38,6 +39,7 @@ class FedProcClient:
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
+    compared_by: ClassVar[ComparedBy] = "direction"
 
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
     gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released

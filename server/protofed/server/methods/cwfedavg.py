@@ -12,6 +12,7 @@ from protofed.server.method import (
     ConfigError,
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -28,7 +29,7 @@ from protofed.server.method import (
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 
-@server_methods.register(cwfedavg=("wdr",))
+@server_methods.register(Method("cwfedavg", "cwFedAVG", "Lee and Choi, arXiv 2406.07800v1", client_options=("wdr",)))
 @dataclass(frozen=True)
 class CwFedAvgServer:
     """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G.

@@ -13,6 +13,7 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -26,7 +27,9 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register("cwfedavg-private")
+@server_methods.register(
+    Method("cwfedavg-private", "cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1")
+)
 @dataclass(frozen=True)
 class CwFedAvgPrivateServer:
     """Body and head: FedAvg, for training. Class heads: the mean of the heads of the sites that have the class.

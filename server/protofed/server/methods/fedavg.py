@@ -9,6 +9,7 @@ from typing import ClassVar
 from protofed.server.method import (
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -23,7 +24,13 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register("fedavg", ditto=("lam", "reference"), fedprox=("mu",), fedrod=(), moon=("mu", "temperature"))
+@server_methods.register(
+    Method("fedavg", "FedAvg", "McMahan et al., AISTATS 2017"),
+    Method("ditto", "Ditto", "Li et al., ICML 2021", client_options=("lam", "reference")),
+    Method("fedprox", "FedProx", "Li et al., MLSys 2020", client_options=("mu",)),
+    Method("fedrod", "FedROD", "Chen and Chao, ICLR 2022"),
+    Method("moon", "MOON", "Li et al., CVPR 2021", client_options=("mu", "temperature")),
+)
 @dataclass(frozen=True)
 class FedAvgServer:
     """w <- sum_k p_k w_k over the round's sites."""

@@ -16,6 +16,7 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -33,7 +34,9 @@ from protofed.server.methods.maximal_separation import maxsep, orthogonal
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
 
-@server_methods.register(fednh=("means", "min_samples_per_class"))
+@server_methods.register(
+    Method("fednh", "FedNH", "Dai et al., AAAI 2023", client_options=("means", "min_samples_per_class"))
+)
 @dataclass(frozen=True)
 class FedNHServer:
     """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""

@@ -14,6 +14,7 @@ from protofed.server.method import (
     Array,
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -86,7 +87,7 @@ class FedOptServer(ABC):
         """ServerOpt: a tensor [...] one step along the pseudo-gradient, and its moments, which are `old` next time."""
 
 
-@server_methods.register("fedavgm")
+@server_methods.register(Method("fedavgm", "FedAvgM", "Hsu et al., 2019"))
 @dataclass(frozen=True)
 class FedAvgMServer(FedOptServer):
     """m <- beta m + delta; w <- w + eta m."""
@@ -119,7 +120,7 @@ class AdaptiveServer(FedOptServer):
         """The next v, from this one and delta^2."""
 
 
-@server_methods.register("fedadam")
+@server_methods.register(Method("fedadam", "FedAdam", "Reddi et al., ICLR 2021"))
 @dataclass(frozen=True)
 class FedAdamServer(AdaptiveServer):
     """v <- beta2 v + (1 - beta2) delta^2."""
@@ -129,7 +130,7 @@ class FedAdamServer(AdaptiveServer):
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
-@server_methods.register("fedyogi")
+@server_methods.register(Method("fedyogi", "FedYogi", "Reddi et al., ICLR 2021"))
 @dataclass(frozen=True)
 class FedYogiServer(AdaptiveServer):
     """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""

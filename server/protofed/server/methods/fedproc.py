@@ -12,6 +12,7 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -27,7 +28,14 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedproc=("gpc_from_start", "min_samples_per_class", "prototypes"))
+@server_methods.register(
+    Method(
+        "fedproc",
+        "FedProc",
+        "Mu et al., 2021",
+        client_options=("gpc_from_start", "min_samples_per_class", "prototypes"),
+    )
+)
 @dataclass(frozen=True)
 class FedProcServer:
     """w <- sum_k p_k w_k; c_j <- mean of the class means of the sites that hold class j."""

@@ -10,6 +10,7 @@ from protofed.server.method import (
     ClassRows,
     ExpectedUpdate,
     HolderMeans,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -22,7 +23,9 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedproto=("lam", "min_samples_per_class"))
+@server_methods.register(
+    Method("fedproto", "FedProto", "Tan et al., AAAI 2022", client_options=("lam", "min_samples_per_class"))
+)
 @dataclass(frozen=True)
 class FedProtoServer:
     """C_j <- mean of the class means of the sites that hold class j: eq. (6) as released, without |D_ij| / N_j."""

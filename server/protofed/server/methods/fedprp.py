@@ -15,6 +15,7 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -40,7 +41,7 @@ OF_CLIENT = (
 )
 
 
-@server_methods.register(fedprp=OF_CLIENT)
+@server_methods.register(Method("fedprp", "FedPRP", "Guo et al., TNNLS 2024", client_options=OF_CLIENT))
 @dataclass(frozen=True)
 class FedPRPServer:
     """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over holders + (1 - beta) P_c, eq. (8)."""

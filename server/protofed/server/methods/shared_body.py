@@ -9,6 +9,7 @@ from typing import ClassVar
 from protofed.server.method import (
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -23,7 +24,10 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedper=(), fedrep=("head_epochs",))
+@server_methods.register(
+    Method("fedper", "FedPer", "Arivazhagan et al., 2019"),
+    Method("fedrep", "FedRep", "Collins et al., ICML 2021", client_options=("head_epochs",)),
+)
 @dataclass(frozen=True)
 class SharedBodyServer:
     """Body <- sum_k p_k body_k over the round's sites; heads stay at the sites: there is no model of all."""
@@ -59,7 +63,7 @@ class SharedBodyServer:
         return {**state, **sums.averaged(state)}
 
 
-@server_methods.register(fedbabu=("finetune_epochs",))
+@server_methods.register(Method("fedbabu", "FedBABU", "Oh et al., ICLR 2022", client_options=("finetune_epochs",)))
 @dataclass(frozen=True)
 class FedBABUServer(SharedBodyServer):
     """The same; but all sites train their body for the one first head, so that both together are a global model."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protofed.server.method import ExpectedUpdate, Payload, RoundContext, SiteId, Update, server_methods
+from protofed.server.method import ExpectedUpdate, Method, Payload, RoundContext, SiteId, Update, server_methods
 
 
-@server_methods.register("solo")
+@server_methods.register(Method("solo", "training alone", sends_nothing=True))
 @dataclass(frozen=True)
 class SoloServer:
     """All sites begin with the same model; nothing comes back."""
