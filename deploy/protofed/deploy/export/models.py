@@ -13,6 +13,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel, put_head
 from protofed.client.models.split import SplitModel, load
 from protofed.client.training.context import FitContext
+from protofed.client.training.own_buffers import with_own_buffers
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -172,4 +173,5 @@ def _install(
         rng=torch.Generator().manual_seed(0),
         memory={part: dict(tensors) for part, tensors in memory.items()},
     )
-    client_methods.build(recipe.method.name, recipe.method.options).install(local, received)
+    half = client_methods.build(recipe.method.name, recipe.method.options)
+    half.install(local, with_own_buffers(received, local))
