@@ -128,8 +128,8 @@ def test_apfl_by_hand(local_of: LocalOf) -> None:
         step(mixed)
         alpha.clamp_(0, 1)
 
-    groups = [*w, ParameterGroup(v), ParameterGroup([alpha], momentum=0.0, max_grad_norm=math.inf)]
-    assert train(local, product(*w), groups, after=after).steps == 1
+    mixture = ParameterGroup([alpha], momentum=0.0, max_grad_norm=math.inf)
+    assert train(local, product(*w), [*w, ParameterGroup(v), mixture], after=after).steps == 1
     # w: gradient (2, 1). Then v_bar = .5 (3, 1) + .5 (.8, 1.9) = (1.9, 1.45), where the gradient is (1.45, 1.9).
     assert numbers(*w) == pytest.approx([0.8, 1.9], abs=1e-12)
     assert numbers(*v) == pytest.approx([3 - 0.1 * 0.5 * 1.45, 1 - 0.1 * 0.5 * 1.9], abs=1e-12)
@@ -209,7 +209,7 @@ def test_a_further_loss_that_is_not_finite_ends_the_task(local_of: LocalOf) -> N
     groups = [*local.model.parameters(), v]
     bad = product(v, torch.tensor(math.nan))
     with pytest.raises(TaskFailedError) as failed:
-        train(local, product(*of_model(local)), groups, after=lambda step: step(bad) and None)
+        train(local, product(*of_model(local)), groups, after=lambda step: step(bad))
     assert failed.value.reason is FailureReason.NUMERIC
     assert local.fit_progress.epoch == 1
 
