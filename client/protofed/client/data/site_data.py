@@ -306,7 +306,8 @@ def class_balanced(labels: Tensor, order: Tensor, rng: torch.Generator) -> Tenso
         rng: of the CPU.
     """
     by_class = labels.argsort(stable=True)  # the examples of the first class, then those of the next, …
-    _, counts = torch.unique(labels, return_counts=True)  # [P] of the classes that there are
+    counts = labels.bincount()
+    counts = counts[counts > 0]  # [P] of the classes that there are
     first_of_more = torch.randint(len(counts), (), generator=rng)  # by chance, or low classes would be drawn more
     drawn = (order + first_of_more) % len(counts)  # [N] which class
     # In float64 a number below 1 times a count stays below the count.
