@@ -83,10 +83,10 @@ def test_an_image_of_the_test_set_is_none_whatever_set_it_stands_in() -> None:
 
 
 def test_a_training_set_that_is_the_test_set_is_refused(tmp_path: Path) -> None:
-    same = {"images": np.arange(48, dtype=np.uint8).reshape(12, 2, 2, 1), "labels": np.arange(12) % 2}
-    arrays = {f"{split}_{name}": array for split in ("train", "test") for name, array in same.items()}
-    np.savez(tmp_path / "set.npz", **arrays)
-    own = Data.model_validate({"source": "npz", "root": str(tmp_path / "set.npz"), "auxiliary_per_class": 1})
+    images_, labels = np.arange(48, dtype=np.uint8).reshape(12, 2, 2, 1), np.arange(12) % 2
+    same = tmp_path / "set.npz"
+    np.savez(same, train_images=images_, train_labels=labels, test_images=images_, test_labels=labels)
+    own = Data.model_validate({"source": "npz", "root": str(same), "auxiliary_per_class": 1})
     with pytest.raises(DataError, match="auxiliary_per_class"):
         load_test(own, SMALL, 2)
 
@@ -99,8 +99,8 @@ def test_a_class_with_too_few_images_is_named(each: int) -> None:
 
 
 def test_a_set_with_test_images_alone_has_none(tmp_path: Path) -> None:
-    only = {"test_images": np.zeros((4, 2, 2, 1), np.uint8), "test_labels": np.arange(4) % 2}
-    np.savez(tmp_path / "test.npz", **only)
+    images_, labels = np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2
+    np.savez(tmp_path / "test.npz", test_images=images_, test_labels=labels)
     own = {"source": "npz", "root": str(tmp_path / "test.npz")}
     assert load_test(Data.model_validate(own), SMALL, 2).auxiliary is None
     with pytest.raises(DataError):

@@ -42,8 +42,7 @@ def asked(evaluator: str = "e", **fields: Any) -> Refining:
 
 
 def collected(round: int) -> Collecting:
-    known = {"size": 2, "quorum": 2, "opened": 0.0, "reported": frozenset("a"), "quorum_at": None}
-    return Collecting(round, 1, frozenset("ab"), **known)
+    return Collecting(round, 1, frozenset("ab"), size=2, quorum=2, opened=0.0, reported=frozenset("a"))
 
 
 @pytest.mark.parametrize(("round", "to_refine"), [(0, False), (1, True)])

@@ -197,11 +197,9 @@ def test_every_pair_is_answered_by_a_well_typed_phase_and_its_effects(phase: Pha
 def test_no_pair_leads_where_the_drawing_has_no_arrow(phase: Phase, event: Event) -> None:
     answer, effects = advance(rules(), phase, event)
     if isinstance(answer, Refining) and isinstance(phase, Refining):
-        asked, given_up = answer.asked - phase.asked, phase.asked - answer.asked
-        assert [type(effect) for effect in effects] == [
-            *([AskRefinement] if asked else []),
-            *([Recall] if given_up and isinstance(event, Tick) else []),
-        ]
+        recalled = phase.asked - answer.asked if isinstance(event, Tick) else NOBODY
+        wanted = [*([AskRefinement] if answer.asked - phase.asked else []), *([Recall] if recalled else [])]
+        assert [type(effect) for effect in effects] == wanted
         return
     if type(answer) is type(phase):
         assert effects == []
