@@ -17,7 +17,7 @@ from protofed.client.agent.computation import Computation, Elsewhere
 from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import client_methods
+from protofed.client.method import client_methods, refining
 from protofed.client.models.catalogue import architectures, device_model
 from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy
@@ -29,7 +29,7 @@ from protofed.common import plugins
 from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Part, SiteId
+from protofed.common.payload import Exchange, Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
@@ -130,6 +130,7 @@ def everything(recipe: Recipe) -> Policy:
         PolicyRules(
             methods=frozenset({recipe.method.name}),
             parts=frozenset(Part),
+            exchange=frozenset(Exchange),
             metrics=SCALARS,
             plugins=recipe.names,
             dtypes=frozenset(DTYPES.values()) - OF_SUMS,
@@ -186,9 +187,11 @@ def agents_of(
 
     Raises:
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
-        DataError: its data cannot be loaded.
+        DataError: its data cannot be loaded, or the evaluator has nothing to refine models on and the method needs it.
     """
-    client_methods.build(recipe.method.name, recipe.method.options)
+    half, data = client_methods.build(recipe.method.name, recipe.method.options), data or data_of(recipe)
+    if refining(half) is not None:
+        data[EVALUATOR].for_refining()
     on_device = device or torch.device("cpu")
     unrestricted = everything(recipe)
     site_policy = unrestricted if policy is None else simulated(policy)
@@ -205,7 +208,7 @@ def agents_of(
         site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, simulated=True)
         return Agent(site, connect(name, roles), elsewhere=elsewhere)
 
-    return [agent(name, examples.placed(on_device)) for name, examples in (data or data_of(recipe)).items()]
+    return [agent(name, examples.placed(on_device)) for name, examples in data.items()]
 
 
 @contextmanager
