@@ -33,8 +33,8 @@ Weighting describe is_buffer like prototype_rows server_methods unit weight_of
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
-RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe
-is_buffer like prototype_rows server_methods unit weight_of
+RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update
+Weighting describe is_buffer like prototype_rows server_methods unit weight_of
 """
 
 
