@@ -51,7 +51,8 @@ def run_job(
     with simulation(job.recipe, job.state, device, crew=crew) as running:
         _go(running, clock, report)
         if running.runs.failed:
-            raise RunFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
+            why = f"{running.runs.failed[0]}{running.refused}"
+            raise RunFailedError(f"run failed: {why}; remove {job.folder} to begin it again")
         job.write_result(_result(running, clock.seconds))
 
 

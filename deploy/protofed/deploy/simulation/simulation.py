@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,12 +28,13 @@ from protofed.client.transport.link import Link
 from protofed.common import plugins
 from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
+from protofed.deploy.simulation.refusals import refusals, standstill
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.sum_store import settled_when_summed
 from protofed.deploy.simulation.workers import Crew, Workers
@@ -56,6 +57,7 @@ class Simulation:
         data: each site's data, without the evaluator's.
         agents: the evaluator first, then the sites in order.
         workers: compute for the sites; None: all is computed in this process.
+        violations: what a site's own policy refused last, and why.
     """
 
     recipe: Recipe
@@ -65,6 +67,7 @@ class Simulation:
     data: Mapping[SiteId, SiteData]
     agents: Sequence[Agent]
     workers: Workers | None = None
+    violations: Mapping[SiteId, str] = field(default_factory=dict)
 
     @property
     def coordinator(self) -> Coordinator:
@@ -86,10 +89,12 @@ class Simulation:
             # Only where nobody is invited, as at the start, are all asked: of hundreds, a round invites a few.
             if self._step(self.runs.invitation, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
                 continue
-            min_sites = self.recipe.federation.min_sites
-            raise ConfigError(
-                f"the run cannot continue: {len(self.agents) - 1} sites, and federation.min_sites is {min_sites}"
-            )
+            raise ConfigError(f"the run cannot continue: {standstill(self.coordinator, self.ledger)}{self.refused}")
+
+    @property
+    def refused(self) -> str:
+        """What was refused of the newest round, as the end of a sentence on it; empty: nothing was."""
+        return refusals(self.ledger, self.recipe.name, self.violations)
 
     def _step(self, asked: Callable[[SiteId], object], on_task: Callable[[], None]) -> bool:
         """Let the agents of those sites that are asked work, in turns; whether any had a task."""
@@ -173,6 +178,7 @@ def agents_of(
     data: Mapping[SiteId, SiteData] | None = None,
     policy: Policy | None = None,
     elsewhere: Elsewhere | None = None,
+    on_violation: Callable[[SiteId, PolicyViolationError], None] = lambda _site, _violation: None,
 ) -> list[Agent]:
     """The agents of the evaluator and of all sites of a recipe's [data], for any kind of link.
 
@@ -183,6 +189,7 @@ def agents_of(
         policy: of the sites, without what `simulated` removes; None: `everything`. The evaluator, which holds no
             site's data, always has `everything`.
         elsewhere: computes for all of them; None: this process does.
+        on_violation: called with what a site's policy refuses.
 
     Raises:
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
@@ -203,7 +210,12 @@ def agents_of(
         site_store = MemoryStore() if store is None else store(name)
         rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
         site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, simulated=True)
-        return Agent(site, connect(name, roles), elsewhere=elsewhere)
+        return Agent(
+            site,
+            connect(name, roles),
+            elsewhere=elsewhere,
+            on_refusal=lambda _, violation: on_violation(name, violation),
+        )
 
     return [agent(name, examples.placed(on_device)) for name, examples in (data or data_of(recipe)).items()]
 
@@ -251,11 +263,19 @@ def simulation(
             hired = crew(block)
             resources.callback(hired.end)
             workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get)
+        violations: dict[SiteId, str] = {}
         agents = agents_of(
-            recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy, workers
+            recipe,
+            lambda name, roles: DirectLink(runs, blobs, name, roles),
+            store,
+            device,
+            data,
+            policy,
+            workers,
+            lambda site, violation: violations.update({site: str(violation)}),
         )
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
-        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers)
+        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers, violations)
 
 
 def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:
