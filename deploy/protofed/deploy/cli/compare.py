@@ -58,6 +58,9 @@ def compare(
         str | None,
         typer.Option(help="Run every recipe with each of these values, as method.prototype_momentum=0.1,0.5,0.9."),
     ] = None,
+    keep_old: Annotated[
+        bool, typer.Option("--keep-old", help="Keep finished runs that other code than the installed one computed.")
+    ] = False,
     ray: Ray = None,
     gpus_per_job: GpusPerJob = None,
     assignments: Set = None,
@@ -73,7 +76,7 @@ def compare(
 
     read = [recipe(name, assignments or ()) for name in recipes or []]
     request = CompareRequest(
-        out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job, workers
+        out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job, workers, keep_old
     )
     chosen = experiment.varied(read, vary) if vary else read
     if dry_run:

@@ -15,9 +15,17 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, unknown
 from protofed.common.storage import files
 from protofed.deploy.console.processes import usable_cores
+from protofed.deploy.experiments.code_digest import code_of, shown
 from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import draw
-from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
+from protofed.deploy.experiments.experiment import (
+    BEFORE,
+    ExperimentJob,
+    jobs_of,
+    read_contents,
+    refuse_foreign,
+    write_contents,
+)
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.table import FORMATS, Comparison, show
@@ -37,6 +45,7 @@ class CompareRequest:
         format: one of FORMATS for standard output; None: a table for people.
         metrics: the only columns, by name; none: those that the results have.
         workers: processes that compute for the sites of a job.
+        keep_old: jobs that other code has finished count as done, too.
     """
 
     out: Path
@@ -49,6 +58,7 @@ class CompareRequest:
     ray: str | None = None
     gpus_per_job: float | None = None
     workers: int = 1
+    keep_old: bool = False
 
 
 def compare(recipes: Sequence[Recipe], request: CompareRequest) -> None:
@@ -139,11 +149,33 @@ def _prepare(recipes: Sequence[Recipe], request: CompareRequest) -> list[Experim
     jobs = jobs_of(recipes, request.seeds, request.rounds, request.out)
     for job in jobs:
         job.check()
+    _drop_old(jobs, keep=request.keep_old)
     longest = max(recipe.rounds for recipe in recipes)
     write_contents(request.out, jobs, request.rounds if request.rounds and request.rounds < longest else None)
     for job in jobs:
         job.claim()
     return jobs
+
+
+def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
+    """Begin those again that other code has computed, or begun, and say so.
+
+    Args:
+        keep: those that it has finished stay.
+    """
+    changed = {job: changes for job in jobs if (changes := job.changes(code_of(job.recipe)))}
+    kept = [job for job in changed if keep and job.result() is not None]
+    for job in (again := [job for job in changed if job not in kept]):
+        job.begin_again()
+    what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
+    told = Console(stderr=True)
+    if again:
+        hint = "" if keep else f" (scores are kept in {BEFORE}; --keep-old takes finished jobs as they are)"
+        text = f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}"
+        told.print(text, soft_wrap=True, highlight=False, markup=False)
+    if kept:
+        text = f"{len(kept)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}"
+        told.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 @contextmanager

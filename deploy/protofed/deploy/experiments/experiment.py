@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +19,19 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.statistics import Spread
 from protofed.common.storage import files
+from protofed.deploy.experiments.code_digest import UNRECORDED, CodeDigest, shown
 from protofed.deploy.overrides import leaves
 
 _CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
+_CODE, BEFORE, SECONDS = "code.json", "result-before.json", "seconds"
 LOG = "job.log"
+
+
+class RoundTraffic(StrictModel):
+    """Bytes of one round, of all its sites together: of updates (`up`) and of the models that are trained (`down`)."""
+
+    up: int
+    down: int
 
 
 class Result(StrictModel):
@@ -33,6 +45,10 @@ class Result(StrictModel):
         cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
         test_images: size of the test set that all sites share; 0: there is none; None: 0.2.0 did not write it.
+        code: that computed it; None: it was not recorded yet.
+        machine: the kind of machine that computed it; empty: likewise.
+        traffic: by round from 1. Empty: likewise, or under secure sums, whose numbers a simulation does not mask.
+        trained: by round and site, examples that the site trained on, repetitions counted; empty: not recorded yet.
     """
 
     recipe: Recipe
@@ -45,6 +61,10 @@ class Result(StrictModel):
     local_test_examples: dict[SiteId, int]
     test_images: int | None = None
     sums: dict[int, dict[str, Spread]] = Field(default_factory=dict)
+    code: CodeDigest | None = None
+    machine: str = ""
+    traffic: dict[int, RoundTraffic] = Field(default_factory=dict)
+    trained: dict[int, dict[SiteId, int]] = Field(default_factory=dict)
 
 
 class ExperimentContents(StrictModel):
@@ -93,6 +113,43 @@ class ExperimentJob:
     def write_result(self, result: Result) -> None:
         """The job is done."""
         files.write(self.folder / RESULT, result.model_dump_json().encode())
+
+    def begin(self, code: CodeDigest) -> None:
+        """A process begins, or goes on, with the job.
+
+        Raises:
+            StateError: what is there was computed by other code.
+        """
+        if self.state.exists() and (changes := self.changes(code)):
+            raise StateError(
+                f"{self.folder} was begun by other code (changed: {shown(changes)}); the same command begins it again"
+            )
+        files.write(self.folder / _CODE, code.model_dump_json().encode())
+
+    def changes(self, code: CodeDigest) -> list[str]:
+        """What of the code has changed since the job was computed, or begun; none: nothing, or it was not begun.
+
+        Raises:
+            ConfigError: a file is none that this version can read.
+        """
+        path, result = self.folder / _CODE, self.result()
+        if result is not None:
+            held = result.code
+        elif path.exists():
+            held = parse_json(path.read_text(encoding="utf-8"), CodeDigest, str(path))
+        elif self.state.exists():
+            held = None
+        else:
+            return []
+        return [UNRECORDED] if held is None else code.changes(held)
+
+    def begin_again(self) -> None:
+        """Set the result aside, and remove the run."""
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.folder / RESULT, self.folder / BEFORE)
+        for name in (_CODE, SECONDS):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.state, ignore_errors=True)
 
     def check(self) -> None:
         """Another recipe's work is never mixed with this one's, nor thrown away.

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, StrictModel, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION, install_hint
 from protofed.deploy.console.processes import end
+from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import LOG, RESULT, ExperimentJob
 from protofed.deploy.experiments.jobs import Worker
 from protofed.server.storage.filesystem import network_type_of
@@ -31,12 +33,14 @@ class NodeOrder(StrictModel):
 
     Attributes:
         protofed: the caller's version.
+        code: digest of the code by which the caller would compute the job.
         recipe: as the file says it; it may have keys that only the caller's version knows.
         folder: the job's at the caller, with an empty file of the name `mark` in it.
         data: the caller's PROTOFED_DATA, for nodes that have none of their own.
     """
 
     protofed: str
+    code: Digest
     recipe: str
     folder: Path
     mark: str
@@ -82,6 +86,9 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
     asked, node = parse_json(order, NodeOrder, "an order"), platform.node()
     if asked.protofed != VERSION:
         return NodeResult(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
+    if code_of(parse_json(asked.recipe, Recipe, "the recipe")).whole != asked.code:
+        why = "other code is there: another state of protofed or of a plug-in, or libraries of other versions"
+        return NodeResult(node=node, failed=why).model_dump_json()
     with _folder(asked) as folder:
         kept = folder == asked.folder
         failed = _run(folder, asked, report, kept)

@@ -14,6 +14,7 @@ import torch
 
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.computation import Computation, Elsewhere
+from protofed.client.agent.site import Train, train_alone
 from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
@@ -37,6 +38,8 @@ from protofed.deploy.simulation.messages import Beginning
 from protofed.deploy.simulation.refusals import refusals, standstill
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.sum_store import settled_when_summed
+from protofed.deploy.simulation.training_log import FILE as TRAINED
+from protofed.deploy.simulation.training_log import TrainingLog
 from protofed.deploy.simulation.workers import Crew, Workers
 from protofed.server.assembly import open_server
 from protofed.server.rounds.coordinator import Coordinator
@@ -58,6 +61,7 @@ class Simulation:
         agents: the evaluator first, then the sites in order.
         workers: compute for the sites; None: all is computed in this process.
         violations: what a site's own policy refused last, and why.
+        training: how much each site has trained.
     """
 
     recipe: Recipe
@@ -68,6 +72,7 @@ class Simulation:
     agents: Sequence[Agent]
     workers: Workers | None = None
     violations: Mapping[SiteId, str] = field(default_factory=dict)
+    training: TrainingLog = field(default_factory=lambda: TrainingLog(None))
 
     @property
     def coordinator(self) -> Coordinator:
@@ -179,6 +184,7 @@ def agents_of(
     policy: Policy | None = None,
     elsewhere: Elsewhere | None = None,
     on_violation: Callable[[SiteId, PolicyViolationError], None] = lambda _site, _violation: None,
+    train: Train = train_alone,
 ) -> list[Agent]:
     """The agents of the evaluator and of all sites of a recipe's [data], for any kind of link.
 
@@ -190,6 +196,7 @@ def agents_of(
             site's data, always has `everything`.
         elsewhere: computes for all of them; None: this process does.
         on_violation: called with what a site's policy refuses.
+        train: what carries out a FIT task in this process.
 
     Raises:
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
@@ -209,7 +216,7 @@ def agents_of(
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
         site_store = MemoryStore() if store is None else store(name)
         rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
-        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, simulated=True)
+        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, fit=train, simulated=True)
         return Agent(
             site,
             connect(name, roles),
@@ -254,6 +261,8 @@ def simulation(
                 resources.callback(kept.newest_counted, recipe.name)  # which settles the last round's
             return kept
 
+        training = TrainingLog(None if state is None else state / TRAINED)
+        resources.callback(training.close)
         data, workers = data_of(recipe, sites), None
         if crew is not None:
             block = resources.enter_context(Block())
@@ -262,7 +271,7 @@ def simulation(
             data = {name: shared.site(name) for name in data}
             hired = crew(block)
             resources.callback(hired.end)
-            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get)
+            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get, training.note)
         violations: dict[SiteId, str] = {}
         agents = agents_of(
             recipe,
@@ -273,9 +282,10 @@ def simulation(
             policy,
             workers,
             lambda site, violation: violations.update({site: str(violation)}),
+            training.fit,
         )
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
-        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers, violations)
+        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers, violations, training)
 
 
 def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:

@@ -1,0 +1,112 @@
+"""`compare` from its recipes to its files, with jobs that a stand-in computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.results import result_of
+
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.experiments import compare as module
+from protofed.deploy.experiments.code_digest import CodeDigest, code_of
+from protofed.deploy.experiments.compare import CompareRequest, compare
+from protofed.deploy.experiments.experiment import ExperimentJob, Result
+
+Recipes = Callable[..., Recipe]
+
+
+class StandIn:
+    """Takes the place of `run_jobs`: a job's score is `score` of its recipe, and it lasts no time."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.score: Callable[[Recipe], float] = lambda _: 0.5
+
+    def __call__(self, jobs: Sequence[ExperimentJob], *_: Any, **__: Any) -> dict[ExperimentJob, str]:
+        for job in jobs:
+            if module.is_done(job):
+                continue
+            self.ran.append(job.name)
+            job.begin(code := code_of(job.recipe))
+            job.state.mkdir(exist_ok=True)
+            result = result_of(job.recipe, job.recipe.seed, self.score(job.recipe))
+            job.write_result(result.model_copy(update={"code": code}))
+        return {}
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    taken = StandIn()
+    monkeypatch.setattr(module, "run_jobs", taken)
+    monkeypatch.setattr(module, "draw", lambda *_: [])  # pictures take seconds
+    return taken
+
+
+def finished(job: ExperimentJob) -> Result:
+    result = job.result()
+    assert result is not None
+    return result
+
+
+def of_other_code(job: ExperimentJob, module: str) -> None:
+    """Make a finished job one that other code has computed."""
+    result = finished(job)
+    code = code_of(result.recipe)
+    edited = CodeDigest(modules={**code.modules, module: "0"}, libraries=code.libraries)
+    job.write_result(result.model_copy(update={"code": edited}))
+
+
+def test_a_job_that_other_code_computed_is_run_again(
+    recipe_of: Recipes, tmp_path: Path, stand_in: StandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = CompareRequest(tmp_path / "out", seeds=[0, 1])
+    recipes = [recipe_of("fedavg"), recipe_of("fednh")]
+    compare(recipes, request)
+    everything, stand_in.ran = stand_in.ran, []
+    compare(recipes, request)
+    assert (len(everything), stand_in.ran) == (4, [])
+    job = ExperimentJob.claimed(tmp_path / "out" / "small-fednh-seed1")
+    of_other_code(job, "protofed.client.methods.fednh")
+    capfd.readouterr()
+    compare(recipes, replace(request, keep_old=True))
+    told = capfd.readouterr().err
+    assert stand_in.ran == []
+    assert "1 of 4 jobs are kept" in told
+    assert "protofed.client.methods.fednh" in told
+    compare(recipes, request)
+    told = capfd.readouterr().err
+    assert stand_in.ran == ["small-fednh-seed1"]
+    assert "1 of 4 jobs are run again" in told
+    assert "protofed.client.methods.fednh" in told
+    assert {"result.json", "result-before.json"} <= {path.name for path in job.folder.iterdir()}
+
+
+def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
+    recipe_of: Recipes, tmp_path: Path, stand_in: StandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = CompareRequest(tmp_path / "out", seeds=[0, 1, 2])
+    compare([recipe_of("fedavg")], request)
+    for seed in (0, 1, 2):
+        job = ExperimentJob.claimed(tmp_path / "out" / f"small-fedavg-seed{seed}")
+        job.write_result(finished(job).model_copy(update={"code": None}))
+    capfd.readouterr()
+    stand_in.ran = []
+    compare([recipe_of("fedavg")], request)
+    assert len(stand_in.ran) == 3
+    assert capfd.readouterr().err.count("run again") == 1
+
+
+def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_path: Path, stand_in: StandIn) -> None:
+    request = CompareRequest(tmp_path / "out", keep_old=True)
+    compare([recipe_of("fedavg")], request)
+    job = ExperimentJob.claimed(tmp_path / "out" / "small-fedavg-seed0")
+    (job.folder / "result.json").unlink()
+    (job.folder / "code.json").write_text(CodeDigest(modules={}, libraries={}).model_dump_json())
+    (job.state / "of the other code").touch()
+    compare([recipe_of("fedavg")], request)
+    assert stand_in.ran == ["small-fedavg-seed0"] * 2
+    assert list(job.state.iterdir()) == []
