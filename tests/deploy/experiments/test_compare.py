@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.results import result_of
 
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.experiments import compare as module
 from protofed.deploy.experiments.code_digest import CodeDigest, code_of
 from protofed.deploy.experiments.compare import CompareRequest, compare
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 
 Recipes = Callable[..., Recipe]
-
-
-class StandIn:
-    """Takes the place of `run_jobs`: a job's score is `score` of its recipe, and it lasts no time."""
-
-    def __init__(self) -> None:
-        self.ran: list[str] = []
-        self.score: Callable[[Recipe], float] = lambda _: 0.5
-
-    def __call__(self, jobs: Sequence[ExperimentJob], *_: Any, **__: Any) -> dict[ExperimentJob, str]:
-        for job in jobs:
-            if module.is_done(job):
-                continue
-            self.ran.append(job.name)
-            job.begin(code := code_of(job.recipe))
-            job.state.mkdir(exist_ok=True)
-            result = result_of(job.recipe, job.recipe.seed, self.score(job.recipe))
-            job.write_result(result.model_copy(update={"code": code}))
-        return {}
-
-
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    taken = StandIn()
-    monkeypatch.setattr(module, "run_jobs", taken)
-    monkeypatch.setattr(module, "draw", lambda *_: [])  # pictures take seconds
-    return taken
 
 
 def finished(job: ExperimentJob) -> Result:
@@ -61,7 +32,7 @@ def of_other_code(job: ExperimentJob, module: str) -> None:
 
 
 def test_a_job_that_other_code_computed_is_run_again(
-    recipe_of: Recipes, tmp_path: Path, stand_in: StandIn, capfd: pytest.CaptureFixture[str]
+    recipe_of: Recipes, tmp_path: Path, stand_in: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     request = CompareRequest(tmp_path / "out", seeds=[0, 1])
     recipes = [recipe_of("fedavg"), recipe_of("fednh")]
@@ -86,7 +57,7 @@ def test_a_job_that_other_code_computed_is_run_again(
 
 
 def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
-    recipe_of: Recipes, tmp_path: Path, stand_in: StandIn, capfd: pytest.CaptureFixture[str]
+    recipe_of: Recipes, tmp_path: Path, stand_in: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     request = CompareRequest(tmp_path / "out", seeds=[0, 1, 2])
     compare([recipe_of("fedavg")], request)
@@ -100,7 +71,7 @@ def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
     assert capfd.readouterr().err.count("run again") == 1
 
 
-def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_path: Path, stand_in: StandIn) -> None:
+def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_path: Path, stand_in: Any) -> None:
     request = CompareRequest(tmp_path / "out", keep_old=True)
     compare([recipe_of("fedavg")], request)
     job = ExperimentJob.claimed(tmp_path / "out" / "small-fedavg-seed0")

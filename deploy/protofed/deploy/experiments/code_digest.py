@@ -50,8 +50,14 @@ class CodeDigest(StrictModel):
         """One digest of all of it."""
         return digest(json.dumps([self.modules, self.libraries], sort_keys=True).encode())
 
-    def changes(self, other: CodeDigest) -> list[str]:
-        """The modules and libraries in which two differ, by name; none: they are equal."""
+    def changes(self, other: CodeDigest | None) -> list[str]:
+        """The modules and libraries in which two differ, by name; none: they are equal.
+
+        Args:
+            other: None: it was not recorded, and may differ in anything.
+        """
+        if other is None:
+            return [UNRECORDED]
         pairs = ((self.modules, other.modules), (self.libraries, other.libraries))
         return [name for ours, theirs in pairs for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
 
@@ -67,6 +73,21 @@ def code_of(recipe: Recipe) -> CodeDigest:
     versions = {library: version for library in LIBRARIES if (version := _version(library))}
     python = ".".join(map(str, sys.version_info[:2]))  # a newer one writes other trees, too
     return CodeDigest(modules=dict(sorted(closure.found.items())), libraries={"python": python, **versions})
+
+
+class InstalledCode:
+    """The code as it is now; recipes that are computed by the same share a digest, which is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str | None, ...], CodeDigest] = {}
+
+    def of(self, recipe: Recipe) -> CodeDigest:
+        """See `code_of`."""
+        data = (None, None) if recipe.data is None else (recipe.data.source, recipe.data.partition.kind)
+        key = (recipe.method.name, recipe.model.name, *data)
+        if key not in self._known:
+            self._known[key] = code_of(recipe)
+        return self._known[key]
 
 
 def shown(changes: list[str]) -> str:
@@ -216,8 +237,3 @@ def _version(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return None
-
-
-def libraries(codes: Iterable[CodeDigest]) -> list[dict[str, str]]:
-    """The different sets of versions, in order of their first appearance."""
-    return list({json.dumps(code.libraries): code.libraries for code in codes}.values())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.statistics import Spread
 from protofed.common.storage import files
-from protofed.deploy.experiments.code_digest import UNRECORDED, CodeDigest, shown
+from protofed.deploy.experiments.code_digest import CodeDigest, shown
 from protofed.deploy.overrides import leaves
 
-_CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
-_CODE, BEFORE, SECONDS = "code.json", "result-before.json", "seconds"
+_RECIPE, RESULT, BEFORE = "recipe.json", "result.json", "result-before.json"
+_CODE, FAILURE, SECONDS = "code.json", "failure.json", "seconds"
 LOG = "job.log"
 
 
@@ -67,18 +68,6 @@ class Result(StrictModel):
     trained: dict[int, dict[SiteId, int]] = Field(default_factory=dict)
 
 
-class ExperimentContents(StrictModel):
-    """What a comparison's folder is about; its presence says that the folder is one.
-
-    Attributes:
-        jobs: names of the jobs' folders.
-        shortened: rounds to which recipes were cut.
-    """
-
-    jobs: tuple[str, ...]
-    shortened: int | None = None
-
-
 @dataclass(frozen=True)
 class ExperimentJob:
     """One recipe with one seed, in `folder`."""
@@ -114,6 +103,15 @@ class ExperimentJob:
         """The job is done."""
         files.write(self.folder / RESULT, result.model_dump_json().encode())
 
+    def failure(self) -> str | None:
+        """Why its run failed, which it would do again; None: it did not."""
+        path = self.folder / FAILURE
+        return str(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+    def write_failure(self, why: str) -> None:
+        """The run has failed: not the process, which would go on, but what it computes."""
+        files.write(self.folder / FAILURE, json.dumps(why).encode())
+
     def begin(self, code: CodeDigest) -> None:
         """A process begins, or goes on, with the job.
 
@@ -141,13 +139,13 @@ class ExperimentJob:
             held = None
         else:
             return []
-        return [UNRECORDED] if held is None else code.changes(held)
+        return code.changes(held)
 
     def begin_again(self) -> None:
         """Set the result aside, and remove the run."""
         with contextlib.suppress(FileNotFoundError):
             os.replace(self.folder / RESULT, self.folder / BEFORE)
-        for name in (_CODE, SECONDS):
+        for name in (_CODE, FAILURE, SECONDS):
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.state, ignore_errors=True)
 
@@ -187,13 +185,18 @@ class ExperimentJob:
 
 
 def jobs_of(
-    recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int] | None,
+    rounds: int | None,
+    out: Path,
+    folders: Mapping[str, str] | None = None,
 ) -> list[ExperimentJob]:
     """All recipes with the first seed, then with the second, …; a seed deals the data, too.
 
     Args:
         seeds: in place of the recipes' own.
         rounds: the most that a recipe may have.
+        folders: by a recipe's name, what its jobs' folders are called, but for the seed; None: as the recipe.
 
     Raises:
         ConfigError: two recipes of one name, a seed given twice, or a recipe without [data].
@@ -206,68 +209,59 @@ def jobs_of(
     own: list[int | None] = [None]
     variants = (_with_seed(recipe, seed) for seed in seeds or own for recipe in recipes)
     cut = [recipe.model_copy(update={"rounds": min(recipe.rounds, rounds or recipe.rounds)}) for recipe in variants]
-    return [ExperimentJob(recipe, out / f"{recipe.name}-seed{recipe.seed}") for recipe in cut]
+    called = folders or {}
+    return [ExperimentJob(one, out / f"{called.get(one.name, one.name)}-seed{one.seed}") for one in cut]
+
+
+def read_values(text: str) -> tuple[str, list[Any]]:
+    """A key and values of it, as in `method.prototype_momentum=0.1,0.5,0.9`.
+
+    Raises:
+        ConfigError: it is no key and values, or a value stands there twice.
+    """
+    key, equals, values = text.partition("=")
+    try:
+        parsed = tomllib.loads(f"values = [{values}]")["values"] if equals else []
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{text}': {values} are no TOML values ({error}); text needs quotes") from error
+    if not parsed:
+        raise ConfigError(f"'{text}': expected a key and values, as in method.prototype_momentum=0.1,0.5,0.9")
+    if twice := next((value for place, value in enumerate(parsed) if value in parsed[:place]), None):
+        raise ConfigError(f"'{text}': expected each value once, and {twice} is there twice")
+    return key, parsed
 
 
 def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
-    """Each recipe once for every value of one key, as in `method.prototype_momentum=0.1,0.5,0.9`; values end names.
+    """Each recipe once for every value of one key, as of `read_values`; values end names.
 
     Raises:
         ConfigError: no key and values, a key that cannot be set, or a value that the recipe cannot have.
     """
-    path, equals, values = vary.partition("=")
-    try:
-        parsed = tomllib.loads(f"values = [{values}]")["values"] if equals else []
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"'{vary}': {values} are no TOML values ({error}); text needs quotes") from error
-    if not parsed:
-        raise ConfigError(f"'{vary}': expected a key and values, as in method.prototype_momentum=0.1,0.5,0.9")
-    return [_with(recipe, path.split("."), value) for recipe in recipes for value in parsed]
+    key, values = read_values(vary)
+    return [with_settings(recipe, {key: value}) for recipe in recipes for value in values]
 
 
-def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
+def with_settings(recipe: Recipe, settings: Mapping[str, Any], *, rename: bool = True) -> Recipe:
+    """The recipe with these values of keys, such as `plan.lr`.
+
+    Args:
+        rename: its name ends in the values, so that it can stand beside others of the kind.
+
+    Raises:
+        ConfigError: a key that cannot be set, or a value that the recipe cannot have.
+    """
     table = recipe.model_dump(mode="json")
-    *tables, key = path
-    inner: Any = table
-    for name in tables:
-        inner = inner.get(name)
-        if not isinstance(inner, dict):
-            raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({'.'.join(path)})")
-    inner[key] = value
-    table["name"] = "-".join([recipe.name, key, str(value)]).lower().replace("_", "-").replace(".", "-")
+    for path, value in settings.items():
+        *tables, key = path.split(".")
+        inner: Any = table
+        for name in tables:
+            inner = inner.get(name)
+            if not isinstance(inner, dict):
+                raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({path})")
+        inner[key] = value
+        if rename:
+            table["name"] = "-".join([table["name"], key, str(value)]).lower().replace("_", "-").replace(".", "-")
     return parse(table, Recipe, f"recipe '{recipe.name}'")
-
-
-def read_contents(out: Path) -> ExperimentContents:
-    """What was compared in a folder.
-
-    Raises:
-        StateError: nothing was.
-    """
-    path = out / _CONTENTS
-    try:
-        return parse_json(path.read_text(encoding="utf-8"), ExperimentContents, str(path))
-    except OSError as error:
-        raise StateError(f"{out} holds no comparison ({error.strerror}); name recipes to begin one") from error
-
-
-def write_contents(out: Path, jobs: Sequence[ExperimentJob], shortened: int | None) -> None:
-    """Make a folder a comparison's."""
-    contents = ExperimentContents(jobs=tuple(job.name for job in jobs), shortened=shortened)
-    files.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
-
-
-def refuse_foreign(out: Path) -> None:
-    """A folder with something else in it is left alone.
-
-    Raises:
-        StateError: it is neither empty nor a comparison's.
-    """
-    if out.exists() and not out.is_dir():
-        raise StateError(f"{out} is a file; name a folder with --out")
-    held = {path.name for path in out.iterdir()} if out.exists() else set()
-    if _CONTENTS not in held and any(name != "lock" and not name.startswith(files.TEMPORARY) for name in held):
-        raise StateError(f"{out} holds something else than a comparison; name another folder with --out")
 
 
 def _with_seed(recipe: Recipe, seed: int | None) -> Recipe:

@@ -52,7 +52,7 @@ def run_job(
     with simulation(job.recipe, job.state, device, crew=crew) as running:
         _go(running, clock, report)
         if running.runs.failed:
-            why = f"{running.runs.failed[0]}{running.refused}"
+            job.write_failure(why := f"{running.runs.failed[0]}{running.refused}")
             raise RunFailedError(f"run failed: {why}; remove {job.folder} to begin it again")
         job.write_result(result_of(running, clock.seconds, code, machine_class(device)))
 

@@ -54,12 +54,14 @@ class NodeResult(StrictModel):
     Attributes:
         node: its host name.
         failed: why, if it did.
+        run_failed: as `ExperimentJob.failure`, if what the job computes failed; None where the caller sees it, too.
         result: the text of result.json; None if it failed, or stands where the caller sees it.
         log: the text of job.log; empty where the caller sees it.
     """
 
     node: str
     failed: str | None = None
+    run_failed: str | None = None
     result: str | None = None
     log: str = ""
 
@@ -93,8 +95,10 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
         kept = folder == asked.folder
         failed = _run(folder, asked, report, kept)
         result = None if failed or kept else (folder / RESULT).read_text(encoding="utf-8")
+        run_failed = None if kept else ExperimentJob.claimed(folder).failure()
         log = "" if kept else _end_of(folder / LOG)
-    return NodeResult(node=node, failed=failed, result=result, log=log).model_dump_json()
+    answer = NodeResult(node=node, failed=failed, run_failed=run_failed, result=result, log=log)
+    return answer.model_dump_json()
 
 
 @contextmanager

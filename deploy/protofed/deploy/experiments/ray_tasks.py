@@ -137,6 +137,8 @@ class Tasks:
         if answer.log:
             with job.log.open("a", encoding="utf-8") as log:
                 log.write(answer.log)
+        if answer.run_failed is not None:
+            job.write_failure(answer.run_failed)
         if answer.result is not None:
             parse_json(answer.result, Result, f"what came from {answer.node}")
             files.write(job.folder / RESULT, answer.result.encode())
