@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ import pytest
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.experiments.code_digest import CodeDigest, code_of
 from protofed.deploy.experiments.compare import CompareRequest, compare
+from protofed.deploy.experiments.curves import Curves
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
+from protofed.deploy.experiments.table import Comparison
 
 Recipes = Callable[..., Recipe]
 
@@ -69,6 +71,26 @@ def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
     compare([recipe_of("fedavg")], request)
     assert len(stand_in.ran) == 3
     assert capfd.readouterr().err.count("run again") == 1
+
+
+def test_the_page_names_what_computes_and_shows_the_same(recipe_of: Recipes, tmp_path: Path, stand_in: Any) -> None:
+    commands: list[str] = []
+
+    def page(_: Comparison, __: Sequence[Curves], command: str) -> str:
+        commands.append(command)
+        return "<p>"
+
+    recipes = [recipe_of("fedavg"), recipe_of("fednh")]
+    asked = CompareRequest(tmp_path / "out", reach="global.accuracy=0.3", command="protofed compare a b")
+    compare(recipes, asked, page)
+    compare(
+        [], CompareRequest(tmp_path / "out", against="small-fednh", metrics=["loss"], command="protofed compare"), page
+    )
+    assert commands == [
+        "protofed compare a b --reach global.accuracy=0.3",
+        "protofed compare a b --against small-fednh --reach global.accuracy=0.3 --metric loss",
+    ]
+    assert (tmp_path / "out" / "page.html").read_text() == "<p>"
 
 
 def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_path: Path, stand_in: Any) -> None:

@@ -43,6 +43,13 @@ def test_each_recipe_stands_beside_the_first(jobs: list[tuple[Recipe, Any]]) -> 
     assert rows["small-fednh"]["GM"] == "+20.0 [-4.8, +44.8] p 0.25"
     assert (rows["small-fednh"]["pairs"], rows["small-solo"]["pairs"]) == ("3", "1")
     assert rows["small-solo"]["GM"] == "+0.0"
+    assert "With 3 seeds no p" in markdown(Comparison.of(jobs))
+
+
+def test_rows_of_fewer_seeds_are_not_said_to_have_more(recipe_of: Recipes, jobs: list[tuple[Recipe, Any]]) -> None:
+    two = [result_of(recipe_of("fedper"), seed, 0.5) for seed in (0, 1)]
+    text = markdown(Comparison.of([*jobs, *((result.recipe, result) for result in two)]))
+    assert "With at most 3 seeds no p is below 0.25 (2 / 2^3), 0.5 after" in text
 
 
 def test_any_recipe_may_be_the_reference(jobs: list[tuple[Recipe, Any]]) -> None:
@@ -62,7 +69,7 @@ def test_six_seeds_that_agree_are_starred(recipe_of: Recipes) -> None:
     results = [result_of(recipe_of("fedavg"), seed, 0.5 + 0.01 * seed) for seed in range(6)]
     results += [result_of(recipe_of("fednh"), seed, 0.6 + 0.012 * seed) for seed in range(6)]
     comparison = Comparison.of([(result.recipe, result) for result in results])
-    assert differences(comparison)["small-fednh"]["GM"].endswith("p 0.03*")
+    assert differences(comparison)["small-fednh"]["GM"].endswith("p 0.031*")
     read = json.loads(as_json(comparison))["differences"]
     of = read["columns"]["GM"]["small-fednh"]
     assert (of["p"], of["corrected"], of["smallest_p"], of["significant"]) == (2 / 64, 2 / 64, 2 / 64, True)

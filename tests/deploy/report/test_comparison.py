@@ -111,7 +111,7 @@ def test_a_search_is_told_with_its_budget_and_its_score(results: list[Result]) -
     for phrase in ("3 settings × 2 seeds = 6 runs", "25 %", "No run of the search saw the test set", "50.0", "plan.lr"):
         assert phrase in said["tuning"]
     assert "first or last" not in said["tuning"]
-    edge = [TunedRecipe("small-fedavg", USUAL[0], trials[:2] + [Trial({"plan.lr": 0.4}, {0: 0.9, 1: 0.9})], 0.25)]
+    edge = [TunedRecipe("small-fedavg", USUAL[0], [*trials[:2], Trial({"plan.lr": 0.4}, {0: 0.9, 1: 0.9})], 0.25)]
     assert (
         "first or last that was tried: small-fedavg (plan.lr)"
         in told(results[:2], CompareOptions(tuned=edge))["tuning"]

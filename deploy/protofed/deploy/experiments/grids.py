@@ -15,6 +15,7 @@ class Grid:
 
     Attributes:
         key: what it is, in one word.
+        rows: none: only the caption is shown.
         caption: what the cells are, in sentences.
         title: empty: it needs none.
     """
@@ -29,7 +30,7 @@ class Grid:
 def show_grid(grid: Grid, console: Console) -> None:
     """For people; one that is too wide is cut into several, one below the other, each with its first column."""
     columns = list(zip(grid.header, *grid.rows, strict=True))  # each: its header, then its cells
-    for place, group in enumerate(_fitting(columns[1:], console.width - _width(columns[0]) - 1)):
+    for place, group in enumerate(_fitting(columns[1:], console.width - _width(columns[0]) - 1) if grid.rows else ()):
         table = Table(title=None if place else grid.title or None, title_justify="left")
         table.add_column(columns[0][0], no_wrap=True)
         for header, *_ in group:
@@ -44,7 +45,8 @@ def markdown_grid(grid: Grid) -> str:
     """As a Markdown table with its title and caption."""
     lines = [grid.header, ["---", *["---:"] * (len(grid.header) - 1)], *grid.rows]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return "\n\n".join(part for part in (grid.title and f"**{grid.title}**", table, grid.caption) if part) + "\n"
+    parts = (grid.title and f"**{grid.title}**", table if grid.rows else "", grid.caption)
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _fitting(columns: Sequence[tuple[str, ...]], width: int) -> list[list[tuple[str, ...]]]:

@@ -10,7 +10,7 @@ smallest value with n seeds is 2 / 2^n, whatever the differences.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,12 +108,17 @@ def _sign_flip_p(differences: NDArray[np.float64]) -> float:
     return float(test.pvalue)
 
 
-def can_show(seeds: int, rows: int) -> str:
-    """What so many seeds can show at all, in a sentence."""
-    n = seeds
+def can_show(seeds: Collection[int], rows: int) -> str:
+    """What so many seeds can show at all, in a sentence.
+
+    Args:
+        seeds: the different numbers of seeds of the rows that are tested.
+        rows: tested ones of a column.
+    """
+    n = max(seeds)
     least = smallest_p(n)
     needed = seeds_needed(rows)
-    of = f"With {n} seed{'s' * (n != 1)} no p is below {least:.3g} (2 / 2^{n})"
+    of = f"With {'at most ' if len(set(seeds)) > 1 else ''}{n} seeds no p is below {least:.3g} (2 / 2^{n})"
     if rows > 1:
         of += f", {min(1.0, rows * least):.3g} after Holm's correction over {rows} rows"
     if rows * least > LEVEL:

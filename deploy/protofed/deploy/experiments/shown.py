@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy.console.tables import count
 from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid
@@ -43,7 +44,7 @@ def grids(comparison: Comparison, *, every_column: bool = False) -> list[Grid]:
     differing = [column for column in columns if comparison.differences[column.header]]
     tuned = comparison.options.tuned
     found = [_scores(comparison), _differences(comparison, differing) if differing else None]
-    return [grid for grid in (*found, _search(comparison, tuned) if tuned else None) if grid is not None]
+    return [grid for grid in (*found, _search(tuned) if tuned else None) if grid is not None]
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -70,8 +71,8 @@ def cell(row: ComparisonRow, column: TableColumn) -> str:
     negligible = column.cost and over.std is not None and over.std < FEW * 10.0**-column.digits
     if over.std is not None and not negligible:
         shown.append(over.std)
-    count, ended = len(row.values[column.header]), len(row.finished)
-    some = f" ({count} of {ended})" if count < ended else ""
+    having, ended = len(row.values[column.header]), len(row.finished)
+    some = f" ({having} of {ended})" if having < ended else ""
     return f"{' ± '.join(number(value, column) for value in shown)}{some}"
 
 
@@ -86,14 +87,14 @@ def difference(found: PairedDifference, column: TableColumn) -> str:
     if found.low is None or found.high is None or found.corrected is None:
         return mean
     interval = f"[{number(found.low, column, '+')}, {number(found.high, column, '+')}]"
-    p = f"{found.corrected:.2f}" if found.corrected >= 0.01 else f"{found.corrected:.1g}"
+    digits = 2 if found.corrected >= 0.1 else 3  # 0.052 must not look like 0.05
+    p = f"{found.corrected:.{digits}f}" if found.corrected >= 0.001 else "<0.001"
     return f"{mean} {interval} p {p}{'*' if found.significant else ''}"
 
 
-def setting(settings: dict[str, object] | Trial) -> str:
+def setting(trial: Trial) -> str:
     """Such as `0.1`, or `0.1, 10` of a grid."""
-    values = settings.settings if isinstance(settings, Trial) else settings
-    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values.values())
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in trial.settings.values())
 
 
 def sample_of(result: Result) -> str:
@@ -166,12 +167,12 @@ def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid
 def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) -> str:
     """What the differences are, and what so many seeds can show."""
     found = [of for column in columns for of in comparison.differences[column.header].values()]
-    seeds = min(len(of.seeds) for of in found)
+    seeds = {len(of.seeds) for of in found if of.p is not None}
     unit = "percentage points" if any(column.percent for column in columns) else "the columns' own units"
     mean = f"Mean over the seeds that both have, in {unit}"
     lower = [column.header for column in columns if column.lower_is_better]
     better = f" Lower is better: {', '.join(lower)}." if lower else ""
-    if all(of.p is None for of in found):
+    if not seeds:
         one = "One seed has neither an interval nor a test: it takes several to tell a method from its luck."
         return f"{mean}. {one}{better}"
     rows = max(sum(of.p is not None for of in comparison.differences[column.header].values()) for column in columns)
@@ -183,19 +184,19 @@ def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) 
     )
 
 
-def _search(comparison: Comparison, tuned: Sequence[TunedRecipe]) -> Grid:
+def _search(tuned: Sequence[TunedRecipe]) -> Grid:
     first = tuned[0].trials
     header = ["recipe", "by", *(setting(trial) for trial in first), "chosen"]
     rows = [[one.recipe, _by(one), *(_tried(one, trial) for trial in one.trials), _chosen(one.chosen)] for one in tuned]
-    return Grid("tuning", header, rows, tuning_caption(comparison, tuned), f"Tuned: {', '.join(first[0].settings)}")
+    return Grid("tuning", header, rows, tuning_caption(tuned), f"Tuned: {', '.join(first[0].settings)}")
 
 
-def tuning_caption(comparison: Comparison, tuned: Sequence[TunedRecipe]) -> str:
+def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
     """The search's budget, what it was scored on, and what became of it."""
     trials = tuned[0].trials
     seeds = len(trials[0].scores) + len(trials[0].failed) + len(trials[0].waiting)
     fractions = " or ".join(dict.fromkeys(f"{100 * one.fraction:g} %" for one in tuned))
-    runs = f"{len(trials)} settings × {seeds} seeds = {len(trials) * seeds} runs"
+    runs = f"{count(len(trials), 'setting')} × {count(seeds, 'seed')} = {count(len(trials) * seeds, 'run')}"
     budget = (
         f"{runs} of every recipe, each as long as those that are compared. Mean over seeds of the last scored round, "
         f"on a validation part ({fractions}) of each class's training images. No run of the search saw the test set; "
@@ -207,7 +208,7 @@ def tuning_caption(comparison: Comparison, tuned: Sequence[TunedRecipe]) -> str:
     if edges := [f"{one.recipe} ({', '.join(one.at_edge)})" for one in tuned if one.at_edge]:
         notes.append(f"The best value is the first or last that was tried: {', '.join(edges)}.")
     if left := sum(len(trial.waiting) for one in tuned for trial in one.trials):
-        notes.append(f"{left} runs of the search have not ended.")
+        notes.append(f"{count(left, 'run')} of the search {'have' if left > 1 else 'has'} not ended.")
     return " ".join([budget, *notes])
 
 
