@@ -36,7 +36,7 @@ def compare(
         str | None, typer.Option(help="Seeds of runs and data, as 0,1,2; default: the recipes' own.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for tables, curves and all runs; unfinished work in it continues.")
+        Path, typer.Option(help="Folder for tables, curves, page and all runs; unfinished work in it continues.")
     ] = Path("runs/compare"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; default: one for --workers cores.")] = None,
     workers: Annotated[
