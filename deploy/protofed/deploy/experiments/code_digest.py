@@ -172,7 +172,10 @@ def _strip(node: ast.AST) -> Iterator[str]:
         node.decorator_list = [call for call in node.decorator_list if call not in calls]
         for call in calls:
             yield from (keyword.arg for keyword in call.keywords if keyword.arg)
-            yield from (a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+            for argument in call.args:  # a name, or a server half's `Method("fedprox", …)`
+                name = argument.args[0] if isinstance(argument, ast.Call) and argument.args else argument
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    yield name.value
 
 
 def _registers(call: ast.Call) -> bool:
