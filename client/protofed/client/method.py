@@ -12,7 +12,8 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 from protofed.client.models.calibration import CalibratedEnsemble
 from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixture, site_models
-from protofed.client.models.split import SplitModel, dump, held, load
+from protofed.client.models.split import SplitModel, dump, held, load, load_joined
+from protofed.client.training.class_gradients import class_gradients
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import (
     Loss,
@@ -81,6 +82,7 @@ __all__ = [
     "Weigher",
     "Weighting",
     "balanced_softmax",
+    "class_gradients",
     "class_means",
     "class_shares",
     "client_methods",
@@ -93,6 +95,7 @@ __all__ = [
     "inter_class",
     "intra_class",
     "load",
+    "load_joined",
     "mixture",
     "model_contrast",
     "named",

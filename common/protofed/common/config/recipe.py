@@ -80,7 +80,7 @@ class Federation(StrictModel):
     deadline_s: Seconds = 600.0  # after that a round is closed with what it has, or abandoned
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
     required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
-    min_contributors: Sites = 2  # to a class, or its prototype stays; 1: in simulations only
+    min_contributors: Sites = 2  # to a class, or what there is of it stays; 1: in simulations only
     stall_timeout_s: Seconds = 120.0  # without progress, a site counts as lost
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
     site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
