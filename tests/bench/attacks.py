@@ -67,6 +67,13 @@ def head_movement(seen: Seen) -> Scores | None:
     return None if sent is None or received is None else np.asarray(np.linalg.norm(sent - received, axis=1))
 
 
+def control_gradient(seen: Seen) -> Scores | None:
+    """How far the control variate of the head's bias went down: over all rounds that is -c_i, predicted less true."""
+    if (control := seen.sent.get(Part.CONTROL)) is None or "head.bias" not in control:
+        return None
+    return np.asarray(seen.received[Part.CONTROL]["head.bias"] - control["head.bias"], np.float64)
+
+
 def feature_gradient(seen: Seen) -> Scores | None:
     """How the biases of the features moved, told by classes through the head that the server knows.
 
@@ -172,6 +179,7 @@ MODEL: Mapping[str, Attack] = {
     "head norms": head_norms,
     "head gradient": head_gradient,
     "head movement": head_movement,
+    "control gradient": control_gradient,
     "feature gradient": feature_gradient,
     "head mixture": head_mixture,
     "gradient mixture": gradient_mixture,

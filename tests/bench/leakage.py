@@ -23,10 +23,13 @@ from rich.table import Table
 from tests.bench import attacks, leakage_attacks, leakage_means
 from tests.bench.leakage_runs import SCORED, Case, attacked
 from tests.bench.leakage_scores import Found, of_all, strongest, tried
+from tests.bench.leakage_steps import told_to_a_batch
+
+from protofed.deploy import shipped
 
 ATTACKS = "attacks"
 FEW: dict[str, Any] = {"min_samples_per_class": 10}
-SUMMED = ("fedavg", "fednh", "fedprp", "fedproc", "creff", "cwfedavg-private")
+SUMMED = ("fedavg", "fednh", "fedprp", "fedproc", "creff", "cwfedavg-private", "scaffold", "fednova")
 CASES = (
     Case("digits-fedavg"),
     Case("digits-fedavg", method={"weighting": "examples"}),
@@ -39,7 +42,7 @@ CASES = (
         )
     ),
     *(Case(f"digits-{name}", rules) for name in ("fednh", "fedprp", "fedproc", "creff") for rules in ({}, FEW)),
-    *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod")),
+    *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod", "scaffold", "fednova")),
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),
@@ -58,6 +61,7 @@ class Outcome:
     with_data: list[Found]
     scores: Mapping[str, float]
     of_all: list[Found] = field(default_factory=list)
+    examples: tuple[int, int] | None = None  # of how many sites, of all, their number is told to within a batch
 
 
 def main() -> None:
@@ -100,7 +104,8 @@ def outcome(case: Case, seeds: Sequence[int], rounds: int) -> Outcome:
     means = {name: float(np.mean([scores[name] for _, scores in done])) for name in SCORED if name in done[0][1]}
     by_class = tried(attacks.BY_CLASS, victims)
     model, with_data = tried(attacks.MODEL, victims), tried(attacks.WITH_DATA, victims)
-    return Outcome(case, by_class, model, with_data, means, of_all(victims))
+    examples = told_to_a_batch(victims, shipped.recipe(case.recipe).plan)
+    return Outcome(case, by_class, model, with_data, means, of_all(victims), examples)
 
 
 # Tables
@@ -116,6 +121,7 @@ COLUMNS = (
     "shares, with examples",
     "presence, between sites",
     "shares, between sites",
+    "examples, to a batch",
     "GM",
     "PM(V)",
 )
@@ -141,8 +147,9 @@ def cells(outcome: Outcome) -> list[str]:
         (without + outcome.with_data, "own_auc"),
         (without + outcome.with_data, "own_correlation"),
     ]
+    examples = "–" if outcome.examples is None else "{} of {}".format(*outcome.examples)
     scores = [f"{100 * outcome.scores[name]:.1f}" if name in outcome.scores else "–" for name in SCORED]
-    return [name, outcome.case.said, *(_cell(strongest(found, by), by) for found, by in kinds), *scores]
+    return [name, outcome.case.said, *(_cell(strongest(found, by), by) for found, by in kinds), examples, *scores]
 
 
 def _cell(found: Found | None, by: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ from tests.bench.attack_views import Scores, Seen
 from tests.bench.leakage import COLUMNS, Outcome, cells, every_attack, markdown
 from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, Victim, auc, auc_between, correlation, strongest, tried, without_means
+from tests.bench.leakage_steps import steps_told, told_to_a_batch
 
+from protofed.client.training.optimizer import sgd_length
+from protofed.common.config.recipe import Plan
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.tensors import unit
+from protofed.deploy import shipped
 
 CLASSES, WIDTH = 6, 32
 SHARES = np.array([0.5, 0.3, 0.2, 0.0, 0.0, 0.0])
@@ -106,6 +111,41 @@ def test_a_step_of_training_writes_the_shares_into_the_bias() -> None:
     found = attacks.head_gradient(seen(sent, received))
     assert found is not None
     assert correlation(found, SHARES) == pytest.approx(1)
+
+
+def test_a_control_variate_went_down_by_the_frequencies_less_what_was_predicted() -> None:
+    received = {Part.CONTROL: {"head.bias": np.full(CLASSES, 0.3)}}
+    sent = {Part.CONTROL: {"head.bias": 0.3 + np.full(CLASSES, 1 / CLASSES) - SHARES}}
+    found = attacks.control_gradient(seen(sent, received))
+    assert found is not None
+    assert correlation(found, SHARES) == pytest.approx(1)
+    assert attacks.control_gradient(seen({Part.CONTROL: {}}, {})) is None
+
+
+PLAN = Plan(epochs=2, batch_size=32, lr=0.1, momentum=0.9)
+
+
+def test_steps_are_told_by_their_length_and_by_how_far_the_model_went_beside_its_mean_step() -> None:
+    told = {Part.STEPS: {"steps": np.array(sgd_length(14, PLAN.momentum), np.float32)}}
+    assert steps_told(seen(told, {}), PLAN, 0.1) == 14
+    x, step = draw(0, CLASSES, WIDTH).astype(np.float32), draw(1, CLASSES, WIDTH).astype(np.float32)
+    length = np.float32(sgd_length(14, PLAN.momentum) * 0.1)
+    sent = {Part.HEAD: {"weight": x - length * step}, Part.CONTROL: {"head.weight": step}}
+    assert steps_told(seen(sent, {Part.HEAD: {"weight": x}}), PLAN, 0.1) == 14
+    assert steps_told(seen({Part.HEAD: {"weight": x}}, {}), PLAN, 0.1) is None
+
+
+@pytest.mark.parametrize(("examples", "right"), [(192, 0), (193, 1), (224, 1), (225, 0)])
+def test_a_number_of_examples_is_told_to_a_batch(examples: int, right: int) -> None:
+    length = {Part.STEPS: {"steps": np.array(sgd_length(14, PLAN.momentum), np.float32)}}
+    victims = [Victim([seen(length, {})], np.array([examples - 5, 5]))]
+    assert told_to_a_batch(victims, PLAN) == (right, 1)
+
+
+@pytest.mark.parametrize("name", ["digits-scaffold", "digits-fednova"])
+def test_each_sites_number_of_examples_is_told(name: str) -> None:
+    victims, _ = attacked(Case(name), seed=0, rounds=1)
+    assert told_to_a_batch(victims, shipped.recipe(name).plan) == (5, 5)
 
 
 def test_a_body_alone_tells_the_shares_through_the_head_that_it_was_trained_for() -> None:
@@ -226,7 +266,8 @@ def test_a_cell_names_the_strongest_attack() -> None:
     row = cells(outcome)
     assert row[:4] == ["fednh", "example_count, min_samples_per_class = 10", "0.80 strong, all rounds", "–"]
     assert row[5:7] == ["0.90 weak, round 1", "0.90 weak, round 1"]
-    assert row[7:] == ["0.50 weak, round 1", "0.00 weak, round 1", "–", "50.0"]
+    assert row[7:] == ["0.50 weak, round 1", "0.00 weak, round 1", "–", "–", "50.0"]
+    assert cells(replace(outcome, examples=(4, 5)))[9] == "4 of 5"
     assert f"| {' | '.join(row)} |\n" in markdown(COLUMNS, [row])
     assert every_attack([outcome]).count("\n") == 5
     assert strongest([], "auc") is None

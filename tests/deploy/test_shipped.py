@@ -11,7 +11,8 @@ from tests.support.shipped_policies import admitted, filled_in
 
 from protofed.client.method import client_methods, exchanges_of
 from protofed.client.models.catalogue import build
-from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.policy import Policy, PolicyRefusedError
+from protofed.client.privacy.update_checks import TELLS_STEPS
 from protofed.common.config.recipe import Data, read_recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError
@@ -32,8 +33,21 @@ def test_a_recipe_can_be_used(path: Path) -> None:
     assert server_methods.build(recipe.method.name, recipe.method.options)
     half = client_methods.build(recipe.method.name, recipe.method.options)
     build(recipe.model, recipe.input, recipe.classes)
-    if not half.sends & NOT_ON_THE_WIRE:  # those are for simulations only
-        OPEN.admit(recipe.method.name, half.sends, exchanges=exchanges_of(half))
+    if half.sends & NOT_ON_THE_WIRE:
+        return  # those are for simulations only
+    site = OPEN
+    if half.sends & TELLS_STEPS:  # then it names the method, and lets out about how many examples there are
+        site = _naming(recipe.method.name)
+        with pytest.raises(PolicyRefusedError) as refused:
+            site.admit(recipe.method.name, half.sends, exchanges=exchanges_of(half))
+        assert refused.value.rule == "example_count"
+        site = _naming(recipe.method.name, example_count=True)
+    site.admit(recipe.method.name, half.sends, exchanges=exchanges_of(half))
+
+
+def _naming(method: str, **rules: bool) -> Policy:
+    """The open policy with this method, too, and these rules."""
+    return Policy(OPEN.rules.model_copy(update={"methods": OPEN.rules.methods | {method}, **rules}))
 
 
 FOLLOW_A_PAPER = [path.stem for path in RECIPES if re.match("cifar|mnist|spiral", path.stem)]

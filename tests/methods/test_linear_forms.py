@@ -35,6 +35,8 @@ FORMS: Sequence[dict[str, Any]] = [
     {"name": "fedbabu", "weighting": "examples"},
     {"name": "fedadam", "weighting": "examples"},
     {"name": "creff", "weighting": "examples"},
+    {"name": "scaffold", "server_lr": 0.5},
+    {"name": "fednova", "weighting": "examples"},
     TRUE,
     {**TRUE, "layers": "head"},
     {**TRUE, "weighting": "examples"},
@@ -75,6 +77,7 @@ def update(method: ServerMethod, state: Payload, site: int, held: set[int], dtyp
     made[Part.CLASS_PRESENCE] = {"present": present}
     p = present * rng.uniform(0.1, 1.0, CLASSES)
     made[Part.LABEL_DISTRIBUTION] = {"shares": (p / p.sum()).astype(dtype)}
+    made[Part.STEPS] = {"steps": np.array(3 + site, np.float32)}
     expected = method.expects(state)
     rows_of_heads = [spec for spec in expected.optional if spec.part is Part.CLASS_GRADIENTS and int(spec.name) in held]
     made[Part.CLASS_GRADIENTS] = {spec.name: rng.standard_normal(spec.shape).astype(dtype) for spec in rows_of_heads}

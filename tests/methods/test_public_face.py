@@ -23,18 +23,14 @@ Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod Confi
 ExchangingMethod FailureReason FitContext Loss MethodHead ParameterGroup Part Payload Personal PrototypeHead
 RefiningMethod SiteId SplitModel Step SumForm SummableMethod TaskFailedError Tensors Trained Update Weigher Weighting
 balanced_softmax class_gradients class_means class_shares client_methods distillation distribution_gap dump frequent
-frozen held inter_class intra_class load load_joined mixture model_contrast named prototypical_contrast proximal
-remembered site_models stacked supervised train train_head
+frozen held inter_class intra_class load load_joined mean_discrepancy mixture model_contrast named
+prototypical_contrast proximal remembered sgd_length site_models soft_labels stacked supervised towards train
+train_head weights
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
 RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update
-Weighting describe is_buffer like prototype_rows server_methods unit weight_of
-"""
-SERVER = """
-Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
-RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update
-Weighting describe is_buffer like prototype_rows server_methods unit weight_of
+Weighting describe is_buffer like prototype_rows server_methods towards unit weight_of weights
 """
 
 

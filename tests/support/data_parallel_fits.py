@@ -227,7 +227,12 @@ def site_of(other: bool = False, secret: bool = False) -> Site:
     rules = PolicyRules(
         methods=frozenset({*METHODS, TWINS, NAME}), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=own, limits=limits
     )
-    lax = {"class_distribution_estimate": True, "min_samples_per_class": 1, "min_images_per_unit": 1}
+    lax = {
+        "class_distribution_estimate": True,
+        "min_samples_per_class": 1,
+        "min_images_per_unit": 1,
+        "example_count": True,
+    }
     rules = rules.model_copy(update={**lax, "batch_order": "secret" if secret else "recipe"})
     return Site(
         "ann",

@@ -37,16 +37,19 @@ from protofed.client.training.losses import (
     distribution_gap,
     inter_class,
     intra_class,
+    mean_discrepancy,
     model_contrast,
     prototypical_contrast,
     proximal,
+    soft_labels,
     supervised,
 )
-from protofed.client.training.optimizer import ParameterGroup
+from protofed.client.training.optimizer import ParameterGroup, sgd_length
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
+from protofed.common.tensors import towards, weights
 
 __all__ = [
     "Array",
@@ -96,17 +99,22 @@ __all__ = [
     "intra_class",
     "load",
     "load_joined",
+    "mean_discrepancy",
     "mixture",
     "model_contrast",
     "named",
     "prototypical_contrast",
     "proximal",
     "remembered",
+    "sgd_length",
     "site_models",
+    "soft_labels",
     "stacked",
     "supervised",
+    "towards",
     "train",
     "train_head",
+    "weights",
 ]
 
 # The model that a site itself predicts with: as its last fit left `local.model`, or as `install` makes it of the newest

@@ -69,8 +69,8 @@ _DISCLOSES = {
     Part.CLASS_MODELS: "Global models by class, or what they are made of; only the server sends them.",
     Part.LABEL_DISTRIBUTION: "The site's true class distribution: only in simulations, no policy can allow it.",
     Part.SECURE_SUM: "Keys, shares, a masked vector: with the other sites' the sum of all; of one site nothing.",
-    Part.CONTROL: "Control variates, the mean gradient of the site's examples along its training: what body and head "
-    "tell, once more.",
+    Part.CONTROL: "Control variates, the mean gradient of the site's training: what body and head tell, once more; "
+    "with these how many steps it trained, and so about how many examples it has.",
     Part.CLASS_GRADIENTS: "For each class the classifier's mean gradient, from which its mean features can be "
     "computed, or those of the few images that the classifier gets wrong; which ones are there tells which classes the "
     "site has.",

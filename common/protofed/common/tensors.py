@@ -27,6 +27,35 @@ def is_buffer(name: str) -> bool:
     return name.rpartition(".")[2] in BUFFERS
 
 
+def weights(model: Payload) -> Tensors:
+    """What training moves of a model's BODY and HEAD, tensors [...] by `body.conv1.weight`, …; no statistics."""
+    return {
+        f"{part}.{name}": array
+        for part in (Part.BODY, Part.HEAD)
+        for name, array in model.get(part, {}).items()
+        if array.dtype.kind == "f" and not is_buffer(name)
+    }
+
+
+def towards(old: Payload, mean: Payload, by: float, parts: Iterable[Part]) -> dict[Part, Tensors]:
+    """Each weight x of these parts as x + by (mean - x), computed in float64: by = 1 gives float32's mean to the bit.
+
+    Of statistics and integers it is the mean, whatever `by`. Tensors of any shapes, by the same names in both.
+    """
+    return {
+        part: {
+            name: _towards(old[part][name], array, by) if array.dtype.kind == "f" and not is_buffer(name) else array
+            for name, array in mean[part].items()
+        }
+        for part in parts
+    }
+
+
+def _towards(old: Array, mean: Array, by: float) -> Array:
+    start = old.astype(np.float64)
+    return np.asarray(start + by * (mean - start), dtype=mean.dtype)
+
+
 class Mean:
     """A weighted mean of payload parts, added one by one: it needs one model's memory, whatever the number of sites.
 

@@ -18,7 +18,7 @@ from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Tenso
 from protofed.common.registry import Method, Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.secure_sums.sums import Sums
-from protofed.common.tensors import HolderMeans, Mean, is_buffer, unit
+from protofed.common.tensors import HolderMeans, Mean, is_buffer, towards, unit, weights
 
 __all__ = [
     "NOTHING",
@@ -50,8 +50,10 @@ __all__ = [
     "like",
     "prototype_rows",
     "server_methods",
+    "towards",
     "unit",
     "weight_of",
+    "weights",
 ]
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import structlog
-from tests.support.scripted_server import RULES, RUN, AgentHarness, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, site_data, work
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.first_model import first_model
-from protofed.client.models.mixture import site_models
+from protofed.client.data.site_data import Examples
+from protofed.client.models.mixture import led_by_controls, site_models
 from protofed.client.privacy import base_checks
 from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
@@ -20,7 +22,7 @@ from protofed.client.state.store import MemoryStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, FailureReason, PolicyViolationError
 from protofed.common.payload import Array, Part, Payload
-from protofed.common.protocol.messages import Task
+from protofed.common.protocol.messages import Role, Task
 
 CHECKED = {**RULES, "limits": {**RULES["limits"], "check_base": True, "max_base_change": 1.0}}
 SEEDS_OWN = first_model(Recipe.model_validate(RUN), frozenset())
@@ -226,3 +228,94 @@ def test_site_models_of_unequal_numbers_are_none() -> None:
         site_models({Part.SITE_MODELS: {**stacks, first: stacks[first][:1]}})
     assert len(site_models({Part.SITE_MODELS: {**stacks, "own": np.array(3.0)}})) == 2
     assert site_models(SEEDS_OWN) == []
+
+
+def corrected(share: float, model: Payload = SEEDS_OWN, steps: float = 2 * 3) -> Payload:
+    """A base whose control variates alone lead a fit of the harness's site by this share of the body's norm.
+
+    Args:
+        steps: of a fit, epochs times batches; with momentum their length.
+    """
+    controls = {
+        f"{part}.{name}": np.asarray(array * (share / (steps * 0.1) if part is Part.BODY else 0.0), array.dtype)
+        for part, tensors in model.items()
+        for name, array in tensors.items()
+    }
+    return {**model, Part.CONTROL: controls}
+
+
+def of_scaffold(**recipe: Any) -> AgentHarness:
+    rules = {**CHECKED, "methods": ["scaffold"], "parts": ["body", "head", "control"], "example_count": True}
+    return AgentHarness(rules=rules, recipe={**RUN, "method": {"name": "scaffold"}, **recipe})
+
+
+def test_control_variates_lead_a_fit_no_further_than_a_model_may_move() -> None:
+    site = of_scaffold()
+    daemon = site.agent()
+    site.fit(1, corrected(0.0))
+    site.fit(2, corrected(0.9, scaled(1.1)))
+    far = site.fit(3, corrected(1.1, scaled(1.1)))
+    work(daemon, 3)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+    assert declined_by_policy(site, far)
+
+
+def test_before_the_first_round_there_is_nothing_to_correct() -> None:
+    site = of_scaffold()
+    refused = site.fit(1, corrected(0.01))
+    work(site.agent(), 1)
+    assert declined_by_policy(site, refused)
+
+
+def test_control_variates_are_measured_by_the_rounds_learning_rate() -> None:
+    """The recipe's first one is for round 1; round 2 moves half as far by the same control variates."""
+    site = of_scaffold(plan={**RUN["plan"], "schedule": "exponential", "lr_decay": 0.5})
+    daemon = site.agent()
+    site.fit(1, corrected(0.0))
+    site.fit(2, corrected(1.9))
+    work(daemon, 2)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+
+
+def test_control_variates_lead_further_with_momentum() -> None:
+    site = of_scaffold(plan={**RUN["plan"], "momentum": 0.5})
+    daemon = site.agent()
+    length = 1 + 1.5 + 1.75 + 1.875 + 1.9375 + 1.96875
+    site.fit(1, corrected(0.0))
+    site.fit(2, corrected(0.9, steps=length))
+    far = site.fit(3, corrected(1.1, steps=length))
+    work(daemon, 3)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+    assert declined_by_policy(site, far)
+
+
+def test_control_variates_are_not_what_the_next_base_is_compared_with() -> None:
+    site = of_scaffold()
+    site.fit(1, corrected(0.0))
+    work(site.agent(), 1)
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[1].keys() == {Part.BODY, Part.HEAD}
+
+
+def test_control_variates_of_another_model_are_none() -> None:
+    base = corrected(1.0)
+    path = next(iter(base[Part.CONTROL]))
+    for wrong in ({f"{path}x": base[Part.CONTROL][path]}, {path: np.zeros((7, 7))}, {"prototypes.0": np.zeros(3)}):
+        with pytest.raises(CodecError, match="control variate"):
+            led_by_controls({**base, Part.CONTROL: wrong}, 0.1)
+
+
+def test_an_evaluator_fits_nothing_that_could_be_led() -> None:
+    site = of_scaffold()
+    site.roles = frozenset({Role.EVALUATOR})
+    data = site_data()
+    nothing = Examples(data.train.images[:0], data.train.labels[:0])
+    site.load_data = lambda _: replace(data, train=nothing, scores_only=True)
+    daemon = site.agent()
+    site.score(1, corrected(9.0))
+    work(daemon, 1)
+    assert site.declined() == []
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[0] == 1

@@ -22,6 +22,7 @@ from protofed.client.privacy.policy import (
     ReleasedTelemetry,
 )
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.update_checks import TELLS_STEPS
 from protofed.common import codec
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
@@ -239,6 +240,7 @@ def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path
         read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
 
 
+COUNTING = sorted(name for name in client_methods if client_methods.build(name, {}).sends & TELLS_STEPS)
 # What has a row a class leaves in sums alone, and the true shares of classes in no other way.
 WITH_SUMS = sorted(shipped_policy("standard").rules.methods.intersection(SENDING))
 
@@ -267,6 +269,20 @@ def test_under_the_standard_policy_updates_leave_in_sums_alone(method: str) -> N
     with pytest.raises(PolicyRefusedError, match=r"federation\.secure = true") as refused:
         _prepared(standard, method, built.sends)
     assert refused.value.rule == "secure"
+
+
+@pytest.mark.parametrize("method", COUNTING)
+def test_what_tells_the_number_of_steps_leaves_in_no_sum_either(method: str) -> None:
+    built, lax = client_methods.build(method, {}), {"methods": frozenset({method}), "parts": frozenset(Part)}
+    standard = shipped_policy("standard")
+    for count in (False, True):
+        site = Policy(standard.rules.model_copy(update={**lax, "example_count": count}))
+        refused: list[str] = []
+        try:
+            site.admit(method, built.sends, form_of(built, method), exchanges=frozenset())
+        except PolicyRefusedError as error:
+            refused.append(error.rule)
+        assert refused == ([] if count else ["example_count"])
 
 
 def _prepared(site: Policy, method: str, sends: frozenset[Part]) -> None:

@@ -76,6 +76,24 @@ def test_a_unit_that_one_image_activates_leaves_as_it_came_and_others_as_they_le
     assert np.array_equal(left[Part.HEAD]["bias"], after[Part.HEAD]["bias"])
 
 
+def test_the_control_variates_of_such_a_unit_leave_as_they_came() -> None:
+    data, model = data_of(), made("mlp", hidden=[10])
+    base = trap(model, data)
+    after = trained(model, data, lr=1e-4, steps=1)
+    paths = {f"{part}.{name}": array for part, tensors in base.items() for name, array in tensors.items()}
+    controls = {
+        path: np.full_like(array, number) for number, path in enumerate(sorted(paths)) for array in [paths[path]]
+    }
+    mean_step = {path: array + 7 for path, array in controls.items()}
+    left = withhold_rare_units({**after, Part.CONTROL: mean_step}, {**base, Part.CONTROL: controls}, model, data, 4)
+    for path in ("body.linear1.weight", "body.linear1.bias"):
+        assert np.array_equal(left[Part.CONTROL][path][:3], controls[path][:3])
+        assert np.array_equal(left[Part.CONTROL][path][3:], mean_step[path][3:])
+    assert np.array_equal(left[Part.CONTROL]["head.weight"][:, :3], controls["head.weight"][:, :3])
+    assert np.array_equal(left[Part.CONTROL]["head.weight"][:, 3:], mean_step["head.weight"][:, 3:])
+    assert np.array_equal(left[Part.CONTROL]["head.bias"], mean_step["head.bias"])
+
+
 def test_the_image_of_a_trap_is_in_the_update_and_not_in_what_leaves() -> None:
     data, model = data_of(), made("mlp", hidden=[10])
     base = trap(model, data)

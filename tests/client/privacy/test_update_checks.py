@@ -59,6 +59,7 @@ HEAD: Payload = {Part.HEAD: {"bias": np.ones(CLASSES, np.float32), "scale": np.a
 PRESENCE: Payload = {Part.CLASS_PRESENCE: {"p": ONES}}
 GRADIENTS: Payload = {Part.CLASS_GRADIENTS: {str(c): np.full((CLASSES, D), c, np.float32) for c in range(CLASSES)}}
 STEPS: Payload = {Part.STEPS: {"steps": np.array(30, np.float32)}}
+CONTROL: Payload = {Part.CONTROL: {"body.w": ONES}}
 LARGE: Payload = {Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}
 
 
@@ -72,7 +73,8 @@ LARGE: Payload = {Part.BODY: {"v": ONES, "w": np.ones(300, np.float32)}}
         ({Part.PROTOTYPES: {"0": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None, Part.PROTOTYPES),
         (HEAD, {"hide_class_presence": True}, "hide_class_presence", "head/bias", Part.HEAD),
         (GRADIENTS, {"hide_class_presence": True}, "hide_class_presence", None, Part.CLASS_GRADIENTS),
-        ({Part.CONTROL: {"w": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None, Part.CONTROL),
+        (CONTROL, {"hide_class_presence": True, "example_count": True}, "hide_class_presence", None, Part.CONTROL),
+        (CONTROL, {}, "example_count", None, Part.CONTROL),
         ({Part.CHOICE: {"w": ONES}}, {"hide_class_presence": True}, "hide_class_presence", None, Part.CHOICE),
         (STEPS, {}, "example_count", None, Part.STEPS),
         ({Part.SITE_MODELS: {"w": ONES}}, {}, "parts", None, Part.SITE_MODELS),
@@ -194,3 +196,8 @@ def test_gradients_leave_only_of_classes_with_enough_examples() -> None:
 
 def test_steps_leave_where_the_number_of_examples_may() -> None:
     assert float(let(STEPS, example_count=True)[Part.STEPS]["steps"]) == 30.0
+
+
+def test_control_variates_leave_where_the_number_of_examples_may() -> None:
+    """Beside a model that moved by J of them: J is then known."""
+    assert same_tensors(let(CONTROL, example_count=True), CONTROL)

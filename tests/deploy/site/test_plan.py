@@ -297,14 +297,15 @@ def printed(plan: SitePlan, width: int, **options: Any) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
-    plan = site_plan(recipe_of(method), policy(method))
+    plan = site_plan(recipe_of(method), policy(method, example_count=True))
     for width in (80, 120):
         by_part, by_tensor = (printed(plan, width, tensors=tensors, policy="mine") for tensors in (False, True))
         for text in (by_part, by_tensor):
             assert max(map(len, text.splitlines())) <= width
             assert "mine lets the site take part" in text
         for tensor in plan.outgoing:
-            assert f" {tensor.spec.path} " in by_tensor
+            if width == 120 or len(tensor.spec.path) < 24:  # else it is folded
+                assert f" {tensor.spec.path} " in by_tensor
             assert f" {tensor.spec.part} " in by_part
             assert tensor.spec.part.discloses in " ".join(by_part.split())
 
@@ -482,3 +483,14 @@ def test_the_screen_and_json_say_what_the_server_sees_with_sums_and_without() ->
         seen = plain(plan)["server_sees"]
         assert seen["secure"] is bool(federation)
         assert all(f"- {each['part']}: {each['seen']}" in text for each in seen["parts"])
+
+
+@pytest.mark.parametrize(("method", "part"), [("scaffold", Part.CONTROL), ("fednova", Part.STEPS)])
+def test_what_tells_the_number_of_steps_is_kept_with_the_number_of_examples(method: str, part: Part) -> None:
+    for secure in ({}, {"federation": SECURE}):
+        keeps, tells = (
+            site_plan(small_recipe(method, **secure), policy(method, example_count=n)) for n in (False, True)
+        )
+        assert {tensor.spec.part for tensor in keeps.outgoing if tensor.refused_by == "example_count"} == {part}
+        assert {tensor.refused_by for tensor in tells.outgoing} == {None}
+        assert [any(f"Part {part} " in said for said in plan.rules) for plan in (keeps, tells)] == [True, True]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import structlog
 
 from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.models.mixture import site_models, start_of
+from protofed.client.models.mixture import led_by_controls, site_models, start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
     BaseProblem,
@@ -19,6 +22,7 @@ from protofed.client.privacy.base_checks import (
     structure_problem,
 )
 from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.training.optimizer import sgd_length
 from protofed.common.payload import Exchange, Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
 
@@ -45,11 +49,12 @@ class BaseGuard:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
         Of class models also what this site makes of them; of models of other sites each, for a fit may start from one
-        or have it in its loss.
+        or have it in its loss. Control variates, which move what a fit trains, must not lead it further than a base may
+        move.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.
-            CodecError: it has models by class or of sites that are none.
+            CodecError: it has models by class or of sites, or control variates, that are none.
             StateError: the last base cannot be read, or this one cannot be stored.
         """
         if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:
@@ -61,6 +66,9 @@ class BaseGuard:
         key = (task.run, task.base_digest, version == 0)
         if key == self._accepted:
             return
+        if Part.CONTROL in base and (problem := self._control_problem(run, base, version)) is not None:
+            raise _refusal(task, problem)
+        base = {part: tensors for part, tensors in base.items() if part is not Part.CONTROL}
         start = start_of(base, run.data.label_frequencies())
         for model in (base,) if start is base else (base, start):
             if (problem := self._problem(run, task, model, version)) is not None:
@@ -86,6 +94,16 @@ class BaseGuard:
     def _model_problem(self, run: PreparedRun, model: Payload) -> BaseProblem | None:
         """Of one of several models, which no round before this one need have had: its structure and its answers."""
         return structure_problem(model, self._statistics(run, None)) or self._response(run, model)
+
+    def _control_problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
+        """Of the model to which all corrections of a fit would lead; before the first round there are none."""
+        plan, examples = run.recipe.plan, len(run.data.train)
+        steps = plan.epochs * math.ceil(examples / plan.batch_size)  # 0 of an evaluator, which fits nothing
+        rate = plan.learning_rate(min(version + 1, run.recipe.rounds), run.recipe.rounds)
+        led = led_by_controls(base, rate * sgd_length(steps, plan.momentum if plan.optimizer == "sgd" else 0.0))
+        most = self._site.policy.rules.limits.max_base_change if version else 0.0
+        problem = finite_problem(led) or change_problem(led, base, most) or self._model_problem(run, led)
+        return problem and replace(problem, text=f"led by the control variates of one fit, {problem.text}")
 
     def _change(self, task: Task, base: Payload, version: int) -> BaseProblem | None:
         last = self._site.store.last_base(task.run) if version else None

@@ -129,6 +129,7 @@ class PreparedRun:
             throughput=status.throughput,
             check=status.check,
             checkpoints=checkpoints,
+            participation=recipe.federation.participation,
         )
 
     def gate_context(self) -> GateContext:

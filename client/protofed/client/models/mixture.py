@@ -1,4 +1,4 @@
-"""Several models in one part of a broadcast: class models, mixed by the site (METHODS §3), and models of sites."""
+"""What a broadcast has besides one model: class models, mixed by the site (METHODS §3), models of sites, controls."""
 
 from __future__ import annotations
 
@@ -48,6 +48,25 @@ def site_models(base: Payload) -> list[Payload]:
             model[part][name] = np.asarray(stack[row])  # of a vector it is no array
         models.append(model)
     return models
+
+
+def led_by_controls(base: Payload, length: float) -> Payload:
+    """The BODY and HEAD to which control variates alone would lead a fit, from those of the base (METHODS §5.3).
+
+    Args:
+        length: of all steps of the fit together, J eta without momentum.
+
+    Raises:
+        CodecError: a control variate is of no tensor of the model, or of another shape: a server sent them.
+    """
+    led: dict[Part, dict[str, Array]] = {part: dict(base[part]) for part in (Part.BODY, Part.HEAD)}
+    for path, control in base.get(Part.CONTROL, {}).items():
+        part, _, name = path.partition(".")
+        tensor = led[Part(part)].get(name) if part in led else None
+        if tensor is None or tensor.shape != control.shape:
+            raise CodecError(f"control variate '{path}' {list(control.shape)} is of no tensor of the model")
+        led[Part(part)][name] = np.asarray(tensor - length * control, dtype=tensor.dtype)
+    return led
 
 
 def mixture(models: Tensors, shares: Tensor) -> Payload:

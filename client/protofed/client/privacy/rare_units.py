@@ -172,7 +172,8 @@ def _as_received(payload: Payload, base: Payload, layer: UnitLayer, rare: Array)
     """The payload with rare units' rows and columns of `base`; `rare` is [C] bool."""
     parts = {part: dict(tensors) for part, tensors in payload.items()}
     for by_row, tensors in ((True, layer.rows), (False, layer.columns)):
-        for part, name in tensors:
+        controls = [(Part.CONTROL, f"{part}.{name}") for part, name in tensors]  # their mean steps tell the same
+        for part, name in (*tensors, *controls):
             if name not in parts.get(part, {}):
                 continue  # the method does not send it
             own, received = parts[part][name], base.get(part, {}).get(name)

@@ -26,6 +26,8 @@ _TELLING = {
     Part.CONTROL: "is a gradient of what tells classes apart",
     Part.CHOICE: "says which model suits this site's classes",
 }
+# Of control variates with the model beside them: it has moved by their mean step, times the number of steps.
+TELLS_STEPS = frozenset({Part.STEPS, Part.CONTROL})
 SECURE_RUN = "ask for a run with federation.secure = true"
 _ONLY_IN_A_SUM = (
     f"which tells about this site's classes and so leaves only in a secure sum (hide_class_presence): {SECURE_RUN}, "
@@ -106,7 +108,7 @@ def refusal_of_part(rules: PolicyRules, part: Part) -> tuple[str, str] | None:
         return "class_distribution_estimate", f"part '{part}' {reason} (class_distribution_estimate)"
     if part in FROM_THE_SERVER:
         return "parts", f"part '{part}' is a server's: no site sends it (parts)"
-    if part is Part.STEPS and not rules.example_count:
+    if part in TELLS_STEPS and not rules.example_count:
         reason = "tells about how many examples this site has, which its policy does not let out"
         return "example_count", f"part '{part}' {reason} (example_count)"
     if rules.hide_class_presence and part in BY_CLASS:

@@ -141,6 +141,8 @@ class FitContext:
         checkpoints: used by the training loop, if the plan asks for it.
         train_calls: calls of `train` so far.
         ranks: the processes that train together.
+        participation: the recipe's: of the enrolled trainers, the share that a round needs, and so of the rounds the
+            share that a site may expect to train in.
     """
 
     site: SiteId
@@ -158,6 +160,7 @@ class FitContext:
     checkpoints: Checkpoints = field(default_factory=NoCheckpoints)
     train_calls: int = 0
     ranks: Ranks = field(default_factory=SingleProcess)
+    participation: float = 1.0
 
     @property
     def lr(self) -> float:

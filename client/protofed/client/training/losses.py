@@ -17,6 +17,7 @@ from protofed.client.training.context import FitContext
 
 Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
 TINY = 1e-12
+SMALL = 1e-8  # FedPHP's released code adds it to a mean squared distance, which may be 0
 IGNORED = -100  # a target that `cross_entropy` counts as nothing
 
 
@@ -97,6 +98,33 @@ def model_contrast(features: Tensor, towards: Tensor, away: Tensor, temperature:
     cosines = torch.stack([cosine_similarity(features, other, dim=1) for other in (towards, away)], dim=1)  # [B, 2]
     towards_first = torch.zeros(len(features), dtype=torch.int64, device=features.device)
     return cross_entropy(cosines / temperature, towards_first)
+
+
+def soft_labels(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """FedPHP's KD: cross-entropy of a model's probabilities with another one's, softened, as targets (METHODS 5.13).
+
+    Args:
+        logits: of the model that is trained, [B, C]; not softened, as in the released code.
+        taught: the other one's logits of the same images, [B, C], without gradient.
+        temperature: T, by which `taught` is divided.
+    """
+    return cross_entropy(logits, (taught / temperature).softmax(dim=1))
+
+
+def mean_discrepancy(features: Tensor, others: Tensor) -> Tensor:
+    """FedPHP's MMD: squared maximum mean discrepancy of two batches of features, [B, D] each, by Gaussian kernels.
+
+    Five kernels exp(-d^2 / s) are summed, with s = the mean d^2 of both batches' pairs, times 1/4, 1/2, 1, 2 and 4; no
+    gradient flows through s.
+    """
+    both = torch.cat([features, others])  # [2B, D]
+    # Without the matrix product that `cdist` may use: it cancels digits between near neighbours.
+    squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()  # [2B, 2B]
+    mean = squared.detach().sum() / (len(both) * (len(both) - 1)) + SMALL
+    kernels = torch.stack([torch.exp(-squared / (mean * 2.0**power)) for power in range(-2, 3)]).sum(dim=0)
+    size = len(features)
+    within = kernels[:size, :size] + kernels[size:, size:]  # [B, B]
+    return (within - kernels[:size, size:] - kernels[size:, :size]).mean()
 
 
 def prototypical_contrast(

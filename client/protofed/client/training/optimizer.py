@@ -41,6 +41,21 @@ class ParameterGroup:
     optimizer: OptimizerName | None = None
 
 
+def sgd_length(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """How far so many steps of SGD lead by gradients of 1, in learning rates: without momentum and pull, `steps`.
+
+    Of gradients g it is what their weights in the sum of all steps add up to: FedNova's ||a||_1 (METHODS §5.23).
+
+    Args:
+        pull: eta mu, the share of the way back that a proximal term takes off in a step.
+    """
+    velocity = length = 0.0
+    for _ in range(steps):
+        velocity = momentum * velocity + 1 - pull * length
+        length += velocity
+    return length
+
+
 class Optimizer:
     """The optimizer of one group in one call of `train`, with `torch.optim`'s defaults where the plan says nothing.
 

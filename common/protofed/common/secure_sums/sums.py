@@ -29,13 +29,18 @@ class Sums:
         """Those of a total [N] uint64."""
         return cls(layout, fixed_point.decoded(total))
 
+    @property
+    def weight(self) -> float:
+        """What the weights of all means add up to: of uniform ones, how many sites were summed."""
+        return float(self._tensors.get(WEIGHT, np.zeros(())))
+
     def mean(self, part: Part) -> dict[str, Array]:
         """The (weighted) mean of a part's tensors, each of its own shape and dtype; integer ones are not there.
 
         Raises:
             StateError: nothing was summed, or all weights were zero.
         """
-        if not (weight := float(self._tensors.get(WEIGHT, np.zeros(())))) > 0:
+        if not (weight := self.weight) > 0:
             raise StateError("a secure sum of no updates: its weights add up to nothing")
         return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"mean/{part}/")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.update_checks import BY_CLASS
+from protofed.client.privacy.update_checks import BY_CLASS, TELLS_STEPS
 from protofed.common.payload import Exchange, Part
 
 
@@ -24,7 +24,7 @@ def sentences(
         *_sums(rules),
         *_exchange(rules, exchanges),
         *_classes(rules, parts, secure),
-        *_tensors(rules),
+        *_tensors(rules, parts),
         *_order(rules),
         *_machine(rules),
         *_times(rules),
@@ -70,7 +70,7 @@ def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Itera
         yield f"An estimate of the class distribution {may} leave (class_distribution_estimate)."
 
 
-def _tensors(rules: PolicyRules) -> Iterator[str]:
+def _tensors(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
     if rules.min_images_per_unit > 1:
         few = f"fewer than {rules.min_images_per_unit} training images"
         yield f"Units of the model that {few} activate leave as they were received (min_images_per_unit)."
@@ -80,6 +80,9 @@ def _tensors(rules: PolicyRules) -> Iterator[str]:
     if not rules.example_count:
         # As BatchNorm's num_batches_tracked.
         yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
+    for part in sorted(TELLS_STEPS & set(parts)):
+        may = "may leave" if rules.example_count else "may not leave, in a sum either"
+        yield f"Part {part} {may}: it tells about how many examples the site has (example_count)."
 
 
 def _machine(rules: PolicyRules) -> Iterator[str]:

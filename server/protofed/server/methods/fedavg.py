@@ -26,7 +26,14 @@ from protofed.server.method import (
 
 @server_methods.register(
     Method("fedavg", "FedAvg", "McMahan et al., AISTATS 2017"),
+    Method("apfl", "APFL", "Deng et al., arXiv 2003.13461", client_options=("alpha", "adapt", "alpha_decay")),
     Method("ditto", "Ditto", "Li et al., ICML 2021", client_options=("lam", "reference")),
+    Method(
+        "fedphp",
+        "FedPHP",
+        "Li et al., ECML-PKDD 2021",
+        client_options=("transfer", "lam", "temperature", "inheritance"),
+    ),
     Method("fedprox", "FedProx", "Li et al., MLSys 2020", client_options=("mu",)),
     Method("fedrod", "FedROD", "Chen and Chao, ICLR 2022"),
     Method("moon", "MOON", "Li et al., CVPR 2021", client_options=("mu", "temperature")),

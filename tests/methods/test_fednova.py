@@ -1,0 +1,108 @@
+"""FedNova: two sites of 1 and 3 steps by hand, the lengths of the paper, and its limit, FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.round_contexts import round_context
+
+from protofed.client.methods.fedavg import FedAvgClient
+from protofed.client.methods.fednova import FedNovaClient
+from protofed.client.methods.fedprox import FedProxClient
+from protofed.client.models.split import SplitModel
+from protofed.client.training.context import FitContext
+from protofed.client.training.optimizer import sgd_length
+from protofed.common.payload import Part, Payload, Update
+from protofed.server.methods.fedavg import FedAvgServer
+from protofed.server.methods.fednova import FedNovaServer
+
+LocalOf = Callable[..., FitContext]
+Linear = Callable[..., SplitModel]
+
+FIRST: Payload = {
+    Part.BODY: {"0.weight": np.array([[1.0]])},
+    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
+}
+
+
+def model(weight: float, buffer: float = 0.0) -> Payload:
+    body = {
+        "bn.weight": np.array([float(weight)]),
+        "bn.running_var": np.array([buffer]),
+        "bn.num_batches_tracked": np.array(3),
+    }
+    return {Part.BODY: body, Part.HEAD: {}}
+
+
+def steps(number: float) -> Payload:
+    return {Part.STEPS: {"steps": np.array(number, np.float32)}}
+
+
+def test_two_sites_of_1_and_3_steps_by_hand() -> None:
+    """From x = 10: one step of 1, and three that come to 6. d = 1 and 2, tau_eff = 2: 10 - 2 * 1.5; FedAvg has 6.5."""
+    updates = [
+        Update("ann", {**model(10 - 1, 0.5), **steps(1)}, weight=30.0),
+        Update("bob", {**model(10 - 2, 1.5), **steps(3)}, weight=10.0),
+    ]
+    new = FedNovaServer().aggregate(model(10.0), updates, round_context())
+    assert new.keys() == {Part.BODY, Part.HEAD}
+    assert new[Part.BODY]["bn.weight"] == 7.0
+    assert new[Part.BODY]["bn.running_var"] == 1.0  # the mean: no steps are in it
+    assert new[Part.BODY]["bn.num_batches_tracked"] == 3
+    by_examples = FedNovaServer(weighting="examples").aggregate(model(10.0), updates, round_context())
+    assert by_examples[Part.BODY]["bn.weight"] == 10 - (3 * 1 + 3) / 4 * (3 * 1 + 2) / 4
+
+
+@pytest.mark.parametrize(
+    ("plan", "length"),
+    [
+        ({}, 3.0),
+        ({"momentum": 0.5}, 1 + 1.5 + 1.75),
+        ({"momentum": 0.5, "optimizer": "adam"}, 3.0),
+    ],
+)
+def test_a_site_sends_its_model_after_one_mean_step(
+    plan: dict[str, Any], length: float, local_of: LocalOf, linear: Linear
+) -> None:
+    three = [[2.0], [1.0], [0.5]]
+    nova, avg = (local_of(linear([[9.0]], 2), three, [0, 1, 0], 2, lr=0.1, batch_size=1, **plan) for _ in range(2))
+    sent, y = FedNovaClient().fit(nova, FIRST).payload, FedAvgClient().fit(avg, FIRST).payload
+    assert sent.keys() == FedNovaClient.sends
+    assert sent[Part.STEPS]["steps"] == np.float32(length)
+    for part, tensors in FIRST.items():
+        for name, x in tensors.items():
+            np.testing.assert_allclose(sent[part][name], x - (x - y[part][name]) / length, rtol=0, atol=1e-15)
+
+
+def test_the_sites_own_model_is_the_one_that_it_trained(local_of: LocalOf, linear: Linear) -> None:
+    nova, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, lr=0.1, batch_size=1) for _ in range(2))
+    FedNovaClient().fit(nova, FIRST)
+    y = FedAvgClient().fit(avg, FIRST).payload[Part.HEAD]["bias"]
+    np.testing.assert_array_equal(nova.model.get_parameter("head.bias").detach().numpy(), y)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 300])
+def test_lengths_are_the_papers(count: int) -> None:
+    rho, alpha = 0.9, 0.05
+    assert sgd_length(count, 0.0, 0.0) == count
+    momentum = (count - rho * (1 - rho**count) / (1 - rho)) / (1 - rho)
+    assert sgd_length(count, rho, 0.0) == pytest.approx(momentum, rel=1e-12)
+    assert sgd_length(count, 0.0, alpha) == pytest.approx((1 - (1 - alpha) ** count) / alpha, rel=1e-12)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+def test_of_equal_steps_it_is_fedavg(mu: float, local_of: LocalOf, linear: Linear) -> None:
+    plan = {"lr": 0.1, "epochs": 2, "batch_size": 1, "momentum": 0.9}
+    nova, avg = [], []
+    for x, label in ((2.0, 0), (1.0, 1)):
+        sites = [local_of(linear([[9.0]], 2), [[x], [0.5]], [label, 1], 2, **plan) for _ in range(2)]
+        nova.append(FedNovaClient(mu=mu).fit(sites[0], FIRST))
+        avg.append(FedProxClient(mu=mu).fit(sites[1], FIRST))
+    new = FedNovaServer().aggregate(FIRST, nova, round_context())
+    mean = FedAvgServer().aggregate(FIRST, avg, round_context())
+    for part, tensors in mean.items():
+        for name, array in tensors.items():
+            np.testing.assert_allclose(new[part][name], array, rtol=0, atol=1e-7)  # steps are sent in float32
