@@ -70,7 +70,7 @@ class APFLClient:
         """W, v with statistics of its own, and alpha; a site that has no v begins with w."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
-        v, w = {}, dict(local.model.named_parameters())
+        v, w = dict[str, Tensor](), dict[str, Tensor](local.model.named_parameters())
         for name, tensor in local.model.state_dict(keep_vars=True).items():
             own = remembered(local, Part.PRIVATE, name, tensor.detach().clone())
             v[name] = own.to(tensor).requires_grad_(tensor.requires_grad)

@@ -53,8 +53,9 @@ class ScaffoldClient:
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             loss = supervised(local, model(images), labels)
-            # Of the value 0, and the gradient c - c_i.
-            return loss + sum(((y[path] - y[path].detach()) * drift[path]).sum() for path in (c if sgd else ()))
+            for path in c if sgd else ():
+                loss = loss + ((y[path] - y[path].detach()) * drift[path]).sum()  # 0, and its gradient c - c_i
+            return loss
 
         def correct(_: Step) -> None:
             for path in () if sgd else c:
