@@ -45,7 +45,7 @@ from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.errors import ProtofedError, TaskFailedError
-from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
+from protofed.common.payload import NOT_ON_THE_WIRE, Array, Exchange, Part, Payload, Update
 from protofed.common.plugins import MethodPlugin
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.server.method import server_methods
@@ -225,7 +225,11 @@ def site_of(other: bool = False, secret: bool = False) -> Site:
     own = frozenset({*(f"{HERE}:{name}" for name in ("plain", "normed", "trapped")), TWINS})
     limits = unlimited(set(architectures))
     rules = PolicyRules(
-        methods=frozenset({*METHODS, TWINS, NAME}), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=own, limits=limits
+        methods=frozenset({*METHODS, TWINS, NAME}),
+        parts=frozenset(Part) - NOT_ON_THE_WIRE,
+        exchange=frozenset(Exchange),
+        plugins=own,
+        limits=limits,
     )
     lax = {
         "class_distribution_estimate": True,

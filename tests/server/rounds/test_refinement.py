@@ -276,6 +276,19 @@ def test_a_full_disk_delays_the_published_state(make: MakeLab) -> None:
     assert lab.value == 4.0
 
 
+def test_a_full_disk_delays_the_question(make: MakeLab) -> None:
+    disk = Tight()
+    lab = trained(make(**FEDIC, blobs=disk).begin())
+    lab.beat("eva", lab.task("eva").task_id, failure=FailureReason.DISK)
+    lab.restart()  # which encodes what the evaluator fetches anew
+    disk.full = True
+    lab.later(60.0, alive=("eva", *SITES))
+    assert lab.asked("eva") is None
+    disk.full = False
+    lab.later(1.0, alive=("eva", *SITES))
+    assert lab.asked("eva") is TaskKind.REFINE
+
+
 def test_a_run_goes_back_from_a_refinement_to_a_published_round(refining: Lab) -> None:
     refining.coordinator.roll_back(0)
     assert refining.asked("eva") is None

@@ -9,7 +9,7 @@ import pytest
 from tests.server.rounds.test_state_machine import DEADLINE, collecting, rules, tick
 
 from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.phases import NOBODY, Aggregating, Evaluating, FinishedPhase, Idle, Phase, Tick
+from protofed.server.rounds.phases import NOBODY, Aggregating, Evaluating, FinishedPhase, Idle, Phase, Refining, Tick
 from protofed.server.rounds.waiting import NO_TRAINER, UNKNOWN, MissingSite, Waiting, WaitReason, waiting
 from protofed.server.verdicts import RoundOutcome
 
@@ -118,9 +118,28 @@ def test_scores_are_waited_for_by_name_and_an_evaluator_is_no_missing_trainer() 
     assert found.seconds_left == DEADLINE - 25.0
 
 
-@pytest.mark.parametrize("phase", [Idle(1), Aggregating(1, 1, NOBODY)])
+@pytest.mark.parametrize("phase", [Idle(1), Aggregating(1, 1, NOBODY), Refining(1, 1, 0.0)])
 def test_a_full_disk_is_a_reason(phase: Phase) -> None:
-    assert known(reason(phase, tick(), disk_full=True)).reason is WaitReason.DISK
+    assert known(reason(phase, tick(evaluators="e"), disk_full=True)).reason is WaitReason.DISK
+
+
+def test_an_evaluator_that_refines_is_waited_for_by_name_until_the_deadline() -> None:
+    phase = Refining(1, 1, 5.0, asked=frozenset({"eva"}))
+    found = known(reason(phase, tick(30.0), {"eva": NO_TRAINER}))
+    assert (found.reason, found.missing, found.round) == (WaitReason.REFINEMENT, (MissingSite("eva"),), 1)
+    assert found.seconds_left == DEADLINE - 25.0
+    assert reason(replace(phase, reported=phase.asked), tick(30.0)) is None
+
+
+def test_without_an_evaluator_a_refinement_says_so_and_when_the_run_fails() -> None:
+    found = known(reason(Refining(1, 1, 5.0), tick(30.0)))
+    assert (found.reason, found.needed, found.has, found.seconds_left) == (WaitReason.EVALUATOR, 1, 0, WEEK - 25.0)
+    assert reason(Refining(1, 1, 5.0), tick(30.0, evaluators="e")) is None
+
+
+def test_a_refinement_between_two_attempts_says_when_it_is_asked_for_again() -> None:
+    found = known(reason(Refining(1, 1, 5.0, tries=2, again_at=50.0), tick(40.0, evaluators="e")))
+    assert (found.reason, found.has, found.needed, found.seconds_left) == (WaitReason.BACK_OFF, 3, 5, 10.0)
 
 
 def test_only_time_makes_no_other_reason() -> None:

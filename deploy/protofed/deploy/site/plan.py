@@ -31,7 +31,7 @@ from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_sight import Sight, sight
-from protofed.server.method import RoundContext, ServerMethod, SummableMethod, server_methods
+from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, server_methods
 from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import as_begun, round_context
 from protofed.server.rounds.secure_sums import layout_of
@@ -209,10 +209,14 @@ def plain(plan: SitePlan) -> dict[str, Any]:
 def _after(
     server: ServerMethod, state: Payload, update: Update, layout: SumLayout | None, context: RoundContext
 ) -> Payload:
-    """The state after a round of one update; with a layout, of its sum."""
+    """The state after a round of one update; with a layout, of its sum; as an evaluator refines it, if one does."""
     if layout is None:
-        return server.aggregate(state, [update], context)
-    return cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
+        new = server.aggregate(state, [update], context)
+    else:
+        new = cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
+    if (half := refining(server)) is None:
+        return new
+    return half.refined(new, Update("", _update_of_ones(half.expects_refined(new).required)), context)
 
 
 def _plain(spec: TensorSpec) -> dict[str, Any]:

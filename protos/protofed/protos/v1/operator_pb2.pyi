@@ -282,7 +282,7 @@ class Waiting(_message.Message):
     BEHIND_FIELD_NUMBER: _builtins.int
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """trainers, required-sites, paused, queued, back-off, disk, updates, sum or scores"""
+    """trainers, required-sites, paused, queued, back-off, disk, updates, sum, evaluator, refinement or scores"""
     text: _builtins.str
     """all of this in a line"""
     round: _builtins.int
