@@ -10,9 +10,11 @@ from __future__ import annotations
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
 from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.mixture import mixture, site_models
+from protofed.client.models.mixture import mixed, mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load
-from protofed.client.training.context import FitContext
+from protofed.client.training.candidates import distance, losses_of
+from protofed.client.training.context import FitContext, FitStart
+from protofed.client.training.cores import Cores
 from protofed.client.training.loop import (
     Loss,
     Weigher,
@@ -46,12 +48,14 @@ __all__ = [
     "ClassRows",
     "ClientMethod",
     "ConfigError",
+    "Cores",
     "CosineHead",
     "Distance",
     "Exchange",
     "ExchangingMethod",
     "FailureReason",
     "FitContext",
+    "FitStart",
     "Loss",
     "Part",
     "Payload",
@@ -70,6 +74,7 @@ __all__ = [
     "class_means",
     "class_shares",
     "client_methods",
+    "distance",
     "distribution_gap",
     "dump",
     "frequent",
@@ -78,6 +83,8 @@ __all__ = [
     "inter_class",
     "intra_class",
     "load",
+    "losses_of",
+    "mixed",
     "mixture",
     "model_contrast",
     "named",
