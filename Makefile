@@ -8,7 +8,7 @@ PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-myp
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
 .PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench bench-peers leakage dashboards images version wheelhouse sbom dependencies protos \
-	pictures constraints clean
+	policies pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
 
@@ -118,6 +118,9 @@ dependencies: .venv/ready ## whether all fits together, and known vulnerabilitie
 protos: .venv/ready     ## generate the messages and stubs from the .proto files; stubs only of those with a service
 	$(PROTOC) --python_out=protos --mypy_out=protos $(PB)/*.proto
 	$(PROTOC) --grpc_python_out=protos --mypy_grpc_out=protos $$(grep -l ^service $(PB)/*.proto)
+
+policies: .venv/ready   ## the lists of methods in deploy/policies, of all that a policy's other rules admit
+	.venv/bin/python -m tests.support.shipped_policies
 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
 	dot -Tsvg docs/assets/architecture.dot -o docs/assets/architecture.svg

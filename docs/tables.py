@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from docs import method_tables
+from docs.markdown import first_lines, table
 from pydantic import BaseModel
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
@@ -28,11 +30,9 @@ from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
-from protofed.common.citations import PAPERS
 from protofed.common.config import data, recipe, settings
 from protofed.common.config.tables import Input
 from protofed.common.monitoring.metric import table as metrics_table
-from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy.cli.main import app
 from protofed.deploy.doctor.diagnoses import table as doctor_table
@@ -43,14 +43,6 @@ ROOT = Path(__file__).parents[1]
 WINGS = ("common", "server", "client", "deploy")
 VAST = 2.0**53  # a bound that only keeps out what does not fit into a float or 64 bits says nothing to a reader
 PROTOS = ROOT / "protos/protofed/protos/v1"
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown; `|` in a cell would end it."""
-    titles = list(head)
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
-    lines = [titles, ["---"] * len(titles), *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # Keys: fields of pydantic models and dataclasses, with the comments at their lines
@@ -194,37 +186,7 @@ def telemetry() -> str:
     return table(["telemetry", "what it discloses"], ([f"`{one}`", one.discloses] for one in Telemetry))
 
 
-# Methods and models
-
-
-def sends(name: str) -> frozenset[Part]:
-    """The parts that a method sends unless its options change that."""
-    return client_methods.build(name, {}).sends
-
-
-def parts() -> str:
-    """What each part discloses, and which methods send it."""
-    rows = []
-    for part in Part:
-        if part not in NOT_ON_THE_WIRE:
-            senders = ", ".join(f"`{name}`" for name in client_methods if part in sends(name))
-            rows.append([f"`{part}`", part.discloses, senders or "none; it comes from the server"])
-    return table(["part", "what it discloses", "sent by"], rows)
-
-
-def methods() -> str:
-    """All methods: what leaves, what a site predicts with, where it comes from."""
-    predicts = {"trained": "what its last fit left", "installed": "what it makes of the newest broadcast"}
-    rows = [
-        [
-            f"`{name}`",
-            ", ".join(f"`{part}`" for part in sorted(sends(name))) or "nothing but the loss",
-            predicts[client_methods.get(name).personal],
-            PAPERS[name].source or "–",
-        ]
-        for name in client_methods
-    ]
-    return table(["method", "parts that it sends", "a site predicts with", "source"], rows)
+# Options of methods and models
 
 
 def options() -> str:
@@ -240,14 +202,10 @@ def options() -> str:
 
 def models() -> str:
     """Every model of `[model]` with its options."""
+    known = {name: architectures.get(name) for name in architectures}
     return "\n\n".join(
-        f"### {name}\n\n{_first(architectures.get(name))}\n\n{_options_table(_field_rows(architectures.get(name)))}"
-        for name in architectures
+        f"### {name}\n\n{first_lines(cls)}\n\n{_options_table(_field_rows(cls))}" for name, cls in known.items()
     )
-
-
-def _first(cls: type[Any]) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0]
 
 
 def _options_table(rows: Iterable[list[str]]) -> str:
@@ -378,8 +336,10 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "limits": limits,
     "schedule": schedule,
     "telemetry": telemetry,
-    "parts": parts,
-    "methods": methods,
+    "parts": method_tables.parts,
+    "methods": method_tables.methods,
+    "exports": method_tables.exports,
+    "sums": method_tables.sums,
     "options": options,
     "models": models,
     "server-metrics": lambda: metrics_table(SERVER_METRICS),

@@ -6,6 +6,7 @@ import numpy as np
 from tests.attacks.hostile_server import always, as_payload, honest_model, recipe_like, sites_of, updates
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import limits_of
+from tests.support.round_contexts import round_context
 
 from protofed.common.payload import Part
 from protofed.deploy import shipped
@@ -32,7 +33,7 @@ def honest_plan(policy: str) -> Outcome:
 def _attacked(policy: str, plan: dict[str, object]) -> Outcome:
     """Recovered: classes whose share at the site the uploaded bias holds, over all sites."""
     recipe = recipe_like("digits-cwfedavg-private", plan=plan)
-    base = CwFedAvgPrivateServer().init(as_payload(honest_model(recipe)), recipe.classes)
+    base = CwFedAvgPrivateServer().init(as_payload(honest_model(recipe)), round_context(recipe.classes))
     unit = LARGE * np.eye(recipe.classes, dtype=np.float32)
     base = {**base, Part.CLASS_MODELS: {**base[Part.CLASS_MODELS], "bias": unit}}
     found = of = answered = 0

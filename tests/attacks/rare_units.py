@@ -39,9 +39,14 @@ def convolutional_in_part(policy: str) -> Outcome:
     return attack(policy, CONVOLUTIONAL, 0.1)
 
 
-def attack(policy: str, target: Target, share: float) -> Outcome:
+def convolutional_by_class(policy: str) -> Outcome:
+    """Likewise, where each class is drawn as often: a class of few images makes as much of an epoch as the others."""
+    return attack(policy, CONVOLUTIONAL, 1.0, sampling="class-balanced")
+
+
+def attack(policy: str, target: Target, share: float, **plan: str) -> Outcome:
     """Recovered: training images, as the layer is fed them, that come back from the update of round 2."""
-    recipe = target.recipe()
+    recipe = target.recipe(**plan)
     found = of = answered = 0
     for data in islice(sites_of(recipe), SITES):
         # The first base is honest; the second is what the site sent, with raised biases.

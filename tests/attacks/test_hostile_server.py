@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.attacks import counts_by_heads, hidden_traps, private_mixture, rare_units, score_oracle, trap_weights
+from tests.attacks import (
+    counts_by_heads,
+    hidden_traps,
+    presence,
+    private_mixture,
+    rare_units,
+    score_oracle,
+    trap_weights,
+)
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import NONE, PERCEPTRONS, SHIPPED, UPDATES
 
@@ -25,6 +33,7 @@ RARE: tuple[Attack, ...] = (
     rare_units.perceptron_in_part,
     rare_units.convolutional,
     rare_units.convolutional_in_part,
+    rare_units.convolutional_by_class,
 )
 COUNTS: tuple[Attack, ...] = (
     counts_by_heads.blind_body,
@@ -38,7 +47,7 @@ def name_of(attack: Attack) -> str:
     return f"{attack.__module__.rpartition('.')[2]}.{attack.__name__}"
 
 
-@pytest.mark.parametrize("attack", [*TRAPS, *RARE, *COUNTS, score_oracle.attack], ids=name_of)
+@pytest.mark.parametrize("attack", [*TRAPS, *RARE, *COUNTS, score_oracle.attack, presence.still_rows], ids=name_of)
 def test_it_succeeds_on_a_site_without_rules(attack: Attack) -> None:
     assert attack(NONE).recovered > 0
 
@@ -69,6 +78,11 @@ def test_most_units_that_few_images_wake_leave_as_received() -> None:
 @pytest.mark.parametrize("attack", COUNTS, ids=name_of)
 def test_no_label_count_comes_back(attack: Attack, policy: str) -> None:
     assert attack(policy).recovered == 0
+
+
+@pytest.mark.parametrize("policy", [*FOR_PATIENTS, PERCEPTRONS])
+def test_no_run_keeps_the_rows_of_absent_classes_still(policy: str) -> None:
+    assert presence.still_rows(policy).silent
 
 
 @pytest.mark.parametrize("policy", FOR_PATIENTS)

@@ -60,6 +60,12 @@ def head_gradient(seen: Seen) -> Scores | None:
     return np.asarray(sent["bias"] - received["bias"], np.float64) if "bias" in sent else None
 
 
+def head_movement(seen: Seen) -> Scores | None:
+    """How far the head's row moved: by a loss adjusted by class frequencies, an absent class's hardly does."""
+    sent, received = head(seen.sent), head(seen.received)
+    return None if sent is None or received is None else np.asarray(np.linalg.norm(sent - received, axis=1))
+
+
 def feature_gradient(seen: Seen) -> Scores | None:
     """How the biases of the features moved, told by classes through the head that the server knows.
 
@@ -141,6 +147,7 @@ BY_CLASS: Mapping[str, Attack] = {
 MODEL: Mapping[str, Attack] = {
     "head norms": head_norms,
     "head gradient": head_gradient,
+    "head movement": head_movement,
     "feature gradient": feature_gradient,
     "head mixture": head_mixture,
     "noise prior": noise_prior,

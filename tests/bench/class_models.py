@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from tests.bench.report import Row
 from tests.bench.timing import seconds
+from tests.support.round_contexts import round_context
 
 from protofed.common.payload import Part, Payload, Update
 from protofed.server.methods.cwfedavg import CwFedAvgServer
@@ -34,10 +35,10 @@ class _Step:
         self._method = CwFedAvgServer()
         self._updates = [Update(f"s{n}", _update(classes, rng)) for n in range(SITES)]
         first = {part: self._updates[0].payload[part] for part in (Part.BODY, Part.HEAD)}
-        self._state = self._method.init(first, classes)
+        self._state = self._method.init(first, round_context(classes))
 
     def __call__(self) -> None:
-        state = self._method.aggregate(self._state, self._updates)
+        state = self._method.aggregate(self._state, self._updates, round_context())
         for update in self._updates:
             self._method.broadcast(state, update.site)
 

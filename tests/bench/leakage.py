@@ -28,6 +28,14 @@ FEW: dict[str, Any] = {"min_samples_per_class": 10}
 CASES = (
     Case("digits-fedavg"),
     Case("digits-fedavg", method={"weighting": "examples"}),
+    *(
+        Case("digits-fedavg", plan=plan)
+        for plan in (
+            {"loss": "balanced-softmax"},
+            {"loss": "logit-adjustment", "tau": 20.0},
+            {"sampling": "class-balanced"},
+        )
+    ),
     *(Case(recipe, rules) for recipe in ("digits-fednh", "digits-fedprp", "digits-fedproc") for rules in ({}, FEW)),
     *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod")),
     Case("digits-cwfedavg"),

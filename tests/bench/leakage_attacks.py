@@ -55,6 +55,7 @@ ON_SITES = (
     Attack("a tenth of it", "images", "49 of 229", rare_units.perceptron_in_part),
     Attack("units behind convolutions that hardly any wakes", "images", "24 of 229", rare_units.convolutional),
     Attack("a tenth of them", "images", "13 of 229", rare_units.convolutional_in_part),
+    Attack("units behind convolutions, classes drawn as often", "images", "–", rare_units.convolutional_by_class),
     Attack("a body that is blind", "label counts of sites", "4 of 5", counts_by_heads.blind_body),
     Attack("a window that makes all images black", "label counts of sites", "5 of 5", counts_by_heads.blind_input),
     Attack("a step too small to matter", "label counts of sites", "5 of 5", counts_by_heads.tiny_step),
@@ -64,6 +65,7 @@ ON_SITES = (
     ),
     Attack("class heads that are unit vectors", "shares of classes", "19 of 26", private_mixture.honest_plan),
     Attack("which prototypes are sent", "classes of sites", "21 of 26", presence.rows_sent),
+    Attack("rows of the head that stay, by the balanced softmax", "classes of sites", "–", presence.still_rows),
 )
 
 

@@ -37,17 +37,18 @@ SCORED = ("global.accuracy", "personal.pm_v")
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe under a policy; `secure`: under secure sums."""
+    """A recipe with changes of its method and plan under a policy; `secure`: under secure sums."""
 
     recipe: str
     rules: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=dict)
     secure: bool = False
+    plan: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def said(self) -> str:
         """What is other than by default."""
-        changes = {**self.rules, **self.method, **({"secure": True} if self.secure else {})}
+        changes = {**self.rules, **self.method, **self.plan, **({"secure": True} if self.secure else {})}
         return ", ".join(key if value is True else f"{key} = {value}" for key, value in changes.items())
 
 
@@ -75,6 +76,7 @@ def seeded(case: Case, seed: int, rounds: int) -> Recipe:
             "rounds": min(recipe.rounds, rounds),
             "data": recipe.data.model_copy(update={"seed": seed, "long_tail": LONG_TAIL}),
             "method": recipe.method.model_copy(update=dict(case.method)),
+            "plan": recipe.plan.model_copy(update=dict(case.plan)),
             "federation": recipe.federation.model_copy(update={"score_every": 0, "secure": case.secure}),
         }
     )

@@ -118,6 +118,15 @@ def test_a_body_alone_tells_the_shares_through_the_head_that_it_was_trained_for(
     assert attacks.feature_gradient(seen({Part.BODY: {"0.bias": moved}}, {Part.BODY: received[Part.BODY]})) is None
 
 
+def test_a_row_that_stays_where_it_was_is_that_of_a_class_that_no_example_has() -> None:
+    weight = draw(1, CLASSES, WIDTH)
+    sent = {Part.HEAD: {"weight": weight + HAS[:, None] * draw(2, CLASSES, WIDTH)}}
+    found = attacks.head_movement(seen(sent, {Part.HEAD: {"weight": weight}}))
+    assert found is not None
+    assert auc(found, HAS) == 1.0
+    assert attacks.head_movement(seen({}, {})) is None
+
+
 def test_a_mixture_of_known_heads_is_taken_apart() -> None:
     heads = {"weight": draw(1, CLASSES, CLASSES, WIDTH), "bias": draw(2, CLASSES, CLASSES)}
     sent = {name: np.tensordot(SHARES, stack, 1) for name, stack in heads.items()}

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Input, Plan
+from protofed.common.config.plan import Plan, Sampling
+from protofed.common.config.recipe import Input
 
 ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
 
@@ -23,7 +24,12 @@ class InOrder(SiteData):
     """Not shuffled."""
 
     def batches(
-        self, size: int, rng: torch.Generator, augment: Augment = "none", drop_last: bool = False
+        self,
+        size: int,
+        rng: torch.Generator,
+        augmentation: Augment = "none",
+        drop_last: bool = False,
+        sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:
         for images, labels in self.ordered(self.train, size):
             if len(labels) == size or not drop_last:

@@ -13,7 +13,7 @@ import pytest
 from protofed.common import plugins
 from protofed.common.errors import ConfigError
 from protofed.common.plugins import MethodPlugin, PluginKind, is_plugin, load
-from protofed.common.registry import Registry
+from protofed.common.registry import Method, Registry
 
 MODULE = """
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ class Plain: ...
 METHOD = MethodPlugin("outside:Client", "known", client_options=("mu",), server_options=("weighting",))
 NO_DATACLASS = MethodPlugin("outside:Plain", "outside:Plain")
 LOST = MethodPlugin("outside:Nothing", "outside_halves:Server")
+CITED = MethodPlugin("outside:Client", "known", title="Prox", source="Ann, 2001")
 number = 3
 """
 Half = Registry[object]
@@ -124,6 +125,15 @@ def test_each_half_takes_its_options_and_leaves_the_others() -> None:
     assert server.build("prox", options) == Known("examples")
     with pytest.raises(ConfigError, match="expected one of: mu"):
         client.build("prox", {"mo": 0.5})
+
+
+def test_title_and_source_are_read_where_the_plugin_is_allowed_and_no_half_of_it_is_imported() -> None:
+    assert half("server").about("outside:CITED") == Method("outside:CITED", "outside:CITED")
+    assert "outside" not in sys.modules
+    plugins.allow({"outside:CITED", "outside:LOST", "broken:METHOD"})
+    assert half("server").about("outside:CITED").cited == "Prox (Ann, 2001)"
+    for untold in ("outside:LOST", "broken:METHOD"):
+        assert half("server").about(untold).cited == untold
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from protofed.common.errors import ConfigError
-from protofed.common.registry import Registry
+from protofed.common.registry import Method, Registry
 
 
 class Animal(Protocol):
@@ -37,6 +37,14 @@ def animals() -> Registry[Animal]:
     registry: Registry[Animal] = Registry("animal")
     registry.register("dog", "hound", wolf=("pack", "howl"))(Dog)
     registry.register("fish")(Fish)
+    return registry
+
+
+@pytest.fixture
+def halves() -> Registry[Animal]:
+    registry: Registry[Animal] = Registry("method", half="server")
+    papers = Method("dog", "Dog", "Ann, 2001", client_options=("bark",)), Method("hound", "Hound")
+    registry.register(*papers)(Dog)
     return registry
 
 
@@ -126,6 +134,24 @@ def test_a_name_is_registered_once(animals: Registry[Animal]) -> None:
     with pytest.raises(ConfigError, match="'wolf' is registered twice"):
         animals.register("cat", wolf=())(Fish)
     assert animals.get("dog") is Dog
+
+
+def test_a_half_of_several_methods_says_title_source_and_the_other_halfs_options_of_each(
+    halves: Registry[Animal],
+) -> None:
+    assert halves.get("dog") is halves.get("hound") is Dog
+    assert (halves.foreign("dog"), halves.foreign("hound")) == ({"bark"}, set())
+    assert [halves.about(name).cited for name in halves] == ["Dog (Ann, 2001)", "Hound"]
+    with pytest.raises(ConfigError, match="'hound' is registered twice"):
+        halves.register(Method("hound", "Another"))(Fish)
+    assert halves.about("hound").title == "Hound"
+
+
+def test_of_what_is_not_known_the_name_stands_for_the_title(
+    animals: Registry[Animal], halves: Registry[Animal]
+) -> None:
+    for registry, name in ((halves, "cat"), (halves, "os:system"), (animals, "wolf")):
+        assert registry.about(name) == Method(name, name)
 
 
 def test_registries_do_not_know_of_one_another(animals: Registry[Animal]) -> None:

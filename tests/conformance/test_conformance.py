@@ -17,6 +17,18 @@ def test_both_halves_are_registered_under_the_same_names() -> None:
     assert sorted(server_methods) == METHODS
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_title_of_its_own(name: str) -> None:
+    titles = [server_methods.about(other).title for other in METHODS]
+    assert server_methods.about(name).title != name
+    assert titles.count(server_methods.about(name).title) == 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_server_knows_without_the_client_half_whether_it_sends_anything(name: str) -> None:
+    assert server_methods.about(name).sends_nothing == (not client_methods.build(name, {}).sends)
+
+
 class TestMethods(MethodConformance):
     @pytest.fixture(params=METHODS)
     def method(self, request: pytest.FixtureRequest) -> str:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.support.shipped_policies import admitted, filled_in
 
 from protofed.client.method import client_methods, exchanges_of
 from protofed.client.models.catalogue import build
@@ -14,7 +15,7 @@ from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Data, read_recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError
-from protofed.common.payload import NOT_ON_THE_WIRE
+from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy import shipped
 from protofed.server.method import server_methods
@@ -81,6 +82,24 @@ def test_each_policy_allows_all_that_a_stricter_one_does() -> None:
         assert narrow.parts < wide.parts
         assert narrow.metrics <= wide.metrics
         assert narrow.telemetry < wide.telemetry
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_names_all_methods_that_its_other_rules_admit(name: str) -> None:
+    path = shipped.folder("policies") / f"{name}.toml"
+    text, methods = path.read_text(encoding="utf-8"), admitted(Policy.read(path))
+    assert Policy.read(path).rules.methods == set(methods), "run `make policies`"
+    assert filled_in(text, methods) == text
+    assert len(methods) > 10
+
+
+def test_what_a_policy_admits_follows_from_its_rules_alone() -> None:
+    rules = OPEN.rules.model_copy(update={"methods": frozenset(), "parts": frozenset({Part.BODY})})
+    assert {"solo", "fedper"} <= set(admitted(Policy(rules))) < set(client_methods) - {"fedavg", "fednh"}
+    required = rules.model_copy(update={"secure": "required", "parts": frozenset(Part) - NOT_ON_THE_WIRE})
+    assert "solo" in admitted(Policy(required))  # sends nothing
+    assert "cwfedavg" not in admitted(Policy(required))  # by default not in a sum
+    assert "cwfedavg" in admitted(Policy(required.model_copy(update={"secure": "allowed"})))
 
 
 def test_updates_leave_in_secure_sums_alone_but_under_the_open_policy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import subprocess
@@ -26,6 +27,7 @@ from protofed.common.config.settings import ClientSettings, Monitoring, ServerSe
 from protofed.common.config.tables import Input
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.messages import Role
+from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.doctor.diagnoses import DIAGNOSES
 from protofed.deploy.operator import snapshot
@@ -105,6 +107,20 @@ def test_every_citation_in_the_sources_is_a_section() -> None:
     assert {(name, number) for name, number in cited if number not in sections[name]} == set()
 
 
+@pytest.mark.parametrize("name", sorted(client_methods))
+def test_every_method_has_a_section_that_its_client_half_cites_a_recipe_and_a_test(name: str) -> None:
+    module = inspect.getmodule(client_methods.get(name))
+    assert module is not None
+    assert module.__file__ is not None
+    cited = CITATION.search(module.__doc__ or "")
+    assert cited is not None, "expected (METHODS §n) in the first line of the client half"
+    sections = re.split(r"^(?=#+ \d)", _text(CITED["METHODS"]), flags=re.MULTILINE)
+    (section,) = (text for text in sections if re.match(rf"#+ {re.escape(cited[2])}\.? ", text))
+    assert name in section.lower() or server_methods.about(name).title in section
+    assert (ROOT / "tests/methods" / f"test_{Path(module.__file__).stem}.py").is_file()
+    assert shipped.recipe(f"digits-{name}").method.name == name
+
+
 def test_no_file_leads_out_of_the_repository() -> None:
     outside = "/work" + "/"
     leads = [path for path in _tracked() if path.suffix in (".md", ".py", ".toml", ".yml") and outside in _text(path)]
@@ -148,7 +164,7 @@ def test_every_alert_has_its_row_and_its_weight() -> None:
 
 @pytest.mark.parametrize("part", [part for part in Part if part not in NOT_ON_THE_WIRE])
 def test_every_part_that_can_leave_a_site_is_explained(part: Part) -> None:
-    (row,) = re.findall(rf"^\| `{part}` \| (.+) \| (.+) \|$", tables.parts(), re.MULTILINE)
+    (row,) = re.findall(rf"^\| `{part}` \| (.+) \| (.+) \|$", tables.GENERATED["parts"](), re.MULTILINE)
     senders = {name for name in client_methods if part in client_methods.build(name, {}).sends}
     assert (row[0], set(re.findall(r"`([\w-]+)`", row[1]))) == (part.discloses, senders)
 

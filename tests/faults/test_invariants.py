@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.invariants import JOURNAL, Baseline, Checked, check, leftovers, serves
+from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -45,7 +46,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Rec
     ledger.attach(journal)
     recipe = recipe_of("fedavg", name=RUN)
     ledger.begin_run(RUN, recipe.fingerprint(), recipe.wire())
-    publisher = Publisher(server_methods.build("fedavg", {}), blobs, recipe.classes, min_contributors=2)
+    publisher = Publisher(server_methods.build("fedavg", {}), blobs, min_contributors=2)
     published: Published | None = None
     for number in range(ROUNDS):
         kind = TaskKind.FIT if number else TaskKind.INITIALISE
@@ -61,7 +62,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, recipe_of: Callable[..., Rec
             (here := folder / task.site / RUN / f"{number:06d}").mkdir(parents=True)
             (here / "receipt.json").write_text(json.dumps(asdict(receipt)))
             (here / "task.json").write_text(json.dumps({"task": asdict(task)}))
-        state = publisher.aggregated(published.state if published else None, rows)
+        state = publisher.aggregated(published.state if published else None, rows, round_context())
         published = publisher.publish(state)
         ledger.publish(RUN, number, 1, published.address, complete=True)
     ledger.close()

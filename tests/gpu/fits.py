@@ -75,7 +75,7 @@ def update_of(local: FitContext, fit: Callable[[], float] | None = None) -> tupl
         fit: None: `train` with cross-entropy.
     """
     before = _flat(local)
-    loss = train(local, loss_of(local)) if fit is None else fit()
+    loss = train(local, loss_of(local)).loss if fit is None else fit()
     return loss, _flat(local) - before
 
 

@@ -36,7 +36,7 @@ def main(folder: Path, device: torch.device) -> None:
     local.model.to(device)
     with warnings.catch_warnings(record=True) as caught, on_disk(folder, TASK) as local.checkpoints:
         warnings.simplefilter("always")
-        loss = train(local, loss_of(local))
+        loss = train(local, loss_of(local)).loss
     said = {str(warning.message).splitlines()[0] for warning in caught if "deterministic" in str(warning.message)}
     (folder / WARNINGS).write_text("\n".join(sorted(said)), encoding="utf-8")
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in local.model.state_dict().items()}

@@ -106,4 +106,4 @@ def _noting(loss: Loss, sizes: list[int]) -> Loss:
 
 
 def _update(local: FitContext, loss: Loss) -> Tensor:
-    return update_of(local, lambda: train(local, loss))[1]
+    return update_of(local, lambda: train(local, loss).loss)[1]

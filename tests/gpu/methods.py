@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from tests.gpu.fits import CLASSES, TOLERANCE, difference, exact, examples, fit_context, update_of
 from tests.gpu.plan import Proof, at_most, judged, skipped
 from tests.gpu.report import Finding, Found, Status
+from tests.support.method_facts import brief
+from tests.support.round_contexts import round_context
 from torch import Tensor
 
 from protofed.client.data.site_data import CPU
@@ -22,7 +23,6 @@ from protofed.common.payload import Part, Payload
 from protofed.server.method import server_methods
 
 BATCH = 32
-OPTIONS: dict[str, dict[str, Any]] = {"fedprp": {"head_epochs": 1}}
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,13 @@ class SecondRound:
     @classmethod
     def of(cls, name: str) -> SecondRound:
         """After the first round of the method of this name."""
-        method, server = client_methods.build(name, OPTIONS.get(name, {})), server_methods.build(name, {})
+        method, server = client_methods.build(name, brief(name)), server_methods.build(name, {})
         local = _site(CPU, 1)
-        state = server.init({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, CLASSES)
+        state = server.init(
+            {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, round_context(CLASSES)
+        )
         update = method.fit(local, server.broadcast(state, "site"))
-        return cls(method, server.broadcast(server.aggregate(state, [update]), "site"), local.memory)
+        return cls(method, server.broadcast(server.aggregate(state, [update], round_context()), "site"), local.memory)
 
     def site(self, device: torch.device, batches: int) -> FitContext:
         """The site before its second fit, with the received model loaded."""

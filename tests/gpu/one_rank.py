@@ -59,7 +59,7 @@ def _doubled(local: FitContext) -> FitContext:
 
 def _fit(local: FitContext) -> Callable[[], float]:
     loss = loss_of(local)
-    return lambda: train(local, lambda images, labels: loss(images.double(), labels))
+    return lambda: train(local, lambda images, labels: loss(images.double(), labels)).loss
 
 
 def _count_sums(team: Team) -> list[int]:

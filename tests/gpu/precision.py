@@ -40,7 +40,7 @@ def work(proof: Proof) -> Iterator[Found]:
     for amp in (True, False):
         local = fit_context(proof.device, train_set, batch_size=64, amp=amp)
         watched = _Watched(local.model)
-        losses[amp] = train(local, watched)
+        losses[amp] = train(local, watched).loss
         named = f"amp = {str(amp).lower()}"
         expected = {"bfloat16"} if amp and not proof.rehearsal else {"float32"}
         yield judged(f"{named}: logits are", ", ".join(sorted(watched.logits)), ", ".join(expected))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Input, Plan
+from protofed.common.config.plan import Plan, Sampling
+from protofed.common.config.recipe import Input
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,12 @@ class Exact(SiteData):
     features: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def batches(
-        self, size: int, rng: torch.Generator, augment: Augment = "none", drop_last: bool = False
+        self,
+        size: int,
+        rng: torch.Generator,
+        augmentation: Augment = "none",
+        drop_last: bool = False,
+        sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:
         return self.ordered(self.train, size)
 

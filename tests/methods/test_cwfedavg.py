@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.round_contexts import round_context
 from torch import nn
 
 from protofed.client.data.site_data import SiteData
@@ -81,12 +82,12 @@ def announced(payload: Payload) -> Manifest:
 # The server, by hand
 
 UPDATES = [update("ann", model(1.0), [0.75, 0.25], 1.0), update("bob", model(5.0), [0.25, 0.75], 3.0)]
-FIRST = Server().init(model(0.5), 2)
+FIRST = Server().init(model(0.5), round_context(2))
 
 
 def test_both_directions_by_hand() -> None:
     """Here q = p, every column of shares adds up to 1: w_0 = .75 + 1.25, w_1 = .25 + 3.75; .75 2 + .25 4."""
-    state = Server().aggregate(FIRST, iter(UPDATES))
+    state = Server().aggregate(FIRST, iter(UPDATES), round_context())
     assert [value(Server().class_model(state, c)) for c in (0, 1)] == [2.0, 4.0]
     assert [value(Server().broadcast(state, site)) for site in ("ann", "bob", "new")] == [2.5, 3.5, 3.0]
     assert Server().broadcast(state, "ann")[Part.BODY]["seen"] == 5
@@ -95,7 +96,7 @@ def test_both_directions_by_hand() -> None:
 def test_both_directions_by_hand_with_example_counts() -> None:
     """Masses (.75, .75) of class 0 and (.25, 2.25) of class 1: q_0 = (.5, .5), q_1 = (.1, .9)."""
     server = Server(weighting="examples")
-    state = server.aggregate(FIRST, iter(UPDATES))
+    state = server.aggregate(FIRST, iter(UPDATES), round_context())
     np.testing.assert_allclose(state[Part.CLASS_MODELS][FACTORS], [[0.5, 0.5], [0.1, 0.9]], atol=1e-15)
     models = [value(server.class_model(state, c)) for c in (0, 1)]
     assert models == pytest.approx([3.0, 4.6], abs=1e-12)
@@ -104,7 +105,7 @@ def test_both_directions_by_hand_with_example_counts() -> None:
 
 
 def test_every_site_begins_with_the_first_model() -> None:
-    state = Server().init(drawn(1, 3), 3)
+    state = Server().init(drawn(1, 3), round_context(3))
     for made in (Server().broadcast(state, "ann"), *(Server().class_model(state, c) for c in range(3))):
         assert same_tensors(made, drawn(1, 3))
     assert not Server.global_model
@@ -115,8 +116,8 @@ def test_every_site_begins_with_the_first_model() -> None:
 def test_with_uniform_shares_everything_is_fedavg(layers: Any, weighting: Any) -> None:
     server, classes = Server(layers=layers, weighting=weighting), 4
     updates = [update(site, drawn(k, classes), [0.25] * 4, 1.0 + k) for k, site in enumerate(("ann", "bob", "cyd"))]
-    state = server.aggregate(server.init(drawn(9, classes), classes), iter(updates))
-    mean = FedAvgServer(weighting=weighting).aggregate(drawn(9, classes), iter(updates))
+    state = server.aggregate(server.init(drawn(9, classes), round_context(classes)), iter(updates), round_context())
+    mean = FedAvgServer(weighting=weighting).aggregate(drawn(9, classes), iter(updates), round_context())
     for c in range(classes):
         close(server.class_model(state, c), mean)
     for site in ("ann", "bob", "cyd", "new"):
@@ -126,8 +127,10 @@ def test_with_uniform_shares_everything_is_fedavg(layers: Any, weighting: Any) -
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_by_head_alone_the_body_is_fedavgs_and_the_head_is_class_wise(weighting: Any) -> None:
     server, whole = (Server(layers=layers, weighting=weighting) for layers in ("head", "all"))
-    states = [s.aggregate(s.init(model(0.5), 2), iter(UPDATES)) for s in (server, whole)]
-    mean = FedAvgServer(weighting=weighting).aggregate(model(0.5), iter(UPDATES))
+    states = [
+        half.aggregate(half.init(model(0.5), round_context()), UPDATES, round_context()) for half in (server, whole)
+    ]
+    mean = FedAvgServer(weighting=weighting).aggregate(model(0.5), iter(UPDATES), round_context())
     for site in ("ann", "bob"):
         ours, theirs = server.broadcast(states[0], site), whole.broadcast(states[1], site)
         assert same_tensors({Part.BODY: ours[Part.BODY]}, {Part.BODY: mean[Part.BODY]})
@@ -180,9 +183,9 @@ def cohorts(classes: int, rounds: int) -> list[list[Update]]:
 
 def test_partial_participation_is_the_plain_computation() -> None:
     classes, server = 6, Server(weighting="examples")
-    state, plain = server.init(drawn(0, classes), classes), Plain(drawn(0, classes), classes)
+    state, plain = server.init(drawn(0, classes), round_context(classes)), Plain(drawn(0, classes), classes)
     for updates in cohorts(classes, rounds=12):
-        state = codec.decode(codec.encode(server.aggregate(state, iter(updates))))
+        state = codec.decode(codec.encode(server.aggregate(state, iter(updates), round_context())))
         plain.aggregate(updates)
         for c in range(classes):
             close(server.class_model(state, c), plain.models[c])
@@ -193,12 +196,12 @@ def test_partial_participation_is_the_plain_computation() -> None:
 @pytest.mark.parametrize("layers", ["all", "head"])
 def test_a_class_without_mass_keeps_its_model_bit_for_bit(layers: Any) -> None:
     server = Server(layers=layers)
-    state = server.init(drawn(0, 3), 3)
+    state = server.init(drawn(0, 3), round_context(3))
     mixed = [update("ann", drawn(1, 3), [0.3, 0.6, 0.1]), update("bob", drawn(2, 3), [0.2, 0.1, 0.7])]
-    state = server.aggregate(state, iter(mixed))
+    state = server.aggregate(state, iter(mixed), round_context())
     kept = {c: codec.encode({Part.HEAD: server.class_model(state, c)[Part.HEAD]}) for c in (0, 2)}
     for seed in range(3, 8):
-        state = server.aggregate(state, [update("cyd", drawn(seed, 3), [0.0, 1.0, 0.0])])
+        state = server.aggregate(state, [update("cyd", drawn(seed, 3), [0.0, 1.0, 0.0])], round_context())
         for c, before in kept.items():
             assert codec.encode({Part.HEAD: server.class_model(state, c)[Part.HEAD]}) == before
         assert same_tensors(server.class_model(state, 1), drawn(seed, 3))
@@ -206,25 +209,26 @@ def test_a_class_without_mass_keeps_its_model_bit_for_bit(layers: Any) -> None:
 
 
 def test_a_class_that_was_never_there_keeps_the_first_model() -> None:
-    state = Server().init(drawn(0, 3), 3)
+    state = Server().init(drawn(0, 3), round_context(3))
     for seed in (1, 2):
-        state = Server().aggregate(state, [update("ann", drawn(seed, 3), [0.5, 0.5, 0.0])])
+        state = Server().aggregate(state, [update("ann", drawn(seed, 3), [0.5, 0.5, 0.0])], round_context())
     assert same_tensors(Server().class_model(state, 2), drawn(0, 3))
 
 
 def test_a_site_that_is_not_in_the_round_keeps_its_shares() -> None:
-    state = Server().aggregate(FIRST, iter(UPDATES))
-    state = Server().aggregate(state, [update("bob", model(7.0), [0.5, 0.5])])
+    state = Server().aggregate(FIRST, iter(UPDATES), round_context())
+    state = Server().aggregate(state, [update("bob", model(7.0), [0.5, 0.5])], round_context())
     assert state[Part.CLASS_SHARES]["ann"].tolist() == [0.75, 0.25]
     assert state[Part.CLASS_SHARES]["bob"].tolist() == [0.5, 0.5]
-    state = Server().aggregate(state, [update("bob", model(3.0), [0.0, 1.0])])  # class 0 stays at 7, class 1 is 3 now
+    # Class 0 stays at 7, class 1 is 3 now.
+    state = Server().aggregate(state, [update("bob", model(3.0), [0.0, 1.0])], round_context())
     assert value(Server().broadcast(state, "ann")) == 0.75 * 7 + 0.25 * 3
 
 
 def test_rows_stay_bounded_whatever_happens() -> None:
-    classes, state = 6, Server().init(drawn(0, 6), 6)
+    classes, state = 6, Server().init(drawn(0, 6), round_context(6))
     for updates in cohorts(classes, rounds=30):
-        state = Server().aggregate(state, iter(updates))
+        state = Server().aggregate(state, iter(updates), round_context())
         rows = state[Part.CLASS_MODELS][FACTORS].shape[1]
         absent = classes - np.count_nonzero(np.sum([u.payload[Part.CLASS_SHARES]["shares"] for u in updates], axis=0))
         assert rows == len(updates) + absent
@@ -233,7 +237,7 @@ def test_rows_stay_bounded_whatever_happens() -> None:
 def test_the_state_holds_models_of_sites_and_not_of_classes() -> None:
     classes = 50
     updates = [update(site, drawn(k, classes), np.full(classes, 1 / classes)) for k, site in enumerate(("ann", "bob"))]
-    state = Server().aggregate(Server().init(drawn(9, classes), classes), iter(updates))
+    state = Server().aggregate(Server().init(drawn(9, classes), round_context(classes)), iter(updates), round_context())
     rows = {name: t for name, t in state[Part.CLASS_MODELS].items() if name != FACTORS}
     assert {len(stack) for stack in rows.values()} == {2}
     one = sum(t.nbytes for part in MODEL_PARTS for t in drawn(0, classes)[part].values())
@@ -266,11 +270,11 @@ def test_shares_that_make_no_sense_never_become_nan(shares: Any, dtype: Any, bes
     updates = [update("mal", model(3.0, 3, dtype), said, 2.0**52)]
     updates += [update("ann", model(1.0, 3, dtype), [0.5, 0.5, 0.0], 1.0)] * beside
     server = Server(weighting=weighting)
-    state = server.init(model(0.5, 3, dtype), 3)
+    state = server.init(model(0.5, 3, dtype), round_context(3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):
-            state = codec.decode(codec.encode(server.aggregate(state, iter(updates))))
+            state = codec.decode(codec.encode(server.aggregate(state, iter(updates), round_context())))
             assert codec.first_not_finite(state) is None
             made = [server.broadcast(state, site) for site in ("mal", "ann", "new")]
             made += [server.class_model(state, c) for c in range(3)]
@@ -279,9 +283,9 @@ def test_shares_that_make_no_sense_never_become_nan(shares: Any, dtype: Any, bes
 
 def test_a_site_that_says_nothing_moves_no_class_and_is_sent_all_alike() -> None:
     said = [update("ann", model(1.0), [0.5, 0.5]), update("bob", model(9.0), [0.0, 0.0])]
-    state = Server().aggregate(FIRST, iter(said))
+    state = Server().aggregate(FIRST, iter(said), round_context())
     assert [value(Server().class_model(state, c)) for c in (0, 1)] == [1.0, 1.0]
-    state = Server().aggregate(state, [update("ann", model(3.0), [1.0, 0.0])])
+    state = Server().aggregate(state, [update("ann", model(3.0), [1.0, 0.0])], round_context())
     assert value(Server().broadcast(state, "bob")) == 2.0  # of class models 3 and 1
     assert value(Server().broadcast(state, "ann")) == 3.0
 
@@ -368,12 +372,12 @@ def test_what_one_half_sends_the_other_expects(
 ) -> None:
     server = Server(layers=layers, shares=shares, weighting=weighting)
     made = CwFedAvgClient(shares=shares).fit(site(lr=0.1), RECEIVED)
-    state = server.init(RECEIVED, 2)
+    state = server.init(RECEIVED, round_context(2))
     for _ in range(2):  # of the first state, and of a later one
         expected = server.expects(state)
         assert update_checks.manifest_problem(announced(made.payload), expected) is None
         assert expected.weight == (weighting == "examples")
-        state = server.aggregate(state, [made])
+        state = server.aggregate(state, [made], round_context())
     other = CwFedAvgClient(shares="true" if shares == "norms" else "norms").fit(site(lr=0.1), RECEIVED)
     assert update_checks.manifest_problem(announced(other.payload), server.expects(state)) is not None
 
@@ -386,7 +390,9 @@ def test_true_shares_are_a_part_of_their_own(site: Callable[..., FitContext]) ->
     assert made.keys() == CwFedAvgClient(shares="true").sends == {Part.BODY, Part.HEAD, Part.LABEL_DISTRIBUTION}
     assert made[Part.LABEL_DISTRIBUTION]["shares"].tolist() == [0.75, 0.25]
     state = Server(shares="true").aggregate(
-        Server(shares="true").init(RECEIVED, 2), [Update("ann", made), Update("bob", made)]
+        Server(shares="true").init(RECEIVED, round_context(2)),
+        [Update("ann", made), Update("bob", made)],
+        round_context(),
     )
     assert state[Part.CLASS_SHARES]["ann"].tolist() == [0.75, 0.25]
     np.testing.assert_allclose(state[Part.CLASS_MODELS][FACTORS], [[0.5, 0.5], [0.5, 0.5]])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.cwfedavg_private import CwFedAvgPrivateClient
 from protofed.client.methods.fedavg import FedAvgClient
@@ -78,7 +79,7 @@ def test_one_step_from_the_mean_by_hand(local_of: LocalOf, linear: Linear) -> No
 
 
 def test_identical_heads_are_the_plain_model(site: Site) -> None:
-    state = Server().init(MODEL, 3)
+    state = Server().init(MODEL, round_context(3))
     local = site()
     CwFedAvgPrivateClient().install(local, Server().broadcast(state, "ann"))
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: MODEL[Part.BODY]})
@@ -147,7 +148,7 @@ def test_nothing_but_which_classes_there_are_leaves(local_of: LocalOf, linear: L
 def test_the_servers_step_by_hand() -> None:
     """Class 0 has two holders, class 2 one, class 1 none: its head stays. The mean is of all, whatever their counts."""
     updates = [update(1.0, [0], 1000.0), update(5.0, [0, 2], 1.0), update(9.0, [], 1.0)]
-    new = Server().aggregate(STATE, iter(updates))
+    new = Server().aggregate(STATE, iter(updates), round_context())
     assert new[Part.BODY]["0.weight"].tolist() == [[5.0, 5.0]] * 2
     assert (new[Part.HEAD]["weight"].tolist(), new[Part.HEAD]["bias"].tolist()) == ([[5.0, 5.0]] * 3, [5.0] * 3)
     heads = [Server().class_model(new, c)[Part.HEAD] for c in range(3)]
@@ -158,7 +159,7 @@ def test_the_servers_step_by_hand() -> None:
 def test_a_class_that_nobody_has_keeps_its_head_over_rounds() -> None:
     state = STATE
     for value in (0.1, 0.3):
-        state = codec.decode(codec.encode(Server().aggregate(state, [update(value, [1])])))
+        state = codec.decode(codec.encode(Server().aggregate(state, [update(value, [1])], round_context())))
         assert same_tensors(
             {Part.HEAD: Server().class_model(state, 2)[Part.HEAD]}, {Part.HEAD: {n: t[2] for n, t in HEADS.items()}}
         )
@@ -169,7 +170,7 @@ def test_a_class_that_nobody_has_keeps_its_head_over_rounds() -> None:
 def test_how_much_a_site_claims_has_no_say(present: Any) -> None:
     plain, claimed = update(7.0, [2]), update(7.0, [])
     payload = {**claimed.payload, Part.CLASS_PRESENCE: {"present": np.array(present)}}
-    states = [Server().aggregate(STATE, [one]) for one in (plain, Update("ann", payload))]
+    states = [Server().aggregate(STATE, [one], round_context()) for one in (plain, Update("ann", payload))]
     assert same_tensors(*states)
 
 
@@ -183,13 +184,16 @@ def test_a_run_of_release_0_2_0_goes_on_and_its_rounds_give_their_bytes() -> Non
     old: Payload = {Part.BODY: MODEL[Part.BODY], Part.CLASS_MODELS: HEADS}
     sent = Server().broadcast(old, "ann")
     assert (sent[Part.HEAD]["weight"].tolist(), sent[Part.HEAD]["bias"].tolist()) == ([[2.0, 2.0]] * 3, [20.0] * 3)
-    assert Server().aggregate(old, [update(1.0, [0])]).keys() == {Part.BODY, Part.CLASS_MODELS}
+    assert Server().aggregate(old, [update(1.0, [0])], round_context()).keys() == {Part.BODY, Part.CLASS_MODELS}
 
 
 def test_what_one_half_sends_the_other_expects(site: Site) -> None:
     made = CwFedAvgPrivateClient().fit(site(lr=0.01), STATE).payload
     data = codec.encode(made)
-    for state in (Server().init(MODEL, 3), Server().aggregate(STATE, [Update("ann", made)])):
+    for state in (
+        Server().init(MODEL, round_context(3)),
+        Server().aggregate(STATE, [Update("ann", made)], round_context()),
+    ):
         expected = Server().expects(state)
         assert not expected.weight
         assert update_checks.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

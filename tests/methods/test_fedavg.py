@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
@@ -52,14 +53,16 @@ def test_a_sites_step_by_hand(fit: Callable[..., Update]) -> None:
 
 
 def test_two_sites_uniform(fit: Callable[..., Update]) -> None:
-    new = Server().aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]))
+    new = Server().aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]), round_context())
     np.testing.assert_allclose(new[Part.HEAD]["weight"], [[0.0], [0.0]], atol=1e-15)
     np.testing.assert_allclose(new[Part.HEAD]["bias"], [0.0, 0.0], atol=1e-15)
     np.testing.assert_allclose(new[Part.BODY]["0.weight"], [[1.0]], atol=1e-15)
 
 
 def test_two_sites_by_examples(fit: Callable[..., Update]) -> None:
-    new = Server(weighting="examples").aggregate(FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]))
+    new = Server(weighting="examples").aggregate(
+        FIRST, iter([fit(label=0, count=1), fit(label=1, count=3)]), round_context()
+    )
     np.testing.assert_allclose(new[Part.HEAD]["weight"], [[-0.05], [0.05]], atol=1e-15)  # 1/4 of .1, 3/4 of -.1
     np.testing.assert_allclose(new[Part.HEAD]["bias"], [-0.025, 0.025], atol=1e-15)
 
@@ -67,7 +70,7 @@ def test_two_sites_by_examples(fit: Callable[..., Update]) -> None:
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_one_site_is_the_whole_federation(weighting: Any, fit: Callable[..., Update]) -> None:
     made = fit(label=1, count=1)
-    new = Server(weighting=weighting).aggregate(FIRST, [made])
+    new = Server(weighting=weighting).aggregate(FIRST, [made], round_context())
     assert same_tensors(new, made.payload)
 
 
@@ -85,7 +88,7 @@ def test_integer_buffers_take_the_maximum() -> None:
         Update("ann", {Part.BODY: {"seen": np.array(count), "w": np.array([float(count)])}, Part.HEAD: {}}, weight=w)
         for count, w in ((7, 1.0), (4, 3.0))
     ]
-    new = Server(weighting="examples").aggregate(FIRST, updates)[Part.BODY]
+    new = Server(weighting="examples").aggregate(FIRST, updates, round_context())[Part.BODY]
     assert new["seen"] == 7
     assert new["seen"].dtype == np.int64
     np.testing.assert_allclose(new["w"], [4.75])
@@ -93,7 +96,7 @@ def test_integer_buffers_take_the_maximum() -> None:
 
 
 def test_every_site_starts_from_the_global_model(local_of: LocalOf, linear: Linear) -> None:
-    state = Server().init(FIRST, classes=2)
+    state = Server().init(FIRST, round_context(2))
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2)
     FedAvgClient().install(local, Server().broadcast(state, "ann"))
     assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedbabu import FedBABUClient
@@ -52,5 +53,5 @@ def test_without_fine_tuning_it_is_the_global_model(local: FitContext) -> None:
 
 def test_the_global_model_has_the_first_head(local: FitContext) -> None:
     assert FedBABUServer.global_model
-    state = FedBABUServer().aggregate(FIRST, [FedBABUClient().fit(local, FIRST)])
+    state = FedBABUServer().aggregate(FIRST, [FedBABUClient().fit(local, FIRST)], round_context())
     assert same_tensors({Part.HEAD: state[Part.HEAD]}, {Part.HEAD: FIRST[Part.HEAD]})

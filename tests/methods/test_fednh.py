@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 from torch import nn
 
 from protofed.client.methods.fednh import FedNHClient
@@ -211,9 +212,8 @@ def test_the_server_gives_the_count_free_prototypes(means: str) -> None:
         update({int(c): rows[c] for c in np.flatnonzero(present)}, weight=1.0 + site)
         for site, (rows, present) in enumerate(zip(golden[means], golden["present"], strict=True))
     ]
-    new = Server(prototype_momentum=float(golden["rho"])).aggregate(state(golden["W_old"]), updates)[Part.PROTOTYPES][
-        "mean"
-    ]
+    half = Server(prototype_momentum=float(golden["rho"]))
+    new = half.aggregate(state(golden["W_old"]), updates, round_context())[Part.PROTOTYPES]["mean"]
     for expected in ("W_uniform_holders", "W_secure_sum"):
         np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
     assert not golden["present"][:, 2].any()
@@ -237,7 +237,8 @@ def test_the_servers_other_ways_to_weigh_sites(prototypes: Any, means: str, hidd
         update({c: rows[c] if present[c] else old[c] for c in range(len(old)) if present[c] or hidden})
         for rows, present in zip(golden[means], golden["present"], strict=True)
     ]
-    new = Server(prototype_momentum=rho, prototypes=prototypes).aggregate(state(old), updates)[Part.PROTOTYPES]["mean"]
+    half = Server(prototype_momentum=rho, prototypes=prototypes)
+    new = half.aggregate(state(old), updates, round_context())[Part.PROTOTYPES]["mean"]
     np.testing.assert_allclose(new, golden[expected], rtol=0, atol=1e-9)
 
 
@@ -262,7 +263,7 @@ def test_the_servers_step_by_hand() -> None:
     old = [[1.0, 0.0], [0.0, 1.0], [-0.6, 0.8]]
     first = update({0: [0.0, 1.0]}, body=1.0, scale=2.0, weight=1000.0)
     second = update({0: [0.6, 0.8], 1: [0.0, -0.001]}, body=2.0, scale=5.0, weight=1.0)
-    new = Server(prototype_momentum=0.75).aggregate(state(old), iter([first, second]))
+    new = Server(prototype_momentum=0.75).aggregate(state(old), iter([first, second]), round_context())
     row = np.array([0.75 + 0.25 / math.sqrt(10), 0.75 / math.sqrt(10)])
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"][0], row / np.linalg.norm(row), atol=1e-12)
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"][1], [0, 1], atol=1e-12)  # .75 - .25, then unit
@@ -274,19 +275,21 @@ def test_the_servers_step_by_hand() -> None:
 def test_a_fixed_scale_stays_on_the_server() -> None:
     one = update({0: [0.0, 1.0]})
     bare = Update("ann", {part: tensors for part, tensors in one.payload.items() if part is not Part.HEAD})
-    new = Server(fixed_scale=True).aggregate(sent([[0.0]], 30.0, np.eye(2)), [bare])
+    new = Server(fixed_scale=True).aggregate(sent([[0.0]], 30.0, np.eye(2)), [bare], round_context())
     assert new[Part.HEAD]["scale"] == 30.0
 
 
 @pytest.mark.parametrize(("smoothing", "expected"), [(0.0, [0.0, 1.0]), (1.0, [1.0, 0.0])])
 def test_smoothing_is_the_share_of_the_old(smoothing: float, expected: list[float]) -> None:
-    new = Server(prototype_momentum=smoothing).aggregate(state([[1.0, 0.0]]), [update({0: [0.0, 7.0]})])
+    new = Server(prototype_momentum=smoothing).aggregate(
+        state([[1.0, 0.0]]), [update({0: [0.0, 7.0]})], round_context()
+    )
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"], [expected], atol=1e-12)
 
 
 def test_means_that_cancel_out_leave_the_prototype() -> None:
     updates = [update({0: [0.0, 1.0]}), update({0: [0.0, -1.0]})]
-    new = Server().aggregate(state([[0.6, 0.8]]), updates)
+    new = Server().aggregate(state([[0.6, 0.8]]), updates, round_context())
     np.testing.assert_allclose(new[Part.PROTOTYPES]["mean"], [[0.6, 0.8]], atol=1e-15)
 
 
@@ -294,7 +297,8 @@ def test_means_that_cancel_out_leave_the_prototype() -> None:
 def test_first_prototypes_are_separated_unit_vectors_of_the_seed(separation: Any, distance: float) -> None:
     model: Payload = {Part.BODY: {"w": np.ones(3, np.float32)}, Part.HEAD: {"weight": np.ones((4, 6), np.float32)}}
     first, again, other = (
-        Server(prototype_init=separation, prototype_seed=seed, scale=20.0).init(model, 4) for seed in (0, 0, 1)
+        Server(prototype_init=separation, prototype_seed=seed, scale=20.0).init(model, round_context(4))
+        for seed in (0, 0, 1)
     )
     rows = first[Part.PROTOTYPES]["mean"]
     assert rows.dtype == first[Part.HEAD]["scale"].dtype == np.float32
@@ -305,8 +309,9 @@ def test_first_prototypes_are_separated_unit_vectors_of_the_seed(separation: Any
     np.testing.assert_allclose(gaps, distance, atol=1e-6)
     np.testing.assert_array_equal(again[Part.PROTOTYPES]["mean"], rows)
     assert not np.allclose(other[Part.PROTOTYPES]["mean"], rows)
-    unseeded, negative = (Server(prototype_init=separation, prototype_seed=seed).init(model, 4) for seed in (None, -1))
-    np.testing.assert_array_equal(unseeded[Part.PROTOTYPES]["mean"], rows)  # a run's seed is among its options
+    unseeded = Server(prototype_init=separation).init(model, round_context(4, seed=1))
+    np.testing.assert_array_equal(unseeded[Part.PROTOTYPES]["mean"], other[Part.PROTOTYPES]["mean"])
+    negative = Server(prototype_init=separation, prototype_seed=-1).init(model, round_context(4))
     assert not np.allclose(negative[Part.PROTOTYPES]["mean"], rows)
     assert unseeded[Part.HEAD] == {"scale": 20.0}
     assert first[Part.BODY] == model[Part.BODY]

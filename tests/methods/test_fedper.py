@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedper import FedPerClient
@@ -42,7 +43,9 @@ def test_a_step_by_hand_from_the_sites_own_head(local_of: LocalOf, linear: Linea
 def test_the_server_averages_bodies_and_keeps_the_first_head() -> None:
     half = SharedBodyServer()
     bodies = ({"0.weight": np.array([[value]])} for value in (2.0, 6.0))
-    state = half.aggregate(FIRST, [Update(site, {Part.BODY: body}) for site, body in zip("ab", bodies, strict=True)])
+    state = half.aggregate(
+        FIRST, [Update(site, {Part.BODY: body}) for site, body in zip("ab", bodies, strict=True)], round_context()
+    )
     assert same_tensors(state, {Part.BODY: {"0.weight": np.array([[4.0]])}, Part.HEAD: FIRST[Part.HEAD]})
     assert {spec.part for spec in half.expects(state).required} == {Part.BODY}
     assert not half.global_model

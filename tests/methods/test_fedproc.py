@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedproc import FedProcClient
@@ -181,7 +182,7 @@ def test_the_servers_step_by_hand() -> None:
     """Class 0: the mean of two holders; class 1 has one; class 2 nobody, and is kept; class 3 is nowhere."""
     old = {**KNOWN, Part.PROTOTYPES: {"0": np.array([9.0, 9.0]), "2": np.array([0.1, 0.7])}}
     updates = [update(1.0, {0: [1.0, 0.0]}, 1.0), update(5.0, {0: [0.0, 0.5], 1: [0.25, 0.0]}, 3.0)]
-    new = Server().aggregate(old, iter(updates))
+    new = Server().aggregate(old, iter(updates), round_context())
     assert new[Part.BODY]["0.weight"].tolist() == [[3.0, 3.0]] * 2  # uniform, whatever counts are disclosed
     assert new[Part.HEAD]["bias"].tolist() == [3.0, 3.0]
     expected = {"0": [0.5, 0.25], "1": [0.25, 0.0], "2": [0.1, 0.7]}
@@ -190,20 +191,20 @@ def test_the_servers_step_by_hand() -> None:
 
 def test_examples_weigh_models_and_never_prototypes() -> None:
     updates = [update(1.0, {0: [1.0, 0.0]}, 1.0), update(5.0, {0: [0.0, 0.5]}, 3.0)]
-    new = Server(weighting="examples").aggregate(MODEL, updates)
+    new = Server(weighting="examples").aggregate(MODEL, updates, round_context())
     assert new[Part.BODY]["0.weight"].tolist() == [[4.0, 4.0]] * 2
     assert new[Part.PROTOTYPES]["0"].tolist() == [0.5, 0.25]
 
 
 def test_a_class_that_nobody_holds_keeps_its_prototype_over_rounds() -> None:
-    state: Payload = Server().init(MODEL, 2)
+    state: Payload = Server().init(MODEL, round_context(2))
     for rows in ({0: [0.1, 0.3], 1: [1.0, 0.0]}, {1: [0.0, 1.0]}, {}):
-        state = codec.decode(codec.encode(Server().aggregate(state, [update(1.0, rows)])))
+        state = codec.decode(codec.encode(Server().aggregate(state, [update(1.0, rows)], round_context())))
     assert {name: row.tolist() for name, row in state[Part.PROTOTYPES].items()} == {"0": [0.1, 0.3], "1": [0.0, 1.0]}
 
 
 def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
-    state = Server().init(MODEL, 2)
+    state = Server().init(MODEL, round_context(2))
     assert Part.PROTOTYPES not in state
     assert Server().broadcast(state, "ann") is state
     assert Server.global_model
@@ -211,7 +212,7 @@ def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
 
 def test_single_precision_stays() -> None:
     new = Server().aggregate(
-        MODEL, [update(1.0, {0: [1, 2]}, dtype="float32"), update(2.0, {0: [0, 0]}, dtype="float32")]
+        MODEL, [update(1.0, {0: [1, 2]}, dtype="float32"), update(2.0, {0: [0, 0]}, dtype="float32")], round_context()
     )
     assert {t.dtype.name for tensors in new.values() for t in tensors.values()} == {"float32"}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedproto import FedProtoClient
 from protofed.client.methods.solo import SoloClient
@@ -38,7 +39,7 @@ def test_the_releases_aggregation() -> None:
                 of_class = golden[f"client{site}_class{c}_embeddings"]
                 np.testing.assert_allclose(of_class.mean(0), rows[c], atol=1e-9)
             updates.append(Update(str(site), {Part.PROTOTYPES: rows}))
-        made = FedProtoServer().aggregate(state, updates)[Part.PROTOTYPES]
+        made = FedProtoServer().aggregate(state, updates, round_context())[Part.PROTOTYPES]
         assert sorted(made) == ["0", "1", "2"]
         for c, row in made.items():
             np.testing.assert_allclose(row, golden[f"global_class{c}"], atol=1e-9)
@@ -46,7 +47,9 @@ def test_the_releases_aggregation() -> None:
 
 def test_a_class_that_nobody_holds_keeps_its_prototype() -> None:
     state = {**FIRST, Part.PROTOTYPES: {"0": np.array([1.0]), "1": np.array([2.0])}}
-    made = FedProtoServer().aggregate(state, [Update("ann", {Part.PROTOTYPES: {"1": np.array([4.0])}})])
+    made = FedProtoServer().aggregate(
+        state, [Update("ann", {Part.PROTOTYPES: {"1": np.array([4.0])}})], round_context()
+    )
     assert {c: row.item() for c, row in made[Part.PROTOTYPES].items()} == {"0": 1.0, "1": 4.0}
     assert same_tensors({Part.BODY: made[Part.BODY]}, {Part.BODY: FIRST[Part.BODY]})
 

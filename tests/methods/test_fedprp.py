@@ -19,6 +19,7 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.training import losses
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
+from protofed.client.training.optimizer import ParameterGroup
 from protofed.common import codec
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors, describe
@@ -158,7 +159,12 @@ def test_head_first_then_body(site: Site, watched: Callable[[FitContext], Watche
     FedPRPClient().install(alone, GLOBAL)  # the head's epochs, on cross-entropy alone
     own = PrototypeHead.of(alone.model).own
     cross_entropy = nn.functional.cross_entropy
-    train(alone, lambda x, y: cross_entropy(own(alone.model.body(x)), y), own.parameters(), 4, weight_decay=0.0)
+    train(
+        alone,
+        lambda x, y: cross_entropy(own(alone.model.body(x)), y),
+        [ParameterGroup(own.parameters(), weight_decay=0.0)],
+        4,
+    )
     assert same(seen.heads[0], dump(own))
     assert not same(seen.heads[0], MODEL[Part.HEAD])
     assert same(made.payload[Part.BODY], dump(local.model.body))

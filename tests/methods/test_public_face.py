@@ -19,15 +19,21 @@ HALVES = [
 ]
 
 CLIENT = """
-Array ClassRows ClientMethod ConfigError CosineHead Distance Exchange ExchangingMethod FailureReason FitContext
-Loss Part Payload Personal PrototypeHead SiteId SplitModel SumForm SummableMethod TaskFailedError Tensors Update Weigher
-Weighting balanced_softmax class_means class_shares client_methods distribution_gap dump frequent frozen held
-inter_class intra_class load mixture model_contrast named prototypical_contrast proximal remembered stacked
-train train_head site_models
+Array ClassRows ClientMethod ComparedBy ComparingMethod ConfigError CosineHead Distance Exchange ExchangingMethod
+FailureReason FitContext Loss MethodHead ParameterGroup Part Payload Personal PrototypeHead SiteId SplitModel Step
+SumForm SummableMethod TaskFailedError Tensors Trained Update Weigher Weighting balanced_softmax class_means
+class_shares client_methods distribution_gap dump frequent frozen held inter_class intra_class load mixture
+model_contrast named prototypical_contrast proximal remembered site_models stacked supervised train train_head
 """
 SERVER = """
-NOTHING Array ClassRows ConfigError ExpectedUpdate HolderMeans Mean Part Payload ServerMethod SiteId StateError SumForm
-SummableMethod Sums TensorSpec Tensors Update Weighting describe like prototype_rows server_methods unit weight_of
+Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
+RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe
+is_buffer like prototype_rows server_methods unit weight_of
+"""
+SERVER = """
+Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
+RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe
+is_buffer like prototype_rows server_methods unit weight_of
 """
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.solo import SoloClient
 from protofed.client.models.split import SplitModel, dump
@@ -68,13 +69,13 @@ def test_no_tensor_is_sent(site: Callable[..., FitContext]) -> None:
 
 
 def test_the_server_expects_nothing_and_keeps_its_state() -> None:
-    state = Server().init(COMMON, classes=2)
+    state = Server().init(COMMON, round_context(2))
     expected = Server().expects(state)
     nothing, model = codec.encode({}), codec.encode(COMMON)
     assert update_checks.manifest_problem(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
     fault = update_checks.manifest_problem(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
     assert fault is not None
     assert "not part of this method's update" in fault.text
-    assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})])) is state
+    assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})]), round_context()) is state
     assert Server().broadcast(state, "ann") is state
     assert not Server.global_model  # an evaluator has nothing to score

@@ -249,7 +249,7 @@ class Lab:
         )
         if decided is not None:
             return decided
-        found = self.coordinator.intake.examine(data, manifest, task.base_digest, task.task_id)
+        found = self.coordinator.intake.examine(site, task.task_id, manifest, data, task.base_digest)
         if isinstance(found, UpdateProblem):
             return self.coordinator.intake.refuse(site, task.task_id, manifest, found)
         self.blobs.put(data)

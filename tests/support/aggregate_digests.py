@@ -6,6 +6,7 @@ import json
 import zlib
 
 import numpy as np
+from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.payload import Part, Payload, TensorSpec, Update
@@ -46,9 +47,9 @@ def _numbers(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
 def aggregated(method: str, classes: int, features: int) -> Payload:
     """The state after one round."""
     half = server_methods.build(method, {})
-    state = half.init(first_model(classes, features), classes)
+    state = half.init(first_model(classes, features), round_context(classes))
     expected = half.expects(state)
-    return half.aggregate(state, (Update(site, made_up(site, expected), {}, 10.0) for site in SITES))
+    return half.aggregate(state, (Update(site, made_up(site, expected), {}, 10.0) for site in SITES), round_context())
 
 
 if __name__ == "__main__":

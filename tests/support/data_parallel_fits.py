@@ -9,16 +9,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from tests.support.branched import NAME, Branched
+from tests.support.method_facts import METHODS, brief
+from tests.support.round_contexts import round_context
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
 from protofed.client.agent.site import PreparedRun, Site, prepare
@@ -26,7 +32,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks
-from protofed.client.method import client_methods
+from protofed.client.method import FitContext, Personal, client_methods, load, train
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.limits import unlimited
@@ -39,17 +45,20 @@ from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.errors import ProtofedError, TaskFailedError
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
+from protofed.common.plugins import MethodPlugin
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.server.method import server_methods
 
 ALONE = -1  # a rank that there is not
 EXAMPLES = 11
-METHODS = tuple(sorted(client_methods))
+HERE = "tests.support.data_parallel_fits"
+TWINS = f"{HERE}:TWIN_METHOD"
 PLANS: dict[str, dict[str, Any]] = {
     "momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "single": {"lr": 0.1, "batch_size": 5},  # the last batch is one example: fewer than ranks
     "adam": {"lr": 0.001, "optimizer": "adam", "drop_last": True},
     "whole": {"lr": 0.1, "batch_size": 64, "schedule": "cosine"},
+    "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
 }
 
 
@@ -83,20 +92,25 @@ class Case:
                 "rounds": 2,
                 "classes": 3,
                 "input": {"shape": [1, 6, 6]},
-                "method": {"name": self.method, **({"head_epochs": 2} if self.method == "fedprp" else {})},
-                "model": {"name": f"tests.support.data_parallel_fits:{self.model}", **trap},
+                "method": {"name": self.method, **(brief(self.method) if self.method in METHODS else {})},
+                "model": {"name": f"{HERE}:{self.model}", **trap},
                 "plan": {"epochs": 2, "batch_size": 4, "checkpoint": self.restart, **self.plan},
             }
         )
 
 
 CASES: dict[str, Case] = {
-    **{f"{method}-momentum": Case(method) for method in METHODS},
+    **{f"{method}-momentum": Case(method, model="normed") for method in METHODS},
     **{f"{method}-single": Case(method, PLANS["single"]) for method in METHODS},
+    "fedavg-plain": Case(),
+    "twins": Case(TWINS, model="normed"),
     "fedavg-adam": Case(plan=PLANS["adam"]),
+    "fedavg-by-class": Case(plan=PLANS["by-class"]),
     "fedprp-whole": Case("fedprp", PLANS["whole"]),
-    **{f"{method}-norms": Case(method, model="normed") for method in ("fedavg", "fedprp")},
+    **{f"{NAME}-{plan}": Case(NAME, PLANS[plan]) for plan in PLANS},
+    f"{NAME}-norms": Case(NAME, model="normed"),
     "restart": Case("fedprp", model="normed", restart=True),
+    f"{NAME}-restart": Case(NAME, model="normed", restart=True),
     "called-off": Case(called_off=3),
     "fails-forward": Case(model="trapped", trap={"rank": 1, "at": 4, "what": "fail"}),
     "fails-backward": Case(model="trapped", trap={"rank": 1, "at": 4, "what": "fail-backward"}),
@@ -170,6 +184,34 @@ def data(input_: Input, other: bool = False) -> SiteData:
     return SiteData(examples, examples, input_, 3)
 
 
+@dataclass(frozen=True)
+class TwinClient:
+    """FedAvg drawn towards a copy of the body with other weights, which is trained, too, and kept."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """Load the global model."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """The copy in evaluation mode while the model is trained, in training mode while it is trained itself."""
+        self.install(local, received)
+        body, head = local.model.body, local.model.head
+        twin = deepcopy(body).eval()
+        load(twin, {name: array / 2 for name, array in received[Part.BODY].items()})
+        loss = train(local, lambda x, y: cross_entropy(head(z := body(x)), y) + (z - twin(x).detach()).square().mean())
+        twin.train()
+        train(local, lambda x, y: cross_entropy(head(twin(x)), y), twin.parameters())
+        local.memory[Part.BODY] = dump(twin)
+        return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=loss.loss)
+
+
+TWIN_METHOD = MethodPlugin(client=f"{HERE}:TwinClient", server="fedavg", server_options=("weighting",))
+
+
 class KnownSecret(MemoryStore):
     """Of the daemon, whether it trains alone or leads."""
 
@@ -180,10 +222,10 @@ class KnownSecret(MemoryStore):
 
 def site_of(other: bool = False, secret: bool = False) -> Site:
     """That trains."""
-    models = frozenset(f"tests.support.data_parallel_fits:{name}" for name in ("plain", "normed", "trapped"))
+    own = frozenset({*(f"{HERE}:{name}" for name in ("plain", "normed", "trapped")), TWINS})
     limits = unlimited(set(architectures))
     rules = PolicyRules(
-        methods=frozenset(METHODS), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=models, limits=limits
+        methods=frozenset({*METHODS, TWINS, NAME}), parts=frozenset(Part) - NOT_ON_THE_WIRE, plugins=own, limits=limits
     )
     lax = {"class_distribution_estimate": True, "min_samples_per_class": 1, "min_images_per_unit": 1}
     rules = rules.model_copy(update={**lax, "batch_order": "secret" if secret else "recipe"})
@@ -193,18 +235,34 @@ def site_of(other: bool = False, secret: bool = False) -> Site:
         Policy(rules),
         KnownSecret(),
         lambda recipe: data(recipe.input, other),
-        lambda recipe: build(recipe.model, recipe.input, recipe.classes, models),
+        lambda recipe: build(recipe.model, recipe.input, recipe.classes, own),
     )
 
 
+@contextmanager
+def method_of_tests() -> Iterator[None]:
+    """Within the `with` block a recipe may name `Branched`, which is no method of protofed; its server is FedAvg's."""
+    client, server = client_methods.build, server_methods.build
+
+    def client_half(name: str, *given: Any) -> Any:
+        return Branched() if name == NAME else client(name, *given)
+
+    def server_half(name: str, *given: Any) -> Any:
+        return server("fedavg" if name == NAME else name, *given)
+
+    with patch.object(client_methods, "build", client_half), patch.object(server_methods, "build", server_half):
+        yield
+
+
+@method_of_tests()
 def outcome(case: Case, site: Site, alone: bool, folder: Path | None = None) -> dict[str, Array]:
     """All that comes of the second round, by name."""
     recipe = case.recipe(alone)
     run = prepare(site, Assignment("run", recipe.wire()))
-    server = server_methods.build(case.method, {})
-    state = server.init(whole(run.model), 3)
+    server = server_methods.build(case.method, {}, site.policy.rules.plugins)
+    state = server.init(whole(run.model), round_context(3))
     update, memory = _fitted(site, run, 1, server.broadcast(state, "ann"), {})
-    received = server.broadcast(server.aggregate(state, [update]), "ann")
+    received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
     time.sleep(case.pause_s)
     if case.restart and folder is not None:
         kept = DiskCheckpoints(folder / "kept", _task(2))
@@ -265,6 +323,7 @@ def whole(made: SplitModel) -> Payload:
     return {Part.BODY: dump(made.body), Part.HEAD: dump(made.head)}
 
 
+@method_of_tests()
 def main(folder: Path, names: list[str]) -> None:
     """As one of the ranks."""
     torch.set_num_threads(1)

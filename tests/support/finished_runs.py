@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,17 +48,25 @@ def finished_run(recipe: str) -> FinishedRun:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with simulation(read, folder) as running:
         running.go()
-        scores = running.ledger.scores(read.name)[read.rounds]
+        scores = running.ledger.scores(read.name).get(read.rounds, {})  # under secure sums the server has none
     return FinishedRun(read, folder, data_of(read)[EVALUATOR].test, scores)
 
 
 def probabilities(
-    folder: Path, images: NDArray[np.float32], allowed: frozenset[str] = frozenset()
+    folder: Path,
+    images: NDArray[np.float32],
+    allowed: frozenset[str] = frozenset(),
+    runtime: Literal["torch", "onnx"] = "torch",
 ) -> NDArray[np.float32]:
-    """What PyTorch makes of a model's weights and of pixels."""
-    return predictor(folder, model_folder.read(folder), "torch", "cpu", allowed)(images)
+    """What a runtime makes of a model's file and of pixels."""
+    return predictor(folder, model_folder.read(folder), runtime, "cpu", allowed)(images)
+
+
+def right_answers(folder: Path, test: Examples, runtime: Literal["torch", "onnx"] = "torch") -> NDArray[np.bool_]:
+    """Which images a model classifies rightly, [N]."""
+    found = probabilities(folder, test.images.numpy(), runtime=runtime).argmax(1)
+    return np.asarray(found == test.labels.numpy())
 
 
 def accuracy(folder: Path, test: Examples) -> float:
-    found = probabilities(folder, test.images.numpy()).argmax(1)
-    return float((found == test.labels.numpy()).mean())
+    return float(right_answers(folder, test).mean())

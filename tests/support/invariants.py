@@ -22,7 +22,7 @@ from protofed.common.protocol.messages import Verdict
 from protofed.common.storage import files, journal
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.resume import method_of, recipe_of
+from protofed.server.rounds.resume import method_of, recipe_of, round_context
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow
@@ -222,13 +222,12 @@ def _recompute(
         used = [update for update in accepted[row.round] if update.counts]
         if all(blobs.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
             rules = recipe.federation
-            publisher = Publisher(
-                method, blobs, recipe.classes, rules.min_contributors, rules.fixed_point, recipe.fingerprint()
-            )
+            publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint())
             state = publisher.restore(before).state if before is not None else None
             sites = [update.task.site for update in used]
             groups = () if grouping is None else grouping.begun(records.groups(row.closed_at), sites)
-            again = publisher.publish(publisher.aggregated(state, used, groups)).address
+            context = round_context(recipe, row.round, row.sites)
+            again = publisher.publish(publisher.aggregated(state, used, context, groups)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1
         before = row.state

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Protocol, TypeAlias
 
-from protofed.client.models.heads import CosineHead, PrototypeHead
+from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixed, mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load
 from protofed.client.training.candidates import distance, losses_of
@@ -17,6 +17,8 @@ from protofed.client.training.context import FitContext, FitStart
 from protofed.client.training.cores import Cores
 from protofed.client.training.loop import (
     Loss,
+    Step,
+    Trained,
     Weigher,
     class_means,
     frequent,
@@ -37,7 +39,9 @@ from protofed.client.training.losses import (
     model_contrast,
     prototypical_contrast,
     proximal,
+    supervised,
 )
+from protofed.client.training.optimizer import ParameterGroup
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
@@ -47,6 +51,8 @@ __all__ = [
     "Array",
     "ClassRows",
     "ClientMethod",
+    "ComparedBy",
+    "ComparingMethod",
     "ConfigError",
     "Cores",
     "CosineHead",
@@ -57,16 +63,20 @@ __all__ = [
     "FitContext",
     "FitStart",
     "Loss",
+    "MethodHead",
+    "ParameterGroup",
     "Part",
     "Payload",
     "Personal",
     "PrototypeHead",
     "SiteId",
     "SplitModel",
+    "Step",
     "SumForm",
     "SummableMethod",
     "TaskFailedError",
     "Tensors",
+    "Trained",
     "Update",
     "Weigher",
     "Weighting",
@@ -93,6 +103,7 @@ __all__ = [
     "remembered",
     "site_models",
     "stacked",
+    "supervised",
     "train",
     "train_head",
 ]
@@ -139,6 +150,12 @@ class ExchangingMethod(ClientMethod, Protocol):
     """A client half of a method that moves models between single sites: each of them must allow it."""
 
     exchanges: ClassVar[frozenset[Exchange]]
+
+
+class ComparingMethod(ClientMethod, Protocol):
+    """A client half that compares features with prototypes elsewhere than in its head, as in its loss: for figures."""
+
+    compared_by: ClassVar[ComparedBy]
 
 
 class SummableMethod(ClientMethod, Protocol):

@@ -54,12 +54,16 @@ class MethodPlugin:
         server: likewise of a `protofed.server.method.ServerMethod`.
         client_options: the fields of the client half, so that the server half can tell its options from typos.
         server_options: likewise of the server half.
+        title: the method's name in reports and model cards; empty: its name in recipes.
+        source: authors, venue and year of its paper, as `Dai et al., AAAI 2023`; empty: there is none.
     """
 
     client: str
     server: str
     client_options: tuple[str, ...] = ()
     server_options: tuple[str, ...] = ()
+    title: str = ""
+    source: str = ""
 
 
 _allowed: set[str] = set()

@@ -5,16 +5,42 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.errors import ConfigError, short, unknown
-from protofed.common.plugins import MethodPlugin, PluginKind, check_type, import_object, load
+from protofed.common.plugins import MethodPlugin, PluginKind, check_type, import_object, is_allowed, load
 from protofed.common.renamed import RENAMED
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as its server half registers it: all that is known of it without PyTorch.
+
+    Attributes:
+        name: in recipes and policies.
+        title: in prose.
+        source: authors, venue and year of its paper; empty: there is none.
+        client_options: the fields of its client half, so that the server half can tell its options from typos.
+        sends_nothing: its sites keep all that they train.
+    """
+
+    name: str
+    title: str
+    source: str = ""
+    client_options: tuple[str, ...] = ()
+    sends_nothing: bool = False
+
+    @property
+    def cited(self) -> str:
+        """The title with its paper, as `FedNH (Dai et al., AAAI 2023)`."""
+        return f"{self.title} ({self.source})" if self.source else self.title
 
 
 class Registry(Generic[T]):
@@ -31,22 +57,26 @@ class Registry(Generic[T]):
         self._kind, self._half, self._home = kind, half, home
         self._classes: dict[str, type[Any]] = {}
         self._foreign: dict[str, tuple[str, ...]] = {}
+        self._methods: dict[str, Method] = {}
 
-    def register(self, *names: str, **names_with_options: tuple[str, ...]) -> Callable[[C], C]:
+    def register(self, *entries: str | Method, **names_with_options: tuple[str, ...]) -> Callable[[C], C]:
         """Register a class under one or more names.
 
         Args:
-            names: names whose options are all fields of this class.
+            entries: names whose options are all fields of this class; a server half registers its methods.
             names_with_options: names with the options of the *other* half of the method, so that each half can tell
                 an option of the other from a typo.
         """
+        methods = {entry.name: entry for entry in entries if isinstance(entry, Method)}
+        foreign: dict[str, tuple[str, ...]] = {entry: () for entry in entries if isinstance(entry, str)}
+        foreign |= {name: method.client_options for name, method in methods.items()} | names_with_options
 
         def enter(cls: C) -> C:
-            for name, foreign in {**dict.fromkeys(names, ()), **names_with_options}.items():
+            for name, options in foreign.items():
                 if name in self._classes:
                     raise ConfigError(f"{self._kind} '{name}' is registered twice")
-                self._classes[name] = cls
-                self._foreign[name] = foreign
+                self._classes[name], self._foreign[name] = cls, options
+            self._methods.update(methods)
             return cls
 
         return enter
@@ -58,6 +88,15 @@ class Registry(Generic[T]):
     def get(self, name: str) -> type[T]:
         """The class of a name; errors as of `build`."""
         return self._resolve(name)[0]
+
+    def about(self, name: str) -> Method:
+        """Title and source of a method; of one that is not known here, or not allowed, its name stands for both."""
+        self._go_home()
+        if name not in self._methods and name not in self._classes and is_allowed(name):
+            with suppress(ConfigError):  # a report of its run is written without it
+                plugin = self._plugin(name)
+                return Method(name, plugin.title or name, plugin.source, plugin.client_options)
+        return self._methods.get(name, Method(name, name))
 
     def options(self, name: str) -> set[str]:
         """The options of this half or model."""
@@ -101,13 +140,17 @@ class Registry(Generic[T]):
             return self._classes[name], set(self._foreign[name])
         if self._half is None:
             raise unknown(self._kind, name, self._classes)
-        label = f"{self._kind} '{name}'"
-        plugin = check_type(load(PluginKind.METHOD, name, self._classes, allowed), MethodPlugin, label)
+        label, plugin = f"{self._kind} '{name}'", self._plugin(name, allowed)
         path = plugin.client if self._half == "client" else plugin.server
         cls: type[T] = import_object(path, label) if ":" in path else self.get(path)
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
             raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} half of a method")
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
+
+    def _plugin(self, name: str, allowed: Container[str] | None = None) -> MethodPlugin:
+        """A method that is not registered; errors as of `build`."""
+        plugin = load(PluginKind.METHOD, name, self._classes, allowed)
+        return check_type(plugin, MethodPlugin, f"{self._kind} '{name}'")
 
     def _go_home(self) -> None:
         if self._home:

@@ -10,6 +10,7 @@ import numpy as np
 from protofed.common.payload import Array, Part, Payload, Tensors
 
 TINY = 1e-12
+BUFFERS = frozenset({"running_mean", "running_var", "num_batches_tracked"})
 BLOCK = 1 << 16  # elements of a difference in memory at a time: 512 KiB in float64
 
 
@@ -17,6 +18,13 @@ def unit(rows: Array) -> Array:
     """Rows [N, D], or [D] alone, divided by their norms; a zero row stays zero."""
     norms = np.linalg.norm(rows, axis=-1, keepdims=True)
     return np.asarray(rows / np.maximum(norms, TINY), dtype=rows.dtype)
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of a model is a statistic that training keeps, and no weight: those of PyTorch's normalisation
+    layers, by the last component of the name. A server averages them; an optimiser's step means nothing to them.
+    """
+    return name.rpartition(".")[2] in BUFFERS
 
 
 class Mean:

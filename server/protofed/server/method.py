@@ -11,25 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
-from protofed.common.registry import Registry
+from protofed.common.registry import Method, Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.secure_sums.sums import Sums
-from protofed.common.tensors import HolderMeans, Mean, unit
+from protofed.common.tensors import HolderMeans, Mean, is_buffer, unit
 
 __all__ = [
     "NOTHING",
     "Array",
     "ClassRows",
+    "ClasswiseMethod",
     "ConfigError",
     "ExpectedUpdate",
     "HolderMeans",
     "Mean",
+    "Method",
+    "OwnStartMethod",
     "Part",
     "Payload",
+    "RoundContext",
     "ServerMethod",
     "SiteId",
     "StateError",
@@ -41,6 +45,7 @@ __all__ = [
     "Update",
     "Weighting",
     "describe",
+    "is_buffer",
     "like",
     "prototype_rows",
     "server_methods",
@@ -67,12 +72,33 @@ class ExpectedUpdate:
 NOTHING = ExpectedUpdate(())
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundContext:
+    """The round that makes a state: a function of the ledger's rows alone, so that the state can be made again.
+
+    Attributes:
+        round: of the state that is made; 0 of the first one.
+        rounds: of the run.
+        sites: N: trainers that were enrolled and took tasks when the round was opened, drawn for it or not. It is
+            recorded with the round, and another one if sites came, were excluded or paused in between; in round 0,
+            for which two sites are enough, others may be yet to come.
+        classes: C.
+        seed: of the run, as NumPy takes it: not below zero.
+    """
+
+    round: int
+    rounds: int
+    sites: int
+    classes: int
+    seed: int
+
+
 class ServerMethod(Protocol):
     """The server half of a method."""
 
     global_model: ClassVar[bool]  # whether there is a model of all sites that an evaluator can score
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The state before round 1, from a freshly made model (BODY, and HEAD with `weight` [C, D])."""
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
@@ -81,8 +107,16 @@ class ServerMethod(Protocol):
     def expects(self, state: Payload) -> ExpectedUpdate:
         """What an update must look like in this state."""
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The next state; `updates` come in site order and can be read once."""
+
+
+@runtime_checkable
+class ClasswiseMethod(ServerMethod, Protocol):
+    """A server half with a model of each class, which `protofed export` can write."""
+
+    def class_model(self, state: Payload, c: int) -> Payload:
+        """The model of class `c`, BODY and HEAD."""
 
 
 class SummableMethod(ServerMethod, Protocol):
@@ -99,8 +133,18 @@ class SummableMethod(ServerMethod, Protocol):
             ConfigError: nothing, with these options; the text says why.
         """
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """The next state, as `aggregate` makes it of the updates that were summed."""
+
+
+class OwnStartMethod(ServerMethod, Protocol):
+    """A server half whose sites do not train from what they are sent, but from a model of their own."""
+
+    def start(self, state: Payload, site: SiteId) -> Payload:
+        """What a site that is sent this state trains from, as far as the server knows it; a pure function.
+
+        The norm of its update is taken from here, and bounded by this model's. May be called from any thread.
+        """
 
 
 server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")

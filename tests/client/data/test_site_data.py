@@ -12,7 +12,8 @@ from torch import Tensor
 
 from protofed.client.data import site_data
 from protofed.client.data.augmentation import AUGMENTATIONS, normaliser
-from protofed.client.data.site_data import Augment, Examples, SiteData, fits
+from protofed.client.data.site_data import Augment, Examples, SiteData, class_balanced, fits
+from protofed.common.config.plan import Sampling
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
 
@@ -34,8 +35,10 @@ def site(count: int = 10) -> SiteData:
     return SiteData(some(count), some(7, seed=1), RUN, classes=4)
 
 
-def epoch(data: SiteData, seed: int = 0, size: int = 4, augment: Augment = "none") -> tuple[Tensor, Tensor]:
-    images, labels = zip(*data.batches(size, rng(seed), augment), strict=True)
+def epoch(
+    data: SiteData, seed: int = 0, size: int = 4, augment: Augment = "none", sampling: Sampling = "shuffled"
+) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*data.batches(size, rng(seed), augment, sampling=sampling), strict=True)
     return torch.cat(images), torch.cat(labels)
 
 
@@ -46,6 +49,49 @@ def test_an_epoch_is_every_example_once_in_the_generators_order() -> None:
     assert torch.equal(labels, data.train.labels[order])
     assert torch.equal(images, data.train.normalised(RUN)[order])
     assert not torch.equal(labels, epoch(data, seed=1)[1])
+
+
+def skewed() -> SiteData:
+    """Eleven examples of class 0, two of class 3, one of class 1, none of class 2; all images differ."""
+    labels = torch.tensor([0] * 5 + [3] + [0] * 6 + [1, 3])
+    return SiteData(Examples(some(14).images, labels), some(7, seed=1), RUN, classes=4)
+
+
+def test_an_epoch_by_classes_has_as_many_draws_and_each_class_as_often() -> None:
+    data, seen = skewed(), torch.zeros(4, dtype=torch.int64)
+    made = [epoch(data, seed, sampling="class-balanced") for seed in range(60)]
+    for images, labels in made:
+        counts = labels.bincount(minlength=4)
+        assert sorted(counts.tolist()) == [0, 4, 5, 5]  # 14 draws of three classes
+        assert counts[2] == 0
+        seen += counts
+        known = data.train.normalised(RUN)
+        rows = [int((known == image).flatten(1).all(1).nonzero()) for image in images]
+        assert data.train.labels[rows].tolist() == labels.tolist()
+    assert (seen[[0, 1, 3]] / seen.sum() - 1 / 3).abs().max() < 0.02  # the draw that is left is of any of them
+    assert len({tuple(labels.tolist()) for _, labels in made}) == len(made)
+
+
+def test_examples_of_a_class_are_drawn_alike_and_with_replacement() -> None:
+    labels = torch.tensor([1] * 3 + [0] * 597)
+    draw, times = rng(), torch.zeros(600, dtype=torch.int64)
+    for _ in range(100):
+        times += class_balanced(labels, torch.randperm(600, generator=draw), draw).bincount(minlength=600)
+    assert times[:3].sum() == times[3:].sum() == 30_000
+    assert (times[:3] - 10_000).abs().max() < 500  # of 10 000 +- 82
+    assert (times[3:] > 0).all()
+    assert times[3:].max() < 100  # of 50 +- 7
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_an_epoch_by_classes_follows_from_the_generator_alone(augment: Augment) -> None:
+    data = skewed()
+    first, second = (epoch(data, 3, augment=augment, sampling="class-balanced") for _ in range(2))
+    other = epoch(data, 4, augment=augment, sampling="class-balanced")
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], other[0])
+    sizes = [len(y) for _, y in data.batches(4, rng(), augment, drop_last=True, sampling="class-balanced")]
+    assert sizes == [4, 4, 4]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from tests.support.data_parallel_fits import CASES, outcome, site_of
+from torch import Tensor, nn
 
 from protofed.client.distributed import leader as ranks_work
+from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.launch import Launch, launched
 from protofed.client.distributed.leader import END, FIT, PREPARE, Call, CallBoard
 from protofed.client.distributed.rendezvous import start_name
@@ -88,6 +92,47 @@ def test_a_rank_with_other_data_is_refused(tmp_path: Path) -> None:
 def test_ranks_wait_longer_for_work_than_for_each_other(tmp_path: Path) -> None:
     run(tmp_path, 2, "idle")
     check_equal(tmp_path, "idle")
+
+
+def test_a_copy_is_computed_by_all_ranks_with_its_own_weights_and_alone_when_the_fit_is_over() -> None:
+    torch.manual_seed(0)
+    body, images, seen = Counting(), torch.randn(6, 3), torch.zeros(6, 2)
+    kinds = [type(module) for module in body.modules()]
+    with shared(body, cast("Any", FirstOfTwo())):
+        copy = deepcopy(body)
+        torch.nn.init.constant_(copy.layer.weight, 2.0)
+        seen[:3] = 2 * images[:3].sum(1, keepdim=True)
+        assert torch.allclose(copy(images), seen)  # the other rank has the rest
+        assert torch.allclose(body(images)[:3], images[:3] @ body.layer.weight.T)
+        assert (body.sizes, copy.sizes) == ([3], [3])
+    assert [type(module) for module in body.modules()] == kinds
+    seen[3:] = 2 * images[3:].sum(1, keepdim=True)
+    assert torch.allclose(copy(images), seen)
+    assert copy.sizes == [3, 6]
+
+
+class Counting(nn.Module):
+    """A linear map that notes how many examples it was given at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.sizes = nn.Linear(3, 2, bias=False), list[int]()
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.sizes.append(len(images))
+        return cast("Tensor", self.layer(images))
+
+
+class FirstOfTwo:
+    """Rank 0 of two, the other of which sends zeros."""
+
+    size = 2
+
+    def rows(self, count: int) -> slice:
+        return slice(0, count // 2)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return tensor
 
 
 # What is next, without processes

@@ -70,6 +70,8 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
         ("min_contrast", 0.2, 0.21),
         ("batches", [32, 32], [33, 64]),
         ("batches", [32, 32], [1, 31]),
+        ("losses", ["cross-entropy"], ["balanced-softmax", "logit-adjustment"]),
+        ("samplings", ["shuffled"], ["class-balanced"]),
         ("epochs", 2, 1),
         ("lr", 0.1, 0.099),
         ("weight_decay", 0.001, 0.0009),
@@ -137,11 +139,15 @@ def test_a_method_that_sends_neither_head_nor_prototypes_may_move_little() -> No
         ({"momentum": 0.5}, 0.1 * sum((1 - 0.5**t) / 0.5 for t in range(1, 9))),
         ({"schedule": "exponential", "lr_decay": 0.5}, 0.8 * 0.5**9),
         ({"schedule": "cosine"}, 0.8 * 0.0244717418524232),
+        ({"schedule": "step", "lr_decay": 0.1}, 0.8 * 0.01),
+        ({"warmup_rounds": 4}, 0.2),  # the first round moves least
+        ({"warmup_rounds": 20}, 0.8 / 20),  # 10 rounds are over before it is
+        ({"warmup_rounds": 2, "schedule": "step", "lr_decay": 0.1}, 0.8 * 0.01),  # the last one does
         ({"drop_last": True}, 0.6),
         ({"epochs": 5}, 2.0),
     ],
 )
-def test_movement_is_counted_in_the_last_round_with_momentum(plan: dict[str, Any], moved: float) -> None:
+def test_movement_is_counted_in_the_round_of_the_lowest_rate_with_momentum(plan: dict[str, Any], moved: float) -> None:
     asked = recipe(plan={**RECIPE["plan"], **plan})
     admit(asked, limits(min_step_sum=moved - 1e-6), FACTS)
     assert refused(asked, limits(min_step_sum=moved + 1e-6)) == "limits.min_step_sum"
@@ -192,6 +198,8 @@ def test_a_stricter_policy_has_tighter_limits() -> None:
     for tight, wide in (("strict", "standard"), ("standard", "open")):
         narrow, loose = POLICIES[tight].limits, POLICIES[wide].limits
         assert narrow.models <= loose.models
+        assert narrow.losses <= loose.losses
+        assert narrow.samplings <= loose.samplings
         for low, high in ((narrow.sides, loose.sides), (narrow.batches, loose.batches)):
             assert high[0] <= low[0] <= low[1] <= high[1]
         for key in ("max_width", "epochs", "lr", "weight_decay", "rounds", "max_method_number", "max_base_change"):

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import branched
+from tests.support.method_facts import METHODS as REGISTERED
+from tests.support.method_facts import brief
+from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RUN, AgentHarness, give_secret, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -30,7 +34,7 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage import files
 from protofed.server.method import server_methods
 
-METHODS = sorted(client_methods)
+METHODS = [*REGISTERED, branched.NAME]
 CLASSES = 3
 ROUND = 2
 TASK = Task(TaskKind.FIT, "run", ROUND, "n1", None, 0, 60.0)
@@ -40,6 +44,7 @@ PLANS = {
     "momentum": {"lr": 0.1, "momentum": 0.9, "max_grad_norm": 1.0, "augmentation": "crop-flip"},
     "adam": {**ADAM, "weight_decay": 0.1},
     "adamw": {**ADAM, "optimizer": "adamw", "drop_last": True},
+    "by-class": {"lr": 0.1, "sampling": "class-balanced", "loss": "balanced-softmax", "augmentation": "crop-flip"},
 }
 
 
@@ -93,14 +98,14 @@ class Case:
     plan: dict[str, Any]
 
     def __post_init__(self) -> None:
-        options = {"head_epochs": 2} if self.name == "fedprp" else {}
-        self.method = client_methods.build(self.name, options)
-        server = server_methods.build(self.name, {})
-        state = server.init(whole(model()), CLASSES)
+        own = self.name == branched.NAME
+        self.method = branched.Branched() if own else client_methods.build(self.name, brief(self.name))
+        server = server_methods.build("fedavg" if own else self.name, {})
+        state = server.init(whole(model()), round_context(CLASSES))
         local = local_of(self.plan, {}, NoCheckpoints(), lambda: None, round=1)
         update = self.method.fit(local, server.broadcast(state, "ann"))
         self.memory: Payload = local.memory
-        self.received = server.broadcast(server.aggregate(state, [update]), "ann")
+        self.received = server.broadcast(server.aggregate(state, [update], round_context()), "ann")
 
     def fit(self, kept: Checkpoints, check: Callable[[], None]) -> bytes:
         """All that comes of it: what is sent, said, remembered and predicted with."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.round_contexts import round_context
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -86,16 +87,19 @@ def site(recipe: Recipe, round: int, batches: int) -> FitContext:
 def broadcast(recipe: Recipe) -> Payload:
     """What a site gets in round 2: prototypes of all classes, where the method has some."""
     server, first = server_methods.build(recipe.method.name, {}), site(recipe, 1, batches=5)
-    state = server.init({Part.BODY: dump(first.model.body), Part.HEAD: dump(first.model.head)}, CLASSES)
+    state = server.init({Part.BODY: dump(first.model.body), Part.HEAD: dump(first.model.head)}, round_context(CLASSES))
     update = client_methods.build(recipe.method.name, {}).fit(first, server.broadcast(state, "ann"))
-    return server.broadcast(server.aggregate(state, [update]), "ann")
+    return server.broadcast(server.aggregate(state, [update], round_context()), "ann")
 
 
 @pytest.mark.parametrize("method", sorted(client_methods))
-@pytest.mark.parametrize("augmentation", ["none", "crop-flip-rotate"])
-def test_a_fit_waits_as_often_whatever_the_number_of_its_batches(method: str, augmentation: str) -> None:
-    plan = {"batch_size": BATCH, "max_grad_norm": 1.0, "momentum": 0.9, "augmentation": augmentation}
-    recipe = small_recipe(method, plan=plan)
+@pytest.mark.parametrize(
+    "plan",
+    [{}, {"augmentation": "crop-flip-rotate"}, {"loss": "balanced-softmax", "sampling": "class-balanced"}],
+    ids=lambda plan: "-".join(plan.values()) or "none",
+)
+def test_a_fit_waits_as_often_whatever_the_number_of_its_batches(method: str, plan: dict[str, str]) -> None:
+    recipe = small_recipe(method, plan={"batch_size": BATCH, "max_grad_norm": 1.0, "momentum": 0.9, **plan})
     received = broadcast(recipe)
     half = client_methods.build(method, {})
     few, many = (waits(partial(half.fit, site(recipe, 2, batches), received)) for batches in (5, 20))

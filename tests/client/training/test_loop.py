@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext, FitProgress
-from protofed.client.training.loop import Loss, class_means, frozen, named, remembered, stacked, train
+from protofed.client.training.loop import Loss, Trained, class_means, frozen, named, remembered, stacked, train
+from protofed.client.training.optimizer import ParameterGroup
 from protofed.common.config.recipe import Input, Plan
 from protofed.common.errors import CodecError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Tensors
@@ -44,7 +45,7 @@ def only_body(local: FitContext) -> list[nn.Parameter]:
 
 def test_one_epoch_by_hand(local_of: LocalOf) -> None:
     local = local_of([1, 2, 3], batch_size=2, lr=0.1)
-    loss = train(local, mean_of(local), only_body(local))
+    loss = train(local, mean_of(local), only_body(local)).loss
     # batch (1, 2): loss 1.5, w = 1 - .1 * 1.5 = .85; batch (3): loss 2.55, w = .85 - .3
     assert loss == pytest.approx((2 * 1.5 + 2.55) / 3, abs=1e-6)  # by example, not by batch
     assert weights(local) == pytest.approx((0.55, 1.0), abs=1e-12)
@@ -59,7 +60,7 @@ def test_momentum_and_weight_decay_by_hand(local_of: LocalOf) -> None:
 
 def test_one_call_can_train_without_the_plans_weight_decay(local_of: LocalOf) -> None:
     local = local_of([1.0], lr=0.1, weight_decay=0.5)
-    train(local, mean_of(local), only_body(local), weight_decay=0.0)
+    train(local, mean_of(local), [ParameterGroup(only_body(local), weight_decay=0.0)])
     assert weights(local)[0] == pytest.approx(0.9, abs=1e-12)
     train(local, mean_of(local), only_body(local))  # the next one has it again
     assert weights(local)[0] == pytest.approx(0.9 - 0.1 * (1 + 0.5 * 0.9), abs=1e-12)
@@ -87,6 +88,10 @@ def test_optimizers(optimizer: str, decay: float, expected: float, local_of: Loc
     [
         ({"schedule": "constant", "lr_decay": 0.5}, {1: 0.8, 4: 0.8}),
         ({"schedule": "exponential", "lr_decay": 0.5}, {1: 0.8, 2: 0.4, 4: 0.1}),
+        ({"schedule": "step", "lr_decay": 0.1}, {1: 0.8, 2: 0.8, 3: 0.08, 4: 0.008}),
+        ({"schedule": "step", "lr_decay": 0.5, "lr_steps": [0.25]}, {1: 0.8, 2: 0.4, 4: 0.4}),
+        ({"warmup_rounds": 2}, {1: 0.4, 2: 0.8, 3: 0.8, 4: 0.8}),
+        ({"schedule": "exponential", "lr_decay": 0.5, "warmup_rounds": 4}, {1: 0.2, 2: 0.2, 3: 0.15, 4: 0.1}),
         ({"schedule": "cosine"}, {1: 0.8, 2: 0.4 * (1 + math.sqrt(0.5)), 3: 0.4, 4: 0.4 * (1 - math.sqrt(0.5))}),
     ],
 )
@@ -108,7 +113,7 @@ def test_the_norm_of_all_gradients_together_is_clipped(clip: float | None, share
 
 def test_a_last_smaller_batch_can_be_left_out(local_of: LocalOf) -> None:
     local = local_of([1, 2, 3], batch_size=2, lr=0.1, drop_last=True)
-    assert train(local, mean_of(local), only_body(local)) == pytest.approx(1.5, abs=1e-6)
+    assert train(local, mean_of(local), only_body(local)).loss == pytest.approx(1.5, abs=1e-6)
     assert weights(local)[0] == pytest.approx(0.85, abs=1e-12)
 
 
@@ -184,7 +189,7 @@ def test_a_batch_that_does_not_fit_is_trained_on_in_parts(room: int, sizes: list
     plan = {"batch_size": 7, "epochs": 2, "lr": 0.1, "momentum": 0.9, "max_grad_norm": 0.5}
     whole, parts = (local_of(PIXELS, body=0.3, head=0.7, **plan) for _ in range(2))
     expected, short = train(whole, squares(whole)), Short(squares(parts), room)
-    assert train(parts, short) == pytest.approx(expected, rel=1e-6)
+    assert train(parts, short).loss == pytest.approx(expected.loss, rel=1e-6)
     assert weights(parts) == pytest.approx(weights(whole), abs=1e-12)
     assert short.sizes == sizes
 
@@ -379,7 +384,7 @@ def test_other_tensors_than_the_models_can_be_trained(local_of: LocalOf) -> None
 
 def test_no_epochs_are_no_steps(local_of: LocalOf) -> None:
     local = local_of([2.0], lr=0.1, epochs=3)
-    assert train(local, mean_of(local), epochs=0) == 0.0
+    assert train(local, mean_of(local), epochs=0) == Trained(loss=0.0, steps=0)
     assert weights(local) == (1.0, 1.0)
 
 

@@ -19,6 +19,7 @@ from protofed.client.training.losses import (
     distribution_gap,
     inter_class,
     intra_class,
+    logit_adjusted,
     prototypical_contrast,
 )
 
@@ -43,6 +44,17 @@ def gradient(loss: Tensor, of: Tensor) -> Tensor:
 
 def close(actual: Tensor, expected: Any, atol: float = 1e-9) -> None:
     np.testing.assert_allclose(actual.detach(), expected, rtol=0, atol=atol)
+
+
+# Logit adjustment
+
+
+def test_logits_are_adjusted_by_hand() -> None:
+    """Two classes as 3 : 1: logits (0, 0) + 2 (log .75, log .25) are the logarithms of 9 : 1."""
+    logits = tensor([[0.0, 0.0], [0.0, 0.0]], grad=True)
+    loss = logit_adjusted(logits, torch.tensor([0, 1]), tensor([0.75, 0.25]), 2.0)
+    close(loss, (-math.log(0.9) - math.log(0.1)) / 2)
+    close(gradient(loss, logits), [[-0.05, 0.05], [0.45, -0.45]])
 
 
 # CwFedAvg's regularizer

@@ -21,6 +21,7 @@ from protofed.common.config.data import (
     Shards,
     Whole,
 )
+from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import (
     Federation,
     Input,
@@ -160,6 +161,11 @@ WRONG: list[tuple[str, Any]] = [
     ("plan__optimizer", "sdg"),
     ("plan__lr_decay", 0.0),
     ("plan__lr_decay", 1.5),
+    ("plan__lr_steps", [0.5, 1.0]),
+    ("plan__warmup_rounds", -1),
+    ("plan__loss", "focal"),
+    ("plan__tau", 0),
+    ("plan__sampling", "balanced"),
     ("plan__max_grad_norm", 0),
     ("plan__augmentation", "flip"),
     ("federation__min_sites", 0),
@@ -348,6 +354,50 @@ def test_equal_runs_have_equal_fingerprints_wherever_their_data_are() -> None:
     assert sound().fingerprint() == sound(data__root="/elsewhere").fingerprint()
     assert sound().fingerprint() == parse(dict(reversed(table().items())), Recipe, "b.toml").fingerprint()
     assert sound(plan={}).fingerprint() == sound(plan={"epochs": 1}).fingerprint()  # the default, said
+
+
+@pytest.mark.parametrize(
+    ("keys", "needed"),
+    [({"tau": 2.0}, 'plan.loss = "logit-adjustment"'), ({"lr_steps": [0.1]}, 'plan.schedule = "step"')],
+)
+def test_a_key_of_the_plan_that_nothing_uses_is_refused(keys: dict[str, Any], needed: str) -> None:
+    with pytest.raises(ConfigError, match=needed):
+        sound(plan=keys)
+
+
+def test_a_rate_falls_after_the_rounds_whose_share_is_named_whatever_a_product_of_floats_is() -> None:
+    plan = Plan(schedule="step", lr=1.0, lr_decay=0.5, lr_steps=(0.55, 0.07))
+    assert 0.55 * 100 > 55
+    assert 0.07 * 100 > 7
+    assert [plan.learning_rate(number, 100) for number in (1, 7, 8, 55, 56, 100)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [plan.learning_rate(number, 3) for number in (1, 2, 3)] == [1, 0.5, 0.25]  # .21 and 1.65 rounds
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 7, 30])
+@pytest.mark.parametrize("schedule", ["constant", "exponential", "step", "cosine"])
+def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -> None:
+    for decay in (1.0, 0.9, 0.01):
+        plan = Plan(schedule=schedule, lr=0.4, lr_decay=decay, warmup_rounds=warmup)
+        rates = [plan.learning_rate(number, 10) for number in range(1, 11)]
+        assert plan.lowest_rate(10) == min(rates)
+        assert max(rates) <= 0.4
+        after = rates[max(warmup, 1) - 1 :]
+        assert after == sorted(after, reverse=True)
+
+
+PLAN_KEYS = {
+    "loss": "balanced-softmax",
+    "sampling": "class-balanced",
+    "warmup_rounds": 3,
+}
+
+
+def test_newer_keys_of_the_plan_are_said_only_where_they_are_used() -> None:
+    assert not any(key in sound().wire() for key in (*PLAN_KEYS, "tau", "lr_steps"))  # 0.2.0 does not know them
+    for key, value in PLAN_KEYS.items():
+        used = sound(plan={key: value})
+        assert parse_json(used.wire(), Recipe, "wire").plan == used.plan != sound().plan
+        assert used.fingerprint() != sound().fingerprint()
 
 
 DIFFERENT = [

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
-from protofed.client.method import FitContext, Part, Payload, Personal, Update, dump, load, train
+from protofed.client.method import FitContext, Part, Payload, Personal, Update, dump, load, supervised, train
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class OurproxClient:
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:
             drift = [(now - then).square().sum() for now, then in zip(local.model.parameters(), start, strict=True)]
-            return cross_entropy(local.model(images), labels) + self.mu / 2 * torch.stack(drift).sum()
+            return supervised(local, local.model(images), labels) + self.mu / 2 * torch.stack(drift).sum()
 
-        loss = train(local, objective)
-        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)
+        trained = train(local, objective)
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)

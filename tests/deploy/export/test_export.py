@@ -128,7 +128,7 @@ def test_a_private_class_model_is_the_body_with_that_head(simulated: Simulated, 
     [
         ("cwfedavg", "global", "no global model; take --model class:N"),
         ("cwfedavg-private", "global", "no global model"),
-        ("solo", "global", "no global model; every site trains alone"),
+        ("solo", "global", "no global model; take --model personal at a site"),
         ("fednh", "class:1", "no models by class"),
         ("cwfedavg", "class:10", "expected 0 to 9"),
         ("cwfedavg", "class:-1", "expected global, class:N or personal"),

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from protofed.client.models.catalogue import architectures, build
-from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.inference import DeployedModel, NearestHead, predict, rebuild
+from protofed.client.models.heads import CosineHead, NearestHead, PrototypeHead
+from protofed.client.models.inference import DeployedModel, predict, rebuild
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.deploy.export import onnx
-from protofed.deploy.export.onnx import ExportError, difference, to_onnx
+from protofed.deploy.export.agreement import ExportError, difference
+from protofed.deploy.export.onnx import answer_of, to_onnx
 
 SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
 MLP = NamedOptions.model_validate({"name": "mlp", "hidden": [16]})
@@ -52,7 +53,7 @@ def test_runtimes_agree_on_pixels_whatever_the_head(head: str) -> None:
     model = DeployedModel(headed(build(MLP, SMALL, 10), head, 10), SMALL)
     assert model.head == head
     data = to_onnx(model, SMALL, {"format": "protofed-model"})
-    assert difference(model, SMALL, data) < 1e-5
+    assert difference(model, SMALL, answer_of(data)) < 1e-5
     for path in (b"/work", b"/home", b"site-packages", b"protofed/client"):
         assert path not in data
 
@@ -91,7 +92,7 @@ def test_a_wrong_graph_is_never_taken_for_the_model() -> None:
     torch.manual_seed(0)
     data = to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
     with pytest.raises(ExportError, match="differ by"):
-        difference(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, data)
+        difference(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, answer_of(data))
 
 
 def test_a_layer_that_onnx_does_not_know_is_named() -> None:
@@ -124,7 +125,7 @@ def test_runtimes_agree_on_every_architecture(architecture: dict[str, Any], shap
     torch.manual_seed(0)
     images = Input(shape=shape)
     model = DeployedModel(build(NamedOptions.model_validate(architecture), images, 10), images)
-    assert difference(model, images, to_onnx(model, images, {})) < 1e-5
+    assert difference(model, images, answer_of(to_onnx(model, images, {}))) < 1e-5
 
 
 def test_every_architecture_of_the_catalogue_is_among_them() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.method_facts import METHODS, SENDING, SUMMABLE
 
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import GateContext, Policy, Released
@@ -26,10 +27,10 @@ from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import DirectLink, simulation
 from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
+from protofed.deploy.site.plan_request import asked
 from protofed.deploy.site.plan_sight import NOTHING
 from protofed.testing.small_recipe import small_recipe
 
-METHODS = sorted(client_methods)
 RecipeOf = Callable[..., Recipe]
 SECURE = {"min_sites": 3, "secure": True}
 
@@ -114,13 +115,13 @@ def test_a_shipped_policy_refuses_exactly_the_methods_that_it_does_not_name(
         assert plain_run.refusals
         assert {tensor.refused_by for tensor in plain_run.outgoing} <= {"methods"}
         return
-    if name == "open" or (name, method) == ("standard", "solo"):  # alone, nothing is sent
+    if name == "open" or method not in SENDING:
         assert plain_run.refusals == ()
         assert {tensor.refused_by for tensor in plain_run.outgoing} <= {None}
     else:
         assert "federation.secure = true" in plain_run.refusals[0]
         assert "secure" in {tensor.refused_by for tensor in plain_run.outgoing}
-    if method not in ("solo", "cwfedavg"):
+    if method in SUMMABLE:
         summed = site_plan(recipe_of(method, federation=SECURE), site)
         assert summed.refusals == ()
         assert {tensor.refused_by for tensor in summed.outgoing} == {None}
@@ -330,6 +331,26 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     assert site_plan(read).limits == ()
 
 
+@pytest.mark.parametrize(
+    ("plan", "about", "said"),
+    [
+        ({}, "plan", "1 epochs a round in batches of 32"),
+        ({"loss": "logit-adjustment", "tau": 0.5}, "plan", "logits adjusted by 0.5 log of class frequencies"),
+        ({"loss": "balanced-softmax"}, "plan", "by the balanced softmax"),
+        ({"sampling": "class-balanced"}, "plan", "each class drawn as often"),
+        ({"schedule": "step", "lr_decay": 0.1}, "learning rate", "0.05, times 0.1 after 50%, 75% of the rounds"),
+        ({"warmup_rounds": 5}, "learning rate", "0.05, in every round, rising to it over 5 rounds"),
+    ],
+)
+def test_what_a_recipe_asks_of_training_is_said(
+    plan: dict[str, Any], about: str, said: str, recipe_of: RecipeOf
+) -> None:
+    lines = asked(recipe_of("fedavg", plan={"epochs": 1, "batch_size": 32, "lr": 0.05, **plan}))
+    assert said in lines[about]
+    usual = asked(recipe_of("fedavg", plan={"epochs": 1, "batch_size": 32, "lr": 0.05}))
+    assert (lines == usual) == (not plan)
+
+
 def test_it_is_the_same_as_json(recipe_of: RecipeOf) -> None:
     read = json.loads(json.dumps(plain(site_plan(recipe_of("fednh"), policy("fedavg")))))
     assert read["leaves"][0] == {
@@ -386,7 +407,7 @@ def test_under_secure_sums_a_site_is_sent_what_is_made_of_the_sum() -> None:
         site_plan(small_recipe("solo", federation=federation))
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in ("solo", "cwfedavg")])
+@pytest.mark.parametrize("method", SUMMABLE)
 def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method: str) -> None:
     plain_plan, summed = site_plan(small_recipe(method)), site_plan(small_recipe(method, federation=SECURE))
     form = form_of(client_methods.build(method, {}), method)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.support.round_contexts import round_context
 
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
@@ -31,7 +32,9 @@ def test_the_servers_prototypes_are_the_reference() -> None:
         for k, (rows, present) in enumerate(zip(golden["local_protos"], golden["local_present"], strict=True))
     ]
     state = {**MODEL, Part.PROTOTYPES: old}
-    new = Server(prototype_momentum=1 - float(golden["beta"])).aggregate(state, iter(updates))[Part.PROTOTYPES]
+    new = Server(prototype_momentum=1 - float(golden["beta"])).aggregate(state, iter(updates), round_context())[
+        Part.PROTOTYPES
+    ]
     assert sorted(new) == [str(c) for c in np.flatnonzero(golden["global_new_present"])]
     for name, row in new.items():
         np.testing.assert_allclose(row, golden["global_new"][int(name)], rtol=0, atol=1e-9, err_msg=name)
@@ -43,7 +46,7 @@ def test_the_servers_step_by_hand() -> None:
     """Beta = 1/4; class 0: (1 + 3) / 2 = 2, .25 * 2 + .75 * 10 = 8; class 1 is new; class 2 stays."""
     old = {**MODEL, Part.PROTOTYPES: {"0": np.array([10.0, 0.0]), "2": np.array([0.3, 0.1])}}
     updates = [body_and({0: [1.0, 4.0]}, 1.0, weight=1000.0), body_and({0: [3.0, 0.0], 1: [7.0, 7.0]}, 4.0, weight=1.0)]
-    new = Server(prototype_momentum=0.75).aggregate(old, iter(updates))
+    new = Server(prototype_momentum=0.75).aggregate(old, iter(updates), round_context())
     assert {name: row.tolist() for name, row in new[Part.PROTOTYPES].items()} == {
         "0": [8.0, 0.5],
         "1": [7.0, 7.0],
@@ -55,13 +58,13 @@ def test_the_servers_step_by_hand() -> None:
 
 def test_the_last_means_can_be_all() -> None:
     new = Server(prototype_momentum=0.0).aggregate(
-        {**MODEL, Part.PROTOTYPES: {"0": np.ones(2)}}, [body_and({0: [5.0, 6.0]})]
+        {**MODEL, Part.PROTOTYPES: {"0": np.ones(2)}}, [body_and({0: [5.0, 6.0]})], round_context()
     )
     assert new[Part.PROTOTYPES]["0"].tolist() == [5.0, 6.0]
 
 
 def test_the_first_state_has_no_prototypes_and_is_sent_as_it_is() -> None:
-    state = Server().init(MODEL, 3)
+    state = Server().init(MODEL, round_context(3))
     assert same_tensors(state, MODEL)
     assert Server().broadcast(state, "ann") is state
     assert Server.global_model

@@ -36,7 +36,7 @@ def commit(
     task = lab.task(site)
     manifest, data = lab.announce(lab.model(value))
     lab.blobs.put(data)
-    found = problem or lab.coordinator.intake.examine(data, manifest, task.base_digest)
+    found = problem or lab.coordinator.intake.examine(site, task.task_id, manifest, data, task.base_digest)
     return Commit(site, instance or daemon(site), task_id or task.task_id, manifest, {}, weight, found)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.codec import Digest
@@ -61,7 +62,7 @@ class Bench:
 
     def __init__(self, method: str, min_contributors: int, blobs: MemoryBlobs | None = None) -> None:
         self.method, self.blobs = server_methods.build(method, {}), blobs or MemoryBlobs()
-        self.publisher = Publisher(self.method, self.blobs, CLASSES, min_contributors)
+        self.publisher = Publisher(self.method, self.blobs, min_contributors)
 
     def row(self, site: str, payload: Payload) -> UpdateRow:
         data = codec.encode(payload)
@@ -70,9 +71,11 @@ class Bench:
 
     def after(self, *rounds: Mapping[str, Payload]) -> Payload:
         """The state after rounds of updates by site."""
-        state = self.method.init(first_model(), CLASSES)
+        state = self.method.init(first_model(), round_context(CLASSES))
         for updates in rounds:
-            state = self.publisher.aggregated(state, [self.row(site, update) for site, update in updates.items()])
+            state = self.publisher.aggregated(
+                state, [self.row(site, update) for site, update in updates.items()], round_context()
+            )
         return state
 
 

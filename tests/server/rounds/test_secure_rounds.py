@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.server.conftest import Lab, daemon, recipe
+from tests.support.round_contexts import round_context
 from tests.support.sum_sites import SumSite, total_of
 
 from protofed.common import codec
@@ -115,7 +116,7 @@ class Secure:
             flags = {site: self.layout.flags(self.updates[site]) for site in holders or sites}
             kept = total_of(flags) >= 2
         words = {site: self.layout.words(self.updates[site], fixed, kept) for site in sites}
-        return next_state(self.server, self.start, self.layout, total_of(words), fixed)
+        return next_state(self.server, self.start, self.layout, total_of(words), fixed, round_context())
 
     def published(self, number: int = 1) -> Digest:
         state = self.ledger.state("test", number)
@@ -305,7 +306,7 @@ def commits_of(run: Secure) -> list[Commit]:
         manifest, data = run.lab.announce(run.sites[site].answer(task))
         intake = run.lab.coordinator.intake
         assert intake.begin(site, daemon(site), task.task_id, 1, task.base_digest, manifest) is None
-        found = intake.examine(data, manifest, task.base_digest, task.task_id)
+        found = intake.examine(site, task.task_id, manifest, data, task.base_digest)
         run.lab.blobs.put(data)
         commits.append(Commit(site, daemon(site), task.task_id, manifest, {}, None, found))
     return commits

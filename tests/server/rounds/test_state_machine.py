@@ -225,7 +225,7 @@ def test_a_round_does_not_open_with_too_few_sites(federation: dict[str, Any], tr
 
 def test_a_round_opens_for_all_sites_and_counts_those_enrolled() -> None:
     phase, effects = advance(rules(quorum=0.5), Idle(2, 2), tick(7.0, trainers="abc", enrolled="abcdefgh", attempt=3))
-    opened = Collecting(2, 3, frozenset("abc"), size=8, quorum=4, opened=7.0, tries=2)
+    opened = Collecting(2, 3, frozenset("abc"), size=8, quorum=4, opened=7.0, tries=2, enrolled=8)
     assert phase == Idle(2, 2, since=7.0)  # three are no quorum of eight
     assert effects == []
     phase, effects = advance(rules(quorum=0.25), Idle(2, 2), tick(7.0, trainers="abc", enrolled="abcdefgh", attempt=3))
@@ -242,7 +242,7 @@ def test_evaluators_are_not_invited_to_train() -> None:
 def test_the_size_is_a_share_of_the_enrolled_and_the_cohort_that_many_times_more() -> None:
     many = rules(participation=0.5, over_selection=1.5, quorum=0.5)
     phase, _ = advance(many, Idle(1), tick(trainers="abcdefgh", enrolled="abcdefgh"))
-    assert phase == Collecting(1, 1, frozenset("abcdef"), size=4, quorum=2, opened=0.0)
+    assert phase == Collecting(1, 1, frozenset("abcdef"), size=4, quorum=2, opened=0.0, enrolled=8)
 
 
 def test_a_product_that_rounds_up_does_not_invite_one_site_more() -> None:
@@ -367,7 +367,7 @@ def test_what_is_left_must_be_a_quorum_with_all_that_must_take_part() -> None:
 
 def test_round_0_asks_two_trainers_and_no_evaluator() -> None:
     phase, effects = advance(rules(min_sites=4), Idle(0), tick(3.0, trainers="cab", evaluators="az"))
-    opened = Collecting(0, 1, frozenset("ab"), size=2, quorum=2, opened=3.0)
+    opened = Collecting(0, 1, frozenset("ab"), size=2, quorum=2, opened=3.0, enrolled=4)
     assert (phase, effects) == (opened, [Open(opened)])
 
 

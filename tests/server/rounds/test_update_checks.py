@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.round_contexts import round_context
 
 from protofed.common import codec
-from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, describe
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, Tensors, TensorSpec, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import BLOCK
 from protofed.server.method import ExpectedUpdate
@@ -36,7 +37,7 @@ CLASSES, FEATURES = 4, 3
 BODY: Tensors = {"conv.weight": np.zeros((2, 3), np.float32), "bn.batches": np.zeros((), np.int64)}
 MODEL: Payload = {Part.BODY: BODY, Part.HEAD: {"weight": np.zeros((CLASSES, FEATURES), np.float32)}}
 FEDAVG = FedAvgServer().expects(MODEL)
-FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, CLASSES))
+FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, round_context(CLASSES)))
 
 
 def manifest(payload: Payload, **changes: Any) -> Manifest:
@@ -283,6 +284,14 @@ def test_what_the_base_does_not_hold_counts_as_it_is() -> None:
 def test_integers_are_left_out_of_the_norm() -> None:
     counted: Payload = {Part.BODY: {"w": np.array([3, 4], np.float32), "bn.batches": np.array([2**62], np.int64)}}
     assert of_bytes(counted) == 5.0
+
+
+@pytest.mark.parametrize("part", sorted(NOT_A_MOVE))
+def test_what_says_who_counts_or_how_long_is_no_part_of_the_norm(part: Part) -> None:
+    payload = {**body(**{"conv.weight": np.full((2, 3), 2.0, np.float32)}), part: {"told": np.array([800.0, 3.0])}}
+    assert of_bytes(payload, MODEL, max_update_norm=5.0) == pytest.approx(2 * math.sqrt(6))
+    unreadable = of_bytes({**payload, part: {"told": np.array([800.0, np.inf])}}, MODEL, max_update_norm=5.0)
+    assert unreadable == UpdateProblem(RejectionCode.NOT_FINITE, f"{part}/told has values that are not finite")
 
 
 def test_the_norm_goes_over_every_block_once() -> None:

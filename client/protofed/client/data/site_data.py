@@ -13,6 +13,7 @@ from torch import Tensor
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
 from protofed.client.data.stratified import stratified_sample, stratified_share
 from protofed.client.transfer import page_locked
+from protofed.common.config.plan import Sampling
 from protofed.common.config.recipe import Augment as Augment
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
@@ -86,6 +87,15 @@ class Examples:
         """These examples, given what `normalised` would make, float32 [N, channels, H, W]."""
         self.once(("normalised", input_.mean, input_.std), lambda: images)
         return self
+
+    def frequencies(self, classes: int, device: torch.device) -> Tensor:
+        """The share of each class among the labels, [C] float32 on a device, counted once."""
+
+        def counted() -> Tensor:
+            counts = self.labels.bincount(minlength=classes)
+            return (counts / max(len(self), 1)).to(device)
+
+        return self._once(("frequencies", classes, device), counted)
 
     def contrast(self) -> float:
         """By how much two images typically differ: the median root mean square over pairs, of pixels in 0..1.
@@ -207,9 +217,14 @@ class SiteData:
         return replace(self, train=train), held_out
 
     def batches(
-        self, size: int, rng: torch.Generator, augmentation: Augment = "none", drop_last: bool = False
+        self,
+        size: int,
+        rng: torch.Generator,
+        augmentation: Augment = "none",
+        drop_last: bool = False,
+        sampling: Sampling = "shuffled",
     ) -> Iterator[Batch]:
-        """One epoch of the training examples, shuffled.
+        """One epoch: the training examples, shuffled; or as many draws of them, with each class as often.
 
         All random numbers are drawn at the call, on the CPU, so that every device sees the same batches.
 
@@ -218,6 +233,7 @@ class SiteData:
             rng: of the CPU.
             augmentation: one of `AUGMENTATIONS`, or none.
             drop_last: leave out a last batch that is smaller than the others.
+            sampling: of the examples.
 
         Raises:
             DataError: an evaluator's data, which has nothing to train on.
@@ -226,7 +242,10 @@ class SiteData:
         if not count:
             raise DataError("this data has only test examples; expected a trainer's data")
         size = min(size, count)
-        order = torch.randperm(count, generator=rng)[: count - count % size if drop_last else count]
+        order = torch.randperm(count, generator=rng)
+        if sampling == "class-balanced":
+            order = class_balanced(self.train.labels.cpu(), order, rng)
+        order = order[: count - count % size if drop_last else count]
         if augmentation == "none":
             return self._plain(order, size)
         transform = AUGMENTATIONS[augmentation]
@@ -240,9 +259,9 @@ class SiteData:
                 yield finish(self._moved(some)), self._moved(labels)
 
     def label_frequencies(self) -> Tensor:
-        """n_{k,c} / n_k of the training labels, [C] float32 on the device. Never leaves the site."""
-        counts = self.train.labels.bincount(minlength=self.classes)
-        return self._moved(counts / max(len(self.train), 1))
+        """n_{k,c} / n_k of the training labels, [C] float32 on the device, to be read only. Never leaves the site."""
+        # Counted once: a loss asks in each step, and a GPU would be waited for.
+        return self.train.frequencies(self.classes, self.device)
 
     def unscored(self, test: Examples | None) -> list[int]:
         """The classes that `test` has no example of, of those that the site trains on; an evaluator's: of the run's.
@@ -290,6 +309,25 @@ class SiteData:
         if values.device.type == self.device.type:
             return values
         return page_locked(values.shape, values.dtype).copy_(values).to(self.device, non_blocking=True)
+
+
+def class_balanced(labels: Tensor, order: Tensor, rng: torch.Generator) -> Tensor:
+    """As many draws of examples as there are, [N] int64: each class as often, but for one draw more of some of them.
+
+    An example is drawn from those of its class, with replacement.
+
+    Args:
+        labels: [N] int64 on the CPU.
+        order: a random permutation of the N numbers: of it the classes come in random order.
+        rng: of the CPU.
+    """
+    by_class = labels.argsort(stable=True)  # the examples of the first class, then those of the next, …
+    _, counts = torch.unique(labels, return_counts=True)  # [P] of the classes that there are
+    first_of_more = torch.randint(len(counts), (), generator=rng)  # by chance, or low classes would be drawn more
+    drawn = (order + first_of_more) % len(counts)  # [N] which class
+    # In float64 a number below 1 times a count stays below the count.
+    within = (torch.rand(len(order), generator=rng, dtype=torch.float64) * counts[drawn]).long()
+    return by_class[(counts.cumsum(0) - counts)[drawn] + within]
 
 
 def fits(size: int, device: torch.device) -> bool:

@@ -6,8 +6,8 @@ the batch is what it is in one process. Normalisation over a batch is over the w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -15,59 +15,72 @@ from torch import Tensor, nn
 
 from protofed.client.distributed.team import Team
 
-Forward: TypeAlias = Callable[[Tensor], Tensor]
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @contextmanager
 def shared(body: nn.Module, team: Team) -> Iterator[None]:
-    """Within the `with` block all ranks compute each call of `body` together; all call it with the same batch."""
-    parts = _SplitBatches(team)
-    with ExitStack() as replaced:
-        for module in body.modules():
-            if isinstance(module, _NORMS):
-                replaced.enter_context(_replaced(module, parts.norm(module, module.forward)))
-        replaced.enter_context(_replaced(body, parts.body(body.forward)))
+    """Within the `with` block all ranks compute each call of `body` together; all call it with the same batch.
+
+    The modules are of subclasses meanwhile, so a copy that a method makes of the body is computed by all ranks, too,
+    with the weights of the copy; afterwards whoever has one computes it alone.
+    """
+    batches = _SplitBatches(team)
+    kinds = {module: type(module) for module in body.modules() if module is body or isinstance(module, _NORMS)}
+    for module, kind in kinds.items():
+        _become(module, batches.shared_kind(kind))
+    try:
         yield
+    finally:
+        for module, kind in kinds.items():
+            _become(module, kind)
+        batches.team = None
 
 
 class _SplitBatches:
-    """Forward functions of one body and its normalisation layers, for batches that are split over the ranks."""
+    """How the forward functions of a body, its copies and their normalisation layers divide batches over the ranks.
+
+    Attributes:
+        team: None: the fit is over, and whoever still has a copy computes it alone.
+    """
 
     def __init__(self, team: Team) -> None:
-        self._team = team
-        self._counts: tuple[int, int] | None = None  # of the batch in the body: this rank's examples, and all
+        self.team: Team | None = team
+        self._counts: tuple[int, int] | None = None  # of the batch in a body: this rank's examples, and all
 
-    def body(self, forward: Forward) -> Forward:
-        """The body's forward function, [B, channels, height, width] -> [B, D], of which this rank computes its rows."""
+    def shared_kind(self, kind: type[nn.Module]) -> type[nn.Module]:
+        """The subclass whose forward function computes together what that of `kind` computes."""
+        forward = self._norm if issubclass(kind, _NORMS) else self._body
 
-        def gathered(images: Tensor) -> Tensor:
-            rows = self._team.rows(len(images))
-            if rows is None:
-                return forward(images)
-            self._counts = rows.stop - rows.start, len(images)
-            try:
-                own = forward(images[rows])
-            finally:
-                self._counts = None
-            return cast("Tensor", _GatherRows.apply(own, self._team, rows, len(images)))
+        def shared_forward(module: Any, images: Tensor) -> Tensor:
+            return forward(module, images, kind)
 
-        return gathered
+        # Not an attribute of the instance: a deep copy would have it, and with it the weights of the original.
+        return type(f"Shared{kind.__name__}", (kind,), {"forward": shared_forward})
 
-    def norm(self, layer: _Norm, forward: Forward) -> Forward:
-        """The layer's forward function, with mean and variance over all ranks' examples, unless it uses running ones.
+    def _body(self, body: nn.Module, images: Tensor, kind: type[nn.Module]) -> Tensor:
+        """A body's features, [B, channels, height, width] -> [B, D], of which this rank computes its rows."""
+        rows = None if self.team is None else self.team.rows(len(images))
+        if self.team is None or rows is None:
+            return cast("Tensor", kind.forward(body, images))
+        self._counts = rows.stop - rows.start, len(images)
+        try:
+            own = kind.forward(body, images[rows])
+        finally:
+            self._counts = None
+        return cast("Tensor", _GatherRows.apply(own, self.team, rows, len(images)))
+
+    def _norm(self, layer: _Norm, images: Tensor, kind: type[nn.Module]) -> Tensor:
+        """A layer's output, with mean and variance over all ranks' examples, unless it uses running ones.
 
         Images [B, channels, ...] -> the same shape. `torch.nn.SyncBatchNorm` does this on GPUs only.
         """
-
-        def over_all_ranks(images: Tensor) -> Tensor:
-            if self._counts is None or not (layer.training or layer.running_mean is None):
-                return forward(images)
-            own_count, total_count = self._counts
-            return _normalised(layer, images, images.numel() // images.shape[1] * total_count // own_count, self._team)
-
-        return over_all_ranks
+        if self.team is None or self._counts is None or not (layer.training or layer.running_mean is None):
+            return cast("Tensor", kind.forward(layer, images))
+        own_count, total_count = self._counts
+        count = images.numel() // images.shape[1] * total_count // own_count
+        return _normalised(layer, images, count, self.team)
 
 
 class _GatherRows(torch.autograd.Function):
@@ -142,16 +155,6 @@ def _update_running(layer: _Norm, mean: Tensor, variance: Tensor) -> None:
     layer.running_var.lerp_(variance.to(layer.running_var), weight)
 
 
-@contextmanager
-def _replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
-    """Within the `with` block the module computes `forward`; its parameters and buffers keep their names."""
-    attributes = vars(module)  # an instance attribute hides the class's method, and no wrapper renames the parameters
-    before = attributes.get("forward")
-    attributes["forward"] = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del attributes["forward"]
-        else:
-            attributes["forward"] = before
+def _become(module: nn.Module, kind: type[nn.Module]) -> None:
+    """Change a module's class; its parameters, buffers and their names stay."""
+    object.__setattr__(module, "__class__", kind)

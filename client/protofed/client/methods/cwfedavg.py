@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     ConfigError,
@@ -23,6 +22,7 @@ from protofed.client.method import (
     dump,
     load,
     mixture,
+    supervised,
     train,
 )
 
@@ -60,12 +60,14 @@ class CwFedAvgClient:
         self.install(local, received)
         weight, p = local.model.head.get_parameter("weight"), local.data.label_frequencies()  # [C, D], [C]
         if self.wdr:
-            loss = train(local, lambda x, y: cross_entropy(local.model(x), y) + self.wdr * distribution_gap(weight, p))
+            trained = train(
+                local, lambda x, y: supervised(local, local.model(x), y) + self.wdr * distribution_gap(weight, p)
+            )
         else:
-            loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+            trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         shares = class_shares(weight.detach()) if self.shares == "norms" else p.to(weight)
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-        return local.update({**model, self._shares_part: {"shares": shares.cpu().numpy()}}, loss=loss)
+        return local.update({**model, self._shares_part: {"shares": shares.cpu().numpy()}}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The model by class, with this site's true shares; with `layers = "head"` the head by class, and the body."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -18,6 +17,7 @@ from protofed.client.method import (
     client_methods,
     dump,
     load,
+    supervised,
     train,
 )
 
@@ -45,10 +45,10 @@ class CwFedAvgPrivateClient:
         """Minimise the cross-entropy from the mean body and head, as in FedAvg."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         present = (local.data.label_frequencies() > 0).to(next(local.model.head.parameters()))
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-        return local.update({**model, Part.CLASS_PRESENCE: {"present": present.cpu().numpy()}}, loss=loss)
+        return local.update({**model, Part.CLASS_PRESENCE: {"present": present.cpu().numpy()}}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model, and for each class the heads of the sites that have it."""

@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -22,6 +21,7 @@ from protofed.client.method import (
     dump,
     load,
     proximal,
+    supervised,
     train,
 )
 
@@ -50,14 +50,14 @@ class DittoClient:
         load(model.body, received[Part.BODY])
         load(model.head, received[Part.HEAD])
         anchor = _copies(model.parameters())
-        loss = train(local, lambda x, y: cross_entropy(model(x), y))  # first: v_k takes no random number of w's
+        trained = train(local, lambda x, y: supervised(local, model(x), y))  # first: v_k takes no random number of w's
         sent = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         if self.reference == "trained":
             anchor = _copies(model.parameters())
         self.install(local, received)
-        train(local, lambda x, y: cross_entropy(model(x), y) + self.lam * proximal(model.parameters(), anchor))
+        train(local, lambda x, y: supervised(local, model(x), y) + self.lam * proximal(model.parameters(), anchor))
         local.memory.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)})
-        return local.update(sent, loss=loss)
+        return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole global model."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn.functional import cross_entropy
-
 from protofed.client.method import (
     FitContext,
     Part,
@@ -18,11 +16,17 @@ from protofed.client.method import (
     client_methods,
     dump,
     load,
+    supervised,
     train,
 )
 
 
-@client_methods.register("fedavg")
+@client_methods.register(
+    "fedavg",
+    fedavgm=("server_lr", "momentum"),
+    fedadam=("server_lr", "beta1", "beta2", "tau"),
+    fedyogi=("server_lr", "beta1", "beta2", "tau"),
+)
 @dataclass(frozen=True)
 class FedAvgClient:
     """E epochs of SGD on the cross-entropy, from the global model."""
@@ -40,8 +44,8 @@ class FedAvgClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """w_k <- SGD(w), the inner loop of ClientUpdate."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
-        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=loss)
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

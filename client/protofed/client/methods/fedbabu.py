@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -20,6 +19,7 @@ from protofed.client.method import (
     dump,
     frozen,
     load,
+    supervised,
     train,
 )
 
@@ -45,11 +45,11 @@ class FedBABUClient:
         model = local.model
         self.install(local, received)
         with frozen(model.head):
-            loss = train(local, lambda x, y: cross_entropy(model(x), y))
+            trained = train(local, lambda x, y: supervised(local, model(x), y))
         sent = {Part.BODY: dump(model.body)}
         self.install(local, received)
-        train(local, lambda x, y: cross_entropy(model(x), y), epochs=self.finetune_epochs)
-        return local.update(sent, loss=loss)
+        train(local, lambda x, y: supervised(local, model(x), y), epochs=self.finetune_epochs)
+        return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from protofed.client.method import (
     ClassRows,
@@ -25,6 +25,7 @@ from protofed.client.method import (
     frequent,
     load,
     named,
+    supervised,
     train,
 )
 
@@ -52,12 +53,14 @@ class FedNHClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train by eq. (2), then compute the class means [D] of eq. (3) with the trained body."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))  # eq. (2)
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))  # eq. (2)
         means = class_means(local, lambda x: normalize(local.model.body(x), dim=1), self._weigher(local))  # eq. (3)
         means = frequent(local, means, self.min_samples_per_class)
         rows = means if self.prototypes == "literal" else {c: normalize(mean, dim=0) for c, mean in means.items()}
         head = {} if self.fixed_scale else {Part.HEAD: {"scale": dump(local.model.head)["scale"]}}
-        return local.update({Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=loss)
+        return local.update(
+            {Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=trained.loss
+        )
 
     def sum_form(self) -> SumForm:
         """Body, scale, and class means."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn.functional import cross_entropy
-
 from protofed.client.method import (
     FitContext,
     Part,
@@ -18,6 +16,7 @@ from protofed.client.method import (
     client_methods,
     dump,
     load,
+    supervised,
     train,
 )
 
@@ -40,9 +39,9 @@ class FedPerClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """(W_B, W_P) <- SGD; W_P stays."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         local.memory[Part.HEAD] = dump(local.model.head)
-        return local.update({Part.BODY: dump(local.model.body)}, loss=loss)
+        return local.update({Part.BODY: dump(local.model.body)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -7,10 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from protofed.client.method import (
     ClassRows,
+    ComparedBy,
     FitContext,
     Part,
     Payload,
@@ -26,6 +27,7 @@ from protofed.client.method import (
     named,
     prototypical_contrast,
     stacked,
+    supervised,
     train,
 )
 
@@ -37,6 +39,7 @@ class FedProcClient:
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
+    compared_by: ClassVar[ComparedBy] = "direction"
 
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
     gpc_from_start: bool = False  # round 1 only makes prototypes, as in the paper; else it trains on l_ce, as released
@@ -72,9 +75,9 @@ class FedProcClient:
         def loss(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             features = local.model.body(images)
             contrast = prototypical_contrast(normalize(features, dim=1), labels, centers, known, unit=True)
-            return alpha * contrast + (1 - alpha) * cross_entropy(local.model.head(features), labels)
+            return alpha * contrast + (1 - alpha) * supervised(local, local.model.head(features), labels)
 
-        return train(local, loss)
+        return train(local, loss).loss
 
     def _only_prototypes(self, local: FitContext) -> bool:
         return self.gpc_from_start and local.round == 1 and local.rounds > 1

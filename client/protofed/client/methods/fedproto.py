@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     ClassRows,
@@ -26,6 +25,7 @@ from protofed.client.method import (
     load,
     named,
     stacked,
+    supervised,
     train,
 )
 
@@ -56,12 +56,12 @@ class FedProtoClient:
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             drawn = intra_class(z := body(images), labels, head.prototypes, head.known > 0)
-            return cross_entropy(head.own(z), labels) + self.lam * drawn
+            return supervised(local, head.own(z), labels) + self.lam * drawn
 
-        loss = train(local, objective)
+        trained = train(local, objective)
         local.memory.update({Part.BODY: dump(body), Part.HEAD: dump(head.own)})
         means = frequent(local, class_means(local, body), self.min_samples_per_class)
-        return local.update({Part.PROTOTYPES: named(means)}, loss=loss)
+        return local.update({Part.PROTOTYPES: named(means)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """Class means."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -20,6 +19,7 @@ from protofed.client.method import (
     dump,
     load,
     proximal,
+    supervised,
     train,
 )
 
@@ -45,8 +45,10 @@ class FedProxClient:
         self.install(local, received)
         model = local.model
         anchor = [parameter.detach().clone() for parameter in model.parameters()]
-        loss = train(local, lambda x, y: cross_entropy(model(x), y) + self.mu * proximal(model.parameters(), anchor))
-        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=loss)
+        trained = train(
+            local, lambda x, y: supervised(local, model(x), y) + self.mu * proximal(model.parameters(), anchor)
+        )
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor, ones
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     ClassRows,
@@ -29,6 +28,7 @@ from protofed.client.method import (
     named,
     remembered,
     stacked,
+    supervised,
     train,
     train_head,
 )
@@ -74,14 +74,14 @@ class FedPRPClient:
             features = body(images)
             intra = intra_class(features, labels, head.prototypes, head.known > 0)
             inter = inter_class(features, labels, centroids, eps.clamp_min(0), self.temperature, distance)
-            return cross_entropy(head.own(features), labels) + self.intra * intra + self.inter * inter
+            return supervised(local, head.own(features), labels) + self.intra * intra + self.inter * inter
 
-        loss = train(local, objective, [*body.parameters(), eps])
+        trained = train(local, objective, [*body.parameters(), eps])
         head.set_prototypes(*stacked(named(means := class_means(local, body)), local.classes, head.prototypes))
         margins = {Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}} if learned else {}
         local.memory.update({Part.HEAD: dump(head.own), **margins})
         sent = named(frequent(local, means, self.min_samples_per_class))
-        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=loss)
+        return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body, and class means."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -20,6 +19,7 @@ from protofed.client.method import (
     dump,
     frozen,
     load,
+    supervised,
     train,
 )
 
@@ -45,11 +45,11 @@ class FedRepClient:
         self.install(local, received)
         model = local.model
         with frozen(model.body):
-            train(local, lambda x, y: cross_entropy(model(x), y), epochs=self.head_epochs)
+            train(local, lambda x, y: supervised(local, model(x), y), epochs=self.head_epochs)
         with frozen(model.head):
-            loss = train(local, lambda x, y: cross_entropy(model(x), y))
+            trained = train(local, lambda x, y: supervised(local, model(x), y))
         local.memory[Part.HEAD] = dump(model.head)
-        return local.update({Part.BODY: dump(model.body)}, loss=loss)
+        return local.update({Part.BODY: dump(model.body)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -22,6 +21,7 @@ from protofed.client.method import (
     dump,
     frozen,
     load,
+    supervised,
     train,
 )
 
@@ -46,7 +46,7 @@ class FedRODClient:
         self.install(local, received)
         body, generic = local.model.body, local.model.head
         frequencies = local.data.label_frequencies()  # [C]
-        loss = train(local, lambda x, y: balanced_softmax(local.model(x), y, frequencies))
+        trained = train(local, lambda x, y: balanced_softmax(local.model(x), y, frequencies))
         sent = {Part.BODY: dump(body), Part.HEAD: dump(generic)}
         own = deepcopy(generic)
         load(
@@ -54,11 +54,11 @@ class FedRODClient:
             local.memory.get(Part.HEAD) or {name: torch.zeros(a.shape).numpy() for name, a in sent[Part.HEAD].items()},
         )
         with frozen(local.model):
-            train(local, lambda x, y: cross_entropy(generic(z := body(x)) + own(z), y), own.parameters())
+            train(local, lambda x, y: supervised(local, generic(z := body(x)) + own(z), y), own.parameters())
         local.memory[Part.HEAD] = dump(own)
         # Both are linear in the features, so the site's prediction G f + P f is that of one head.
         load(generic, {name: sent[Part.HEAD][name] + array for name, array in local.memory[Part.HEAD].items()})
-        return local.update(sent, loss=loss)
+        return local.update(sent, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """Body and G."""

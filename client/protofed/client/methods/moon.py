@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     FitContext,
@@ -22,6 +21,7 @@ from protofed.client.method import (
     held,
     load,
     model_contrast,
+    supervised,
     train,
 )
 
@@ -51,14 +51,14 @@ class MOONClient:
         previous = [held(body, local.memory[Part.BODY])] if Part.BODY in local.memory and self.mu else []
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
-            loss = cross_entropy(head(z := body(images)), labels)
+            loss = supervised(local, head(z := body(images)), labels)
             for last in previous:
                 loss = loss + self.mu * model_contrast(z, anchor(images), last(images), self.temperature)
             return loss
 
-        loss = train(local, objective)
+        trained = train(local, objective)
         local.memory[Part.BODY] = dump(body)
-        return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=loss)
+        return local.update({Part.BODY: dump(body), Part.HEAD: dump(head)}, loss=trained.loss)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

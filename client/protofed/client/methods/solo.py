@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn.functional import cross_entropy
-
-from protofed.client.method import FitContext, Part, Payload, Personal, Update, client_methods, dump, load, train
+from protofed.client.method import (
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    client_methods,
+    dump,
+    load,
+    supervised,
+    train,
+)
 
 
 @client_methods.register("solo")
@@ -27,6 +36,6 @@ class SoloClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Train the site's model further, keep it in memory, send nothing but the loss."""
         self.install(local, received)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         local.memory.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)})
-        return local.update({}, loss=loss)
+        return local.update({}, loss=trained.loss)

@@ -63,7 +63,7 @@ def load(module: nn.Module, tensors: Tensors) -> None:
 def held(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:
     """What a module would compute with other numbers: in evaluation mode and without gradients; its own stay.
 
-    In place of a deep copy: several processes that train as one compute this together, as they do the module itself.
+    In place of a deep copy that nobody trains. Several processes that train as one compute either together.
 
     Args:
         tensors: parameters and buffers of any shapes, of the module's own names and shapes.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import AfterValidator, Field
 
+from protofed.common.config.plan import LocalLoss, Sampling
 from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
 
@@ -39,6 +40,10 @@ class Limits(StrictModel):
     # Images that a window or a crop made all alike: what a fit then learns of them is how many there are of each label.
     min_contrast: AtLeast0 = 0.03  # least typical difference of two training images: root mean square, pixels in 0..1
     batches: Bounds = (8, 256)  # least and most batch_size
+    # Of a loss adjusted by class frequencies the head's rows of absent classes stay where they are, and the others tell
+    # the more of shares, the larger tau. Where few images make half of an epoch, the movement is that of these images.
+    losses: frozenset[LocalLoss] = frozenset({"cross-entropy"})  # of class logits, that runs may train by
+    samplings: frozenset[Sampling] = frozenset({"shuffled"})  # ways in which runs may draw examples
     epochs: AtLeast1 = 20  # most, in a round
     lr: Above0 = 0.5  # most
     weight_decay: AtLeast0 = 0.01  # most
@@ -67,6 +72,8 @@ def unlimited(models: Collection[str]) -> Limits:
         min_std=0.0,
         min_contrast=0.0,
         batches=(1, int(MAX_NUMBER)),
+        losses=frozenset(get_args(LocalLoss)),
+        samplings=frozenset(get_args(Sampling)),
         epochs=MOST_ROUNDS,
         lr=1e38,
         weight_decay=1e38,

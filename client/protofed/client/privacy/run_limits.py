@@ -138,6 +138,11 @@ def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     plan, (least, most) = recipe.plan, limits.batches
     holds = least <= plan.batch_size <= most
     yield LimitCheck("batches", f"plan.batch_size = {plan.batch_size}", f"{least} to {most}", holds)
+    for key, name, chosen, named in (
+        ("losses", "plan.loss", plan.loss, limits.losses),
+        ("samplings", "plan.sampling", plan.sampling, limits.samplings),
+    ):
+        yield LimitCheck(key, f"{name} = '{chosen}'", ", ".join(sorted(named)) or "none", chosen in named)
     for key, name, value, limit in (
         ("epochs", "plan.epochs", plan.epochs, limits.epochs),
         ("lr", "plan.lr", plan.lr, limits.lr),
@@ -160,10 +165,10 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
     yield LimitCheck("steps", asked, f"at least {limits.steps}", steps >= limits.steps)
     if not facts.sends & LABELLED:
         return
-    # Rates only fall from round to round: the last one moves the least.
-    moved = step_sum(plan, steps * plan.epochs, plan.learning_rate(recipe.rounds, recipe.rounds))
+    moved = step_sum(plan, steps * plan.epochs, plan.lowest_rate(recipe.rounds))
     asked = (
-        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the last round"
+        f"learning rates that add up to {moved:.3g} over {steps * plan.epochs} steps of a fit here, in the round of "
+        "the lowest rate"
     )
     yield LimitCheck("min_step_sum", asked, f"at least {limits.min_step_sum:g}", moved >= limits.min_step_sum)
 

@@ -38,16 +38,19 @@ class TrainingState:
     """What one call of `train` changes, besides the model.
 
     Attributes:
-        trained: parameters of any shapes, of the model or of the method alone.
+        covered: tensors of any shapes that the call names, of the model or of the method alone, trained or not.
+        optimizers: one a group.
         total: [], sum of the losses of `examples` examples, on the device.
         examples: trained on so far, repetitions counted.
+        steps: on these examples.
         micro_batch: examples in a micro-batch; 0: whole batches fit into memory.
     """
 
-    trained: list[Tensor]
-    optimizer: Optimizer
+    covered: list[Tensor]
+    optimizers: list[Optimizer]
     total: Tensor
     examples: int = 0
+    steps: int = 0
     micro_batch: int = 0
 
 
@@ -55,9 +58,9 @@ def save_epoch(local: FitContext, state: TrainingState, epoch: int) -> None:
     """Write a checkpoint after an epoch, if the plan asks for them."""
     if not local.plan.checkpoint:
         return
-    counts = torch.tensor([epoch, state.examples, state.micro_batch])
+    progress = torch.tensor([epoch, state.examples, state.steps, state.micro_batch])
     generators = {name: generator.get_state() for name, generator in _generators(local).items()}
-    tensors = _tensors(local, state) | generators | _moments(state.optimizer) | {"counts": counts}
+    tensors = _tensors(local, state) | generators | _moments(state.optimizers) | {"progress": progress}
     local.checkpoints.write(local.train_calls, tensors)
 
 
@@ -67,7 +70,7 @@ def restore_epoch(local: FitContext, state: TrainingState) -> int:
     if checkpoint is None:
         return 0
     tensors, generators = _tensors(local, state), _generators(local)
-    if not _fits(checkpoint, tensors, generators.keys() | {"counts"}):
+    if not _fits(checkpoint, tensors, generators.keys() | {"progress"}):
         log.warning("a checkpoint is of another model; training starts over", round=local.round)
         return 0
     with torch.no_grad():
@@ -75,21 +78,21 @@ def restore_epoch(local: FitContext, state: TrainingState) -> int:
             tensor.copy_(checkpoint[name])  # in place: the optimizer and the method's closures hold these very tensors
     for name, generator in generators.items():
         generator.set_state(checkpoint[name])
-    _load_moments(state.optimizer, state.trained, checkpoint)
-    epoch, state.examples, state.micro_batch = checkpoint["counts"].tolist()
+    _load_moments(state.optimizers, checkpoint)
+    epoch, state.examples, state.steps, state.micro_batch = checkpoint["progress"].tolist()
     log.info("training continues from a checkpoint", round=local.round, training=local.train_calls, after_epoch=epoch)
     return int(epoch)
 
 
 def _tensors(local: FitContext, state: TrainingState) -> dict[str, Tensor]:
-    """The live tensors that training changes: the model's, with all its buffers, and those trained beside it.
+    """The live tensors that training changes: the model's, with all its buffers, and those that are named beside it.
 
-    Parameters of the model are in `trained`, too: by identity, so that each is written once.
+    Parameters of the model may be named, too: by identity, so that each is written once.
     """
     named = (*local.model.named_parameters(), *local.model.named_buffers())
     model: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in named}
     in_model = {id(tensor) for tensor in model.values()}
-    beside = {f"trained.{n}": tensor for n, tensor in enumerate(state.trained) if id(tensor) not in in_model}
+    beside = {f"beside.{n}": tensor for n, tensor in enumerate(state.covered) if id(tensor) not in in_model}
     return model | beside | {"total": state.total}
 
 
@@ -111,20 +114,22 @@ def _fits(checkpoint: Mapping[str, Tensor], tensors: Mapping[str, Tensor], other
     )
 
 
-def _moments(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Momentum, or Adam's averages, as `optimizer.<number of the parameter>.<name>`."""
+def _moments(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Momentum, or Adam's averages, as `optimizer.<number of the group>.<number of the parameter>.<name>`."""
     return {
-        f"{_MOMENTS}{number}.{name}": value
+        f"{_MOMENTS}{group}.{number}.{name}": value
+        for group, optimizer in enumerate(optimizers)
         for number, moments in optimizer.moments.items()
         for name, value in moments.items()
     }
 
 
-def _load_moments(optimizer: Optimizer, trained: Sequence[Tensor], checkpoint: Mapping[str, Tensor]) -> None:
+def _load_moments(optimizers: Sequence[Optimizer], checkpoint: Mapping[str, Tensor]) -> None:
     for path, tensor in checkpoint.items():
         if path.startswith(_MOMENTS):
-            number, name = path.removeprefix(_MOMENTS).split(".", 1)
-            device = "cpu" if name == "step" else trained[int(number)].device
+            group, number, name = path.removeprefix(_MOMENTS).split(".", 2)
+            optimizer = optimizers[int(group)]
+            device = "cpu" if name == "step" else optimizer.trained[int(number)].device
             optimizer.moments.setdefault(int(number), {})[name] = tensor.to(device)
 
 

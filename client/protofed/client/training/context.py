@@ -176,6 +176,11 @@ class FitContext:
     ranks: Ranks = field(default_factory=SingleProcess)
     start: FitStart | None = None
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of this round."""
+        return self.plan.learning_rate(self.round, self.rounds)
+
     def update(self, payload: Payload, **metrics: float) -> Update:
         """The update that this site offers; the policy decides what of it leaves.
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
-from protofed.client.training.context import FitContext, Ranks
-from protofed.client.training.optimizer import Optimizer
-from protofed.common.config.recipe import Plan
+from protofed.client.training.context import FitContext
+from protofed.client.training.losses import supervised
+from protofed.client.training.optimizer import Optimizer, ParameterGroup
 from protofed.common.errors import CodecError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Tensors
@@ -24,39 +25,60 @@ Weigher: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # features [B, D], labe
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
 
 
+Step: TypeAlias = Callable[[Loss], Tensor]  # a loss -> what it was [], once what it depends on has moved
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a call of `train` came to.
+
+    Attributes:
+        loss: its mean over all examples trained on, repetitions counted.
+        steps: that moved by it, over all epochs: one a batch.
+    """
+
+    loss: float
+    steps: int
+
+
 def train(
     local: FitContext,
     loss: Loss,
-    parameters: Iterable[Tensor] | None = None,
+    parameters: Iterable[Tensor | ParameterGroup] | None = None,
     epochs: int | None = None,
-    weight_decay: float | None = None,
-) -> float:
+    after: Callable[[Step], None] | None = None,
+) -> Trained:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
     A batch that does not fit into the device's memory is split into micro-batches whose gradients are added up. If the
     plan asks for checkpoints, an interrupted fit goes on here after the last epoch that it had done. Where several
     processes train as one, each of them calls this with the same arguments.
 
+    `after(step)` is called after each batch's step, for what a method does there: it may change tensors in place (no
+    gradient is recorded), and take further steps on the same batch: `step(other)` moves those of `parameters` on which
+    `other` depends, as `loss` moved its own, by the optimizers, clipping, micro-batches and processes of this call.
+    What it changes are tensors that checkpoints cover: the model's, and those that `parameters` names, whether they
+    need a gradient or not. It takes random numbers from `local.rng` alone, and gradients from `step` alone, so that all
+    processes, each of which calls it, change the same: one process has only a share of the gradients. It is called
+    once a batch, however many micro-batches memory takes.
+
     Args:
         loss: images [B, channels, H, W] and labels [B] -> the batch's mean loss []. When memory is short it is called
             with parts of a batch.
-        parameters: what is trained, tensors of any shapes; by default all parameters of the model.
+        parameters: what is trained, tensors of any shapes, of which those outside of groups are a group together; by
+            default all parameters of the model.
         epochs: in place of the plan's.
-        weight_decay: in place of the plan's.
-
-    Returns:
-        The mean loss over all examples trained on, repetitions counted.
 
     Raises:
-        TaskFailedError: the loss is not finite, or one example alone does not fit into memory.
+        TaskFailedError: a loss is not finite, or one example alone does not fit into memory.
+        ValueError: two groups have the same tensor.
     """
     plan, model = local.plan, local.model
-    if weight_decay is not None:
-        plan = plan.model_copy(update={"weight_decay": weight_decay})
-    trained = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
-    optimizer = Optimizer(plan, trained, plan.learning_rate(local.round, local.rounds))
-    state = TrainingState(trained, optimizer, torch.zeros((), device=local.data.device))
-    step = _Step(_with_precision(plan, local, loss), state, plan.max_grad_norm, local.ranks)
+    groups = _groups(model.parameters() if parameters is None else parameters)
+    optimizers = [Optimizer.of(group, plan, local.lr) for group in groups]
+    covered = [tensor for group in groups for tensor in group.parameters]
+    state = TrainingState(covered, optimizers, torch.zeros((), device=local.data.device))
+    step = _Step(local, state)
     model.train()
     epochs = plan.epochs if epochs is None else epochs
     progress = local.fit_progress  # written in place: the heartbeat reads it
@@ -65,18 +87,26 @@ def train(
     local.throughput.start()
     for progress.epoch in range(restore_epoch(local, state) + 1, epochs + 1):
         local.ranks.seed(local.rng.initial_seed(), local.train_calls, progress.epoch)
-        for images, labels in local.data.batches(plan.batch_size, local.rng, plan.augmentation, plan.drop_last):
+        for images, labels in local.data.batches(
+            plan.batch_size, local.rng, plan.augmentation, plan.drop_last, plan.sampling
+        ):
             local.check()
-            step(images, labels)
+            state.total += step(images, labels, loss) * len(labels)  # stays on the device: no step waits for it
+            state.examples += len(labels)
+            state.steps += 1
+            if after is not None:
+                with torch.no_grad():
+                    after(partial(step.further, images, labels))
             local.throughput.step(len(labels))
             reach("batch-done")
-        if not math.isfinite(total := state.total.item()):  # once an epoch: `item` waits for the device
+        total = (state.total + step.further_total).item()  # once an epoch: `item` waits for the device
+        if not math.isfinite(total):
             raise TaskFailedError(
                 FailureReason.NUMERIC, f"the loss is {total} in epoch {progress.epoch}; lower plan.lr"
             )
         save_epoch(local, state, progress.epoch)
         reach("epoch-done")
-    return state.total.item() / max(state.examples, 1)
+    return Trained(state.total.item() / max(state.examples, 1), state.steps)
 
 
 def named(means: Mapping[int, Tensor]) -> Tensors:
@@ -100,14 +130,14 @@ def frozen(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def train_head(local: FitContext, head: nn.Module, epochs: int) -> float:
-    """Train a head on the cross-entropy of what it makes of the frozen body's features; as `train`.
+def train_head(local: FitContext, head: nn.Module, epochs: int) -> Trained:
+    """Train a head on the plan's loss of what it makes of the frozen body's features; as `train`.
 
     Without weight decay, as FedPRP's release trains its private heads: the plan's is the body's.
     """
-    body = local.model.body
+    body, group = local.model.body, ParameterGroup(head.parameters(), weight_decay=0.0)
     with frozen(body):
-        return train(local, lambda x, y: cross_entropy(head(body(x)), y), head.parameters(), epochs, weight_decay=0.0)
+        return train(local, lambda x, y: supervised(local, head(body(x)), y), [group], epochs)
 
 
 def stacked(rows: Mapping[str, Array], classes: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,44 +208,64 @@ def frequent(local: FitContext, means: Mapping[int, Tensor], at_least: int) -> d
     return {c: mean for c, mean in means.items() if counts[c] >= at_least}
 
 
+def _groups(parameters: Iterable[Tensor | ParameterGroup]) -> list[ParameterGroup]:
+    """All tensors outside of groups as one group, before the others."""
+    given = list(parameters)
+    alone = [some for some in given if not isinstance(some, ParameterGroup)]
+    named = [replace(some, parameters=tuple(some.parameters)) for some in given if isinstance(some, ParameterGroup)]
+    groups = [ParameterGroup(alone), *named] if alone else named
+    tensors = [id(tensor) for group in groups for tensor in group.parameters]
+    if len(set(tensors)) < len(tensors):
+        raise ValueError("a tensor is in two groups, or twice in one; expected each once: it would be moved twice")
+    return groups
+
+
 class _Step:
     """One optimizer step: in as many micro-batches as memory needs, by as many processes as there are."""
 
-    def __init__(self, loss: Loss, state: TrainingState, max_grad_norm: float | None, ranks: Ranks) -> None:
-        self._loss, self._state, self._max_grad_norm, self._ranks = loss, state, max_grad_norm, ranks
+    def __init__(self, local: FitContext, state: TrainingState) -> None:
+        self._local, self._state, self._ranks = local, state, local.ranks
+        self._trained = [tensor for optimizer in state.optimizers for tensor in optimizer.trained]
+        self.further_total = torch.zeros_like(state.total)  # of losses: not finite if one of them is not
 
-    def __call__(self, images: Tensor, labels: Tensor) -> None:
-        state = self._state
-        while (loss := self._attempt(images, labels)) is None:
+    @torch.enable_grad()
+    def __call__(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+        """Move what this loss gives a gradient; its mean over the batch, [] on the device."""
+        loss = _with_precision(self._local, loss)
+        while (value := self._attempt(images, labels, loss)) is None:
             # Not while the error is handled: its traceback holds all that the attempt computed, and none of it is free.
             self._shrink(len(labels))
-        if self._max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(state.trained, self._max_grad_norm)
-        state.optimizer.step()
-        state.total += loss * len(labels)  # stays on the device: no step waits for it
-        state.examples += len(labels)
+        for optimizer in self._state.optimizers:
+            optimizer.step()
+        return value
 
-    def _attempt(self, images: Tensor, labels: Tensor) -> Tensor | None:
+    def further(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
+        """A step that `after` asks for."""
+        value = self(images, labels, loss)
+        self.further_total += value
+        return value
+
+    def _attempt(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor | None:
         """The batch's mean loss [], once all processes have its gradients; None: one of them ran out of memory."""
         try:
-            loss = self._gradients(images, labels)
-            self._ranks.sum_gradients(self._state.trained)
-            return loss
+            value = self._gradients(images, labels, loss)
+            self._ranks.sum_gradients(self._trained)
+            return value
         except torch.OutOfMemoryError as error:
             self._ranks.ran_out_of_memory(error)
             return None
 
-    def _gradients(self, images: Tensor, labels: Tensor) -> Tensor:
+    def _gradients(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         self._free_gradients()
         size = self._state.micro_batch or len(labels)
         if size >= len(labels):
-            loss = self._loss(images, labels)
-            self._ranks.backward(loss)
-            return loss.detach()
+            whole = loss(images, labels)
+            self._ranks.backward(whole)
+            return whole.detach()
         parts = []
         for micro_images, micro_labels in zip(torch.split(images, size), torch.split(labels, size), strict=True):
             # Weighted by its share, so that the parts' gradients add up to those of the whole batch's mean.
-            part = self._loss(micro_images, micro_labels) * (len(micro_labels) / len(labels))
+            part = loss(micro_images, micro_labels) * (len(micro_labels) / len(labels))
             self._ranks.backward(part)
             parts.append(part.detach())
         return torch.stack(parts).sum()
@@ -230,13 +280,13 @@ class _Step:
             torch.cuda.empty_cache()
 
     def _free_gradients(self) -> None:
-        for parameter in self._state.trained:
+        for parameter in self._trained:
             parameter.grad = None
 
 
-def _with_precision(plan: Plan, local: FitContext, loss: Loss) -> Loss:
+def _with_precision(local: FitContext, loss: Loss) -> Loss:
     """The loss under bfloat16 autocast and in channels_last layout, on a GPU and if the plan asks for it."""
-    if local.data.device.type != "cuda" or not plan.amp:
+    if local.data.device.type != "cuda" or not local.plan.amp:
         return loss
 
     def cast(images: Tensor, labels: Tensor) -> Tensor:

@@ -13,9 +13,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
+from protofed.client.training.context import FitContext
+
 Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
 TINY = 1e-12
 IGNORED = -100  # a target that `cross_entropy` counts as nothing
+
+
+def supervised(local: FitContext, logits: Tensor, labels: Tensor) -> Tensor:
+    """The plan's loss of class logits [B, C] for labels [B]: where a method's paper has the cross-entropy.
+
+    Class frequencies are those of the site's training labels, and stay there.
+    """
+    match local.plan.loss:
+        case "cross-entropy":
+            return cross_entropy(logits, labels)
+        case "balanced-softmax":
+            return balanced_softmax(logits, labels, local.data.label_frequencies())
+        case "logit-adjustment":
+            return logit_adjusted(logits, labels, local.data.label_frequencies(), local.plan.tau)
 
 
 def class_shares(weight: Tensor) -> Tensor:
@@ -45,7 +61,7 @@ def proximal(parameters: Iterable[Tensor], anchor: Iterable[Tensor]) -> Tensor:
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, frequencies: Tensor) -> Tensor:
-    """Cross-entropy of logits + log pi: Ren et al., NeurIPS 2020, eq. (4); logit adjustment (Menon et al.) at tau = 1.
+    """Cross-entropy of logits + log pi: Ren et al., NeurIPS 2020, eq. (4).
 
     Training by it makes up for class frequencies, so that the logits themselves treat all classes alike. A class that
     the site does not have gets the logarithm of 1e-12: it is then no alternative, and nothing is infinite.
@@ -55,7 +71,18 @@ def balanced_softmax(logits: Tensor, labels: Tensor, frequencies: Tensor) -> Ten
         labels: [B].
         frequencies: the site's class frequencies pi, [C]; their scale does not matter. They stay at the site.
     """
-    return cross_entropy(logits + frequencies.clamp_min(TINY).log().to(logits), labels)
+    return logit_adjusted(logits, labels, frequencies, 1.0)
+
+
+def logit_adjusted(logits: Tensor, labels: Tensor, frequencies: Tensor, tau: float) -> Tensor:
+    """Cross-entropy of logits + tau log pi: Menon et al., ICLR 2021, eq. (10); at tau = 1 it is `balanced_softmax`.
+
+    Args:
+        logits: [B, C].
+        labels: [B].
+        frequencies: as of `balanced_softmax`, [C].
+    """
+    return cross_entropy(logits + tau * frequencies.clamp_min(TINY).log().to(logits), labels)
 
 
 def model_contrast(features: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:

@@ -6,39 +6,78 @@ nothing of it is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from protofed.common.config.recipe import Plan
+from protofed.common.config.plan import OptimizerName, Plan
 
 Moments = dict[str, Tensor]  # of one parameter, by the names in `torch.optim`: averages of its shape, and `step` []
 
 
-class Optimizer:
-    """The optimizer of one call of `train`, with `torch.optim`'s defaults where the plan says nothing.
+@dataclass(frozen=True, eq=False)
+class ParameterGroup:
+    """Tensors that `train` moves by settings of their own, apart from all others; None: as the plan has it.
+
+    The norm of a group's gradients is clipped by itself, so what is trained beside a model does not change its steps.
 
     Attributes:
+        parameters: of any shapes. What needs no gradient is not moved, but checkpoints cover it.
+        lr: of this call of `train`; None: `FitContext.lr`.
+        max_grad_norm: infinite: gradients are not clipped.
+    """
+
+    parameters: Iterable[Tensor]
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+    optimizer: OptimizerName | None = None
+
+
+class Optimizer:
+    """The optimizer of one group in one call of `train`, with `torch.optim`'s defaults where the plan says nothing.
+
+    Attributes:
+        trained: what it moves, tensors of any shapes.
         moments: by the parameter's number; of those that have had a gradient.
     """
 
     def __init__(self, plan: Plan, trained: Sequence[Tensor], lr: float) -> None:
-        self._plan, self._trained, self._lr = plan, trained, lr
+        self._plan, self.trained, self._lr = plan, trained, lr
         self.moments: dict[int, Moments] = {}
+
+    @classmethod
+    def of(cls, group: ParameterGroup, plan: Plan, lr: float) -> Optimizer:
+        """The group's, by the plan where the group says nothing.
+
+        Args:
+            lr: of the round.
+        """
+        names = ("momentum", "weight_decay", "max_grad_norm", "optimizer")
+        own = {name: value for name in names if (value := getattr(group, name)) is not None}
+        trained = [tensor for tensor in group.parameters if tensor.requires_grad]
+        return cls(plan.model_copy(update=own), trained, lr if group.lr is None else group.lr)
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the parameters in place; those without a gradient stay, and so do their moments."""
+        """Clip the gradients, then move the parameters in place; those without a gradient stay, with their moments."""
+        if (most := self._plan.max_grad_norm) is not None and most < math.inf:
+            nn.utils.clip_grad_norm_(self.trained, most)
         numbers, tensors, gradients = [], [], []
-        for number, tensor in enumerate(self._trained):
+        for number, tensor in enumerate(self.trained):
             if (gradient := tensor.grad) is not None:
                 numbers.append(number)
                 tensors.append(tensor)
                 gradients.append(gradient)
+        if not tensors:
+            return
         if self._plan.optimizer == "sgd":
             self._step_sgd(numbers, tensors, gradients)
         else:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,6 +19,8 @@ from pydantic import (
 from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data as Data
 from protofed.common.config.data import Dirichlet as Dirichlet
+from protofed.common.config.plan import Augment as Augment
+from protofed.common.config.plan import Plan as Plan
 from protofed.common.config.problems import explain
 from protofed.common.config.tables import Input as Input
 from protofed.common.config.tables import Model as Model
@@ -34,7 +35,6 @@ from protofed.common.secure_sums.context import FEWEST as FEWEST_SUMMED
 from protofed.common.secure_sums.context import MOST as MOST_SUMMED
 from protofed.common.secure_sums.fixed_point import FixedPoint
 
-Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
@@ -54,6 +54,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
         }
     ),
     "model": frozenset({"pretrained_body"}),
+    "plan": frozenset({"loss", "tau", "sampling", "lr_steps", "warmup_rounds"}),
     "evaluation": frozenset({"personal_test_images"}),
 }
 M = TypeVar("M", bound=BaseModel)
@@ -66,36 +67,6 @@ def _quorum(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
         raise ValueError(
             "expected a number of updates (1, 2, 3, …), or a share of the round's sites: above 0 and at most 1.0"
         ) from None
-
-
-class Plan(StrictModel):
-    """Local training: one fit on a site."""
-
-    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1  # over the site's examples, in each round
-    batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 64  # examples; over all ranks, if there are several
-    drop_last: bool = False  # leave out an epoch's last, smaller batch
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"  # made anew in each round
-    lr: Annotated[float, Field(gt=0, le=1e38)] = 0.01  # of the first round
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of sgd
-    weight_decay: Annotated[float, Field(ge=0, le=1e38)] = 0.0  # of all parameters that are trained
-    schedule: Literal["constant", "exponential", "cosine"] = "constant"  # of lr, over rounds
-    lr_decay: Share = 1.0  # exponential: lr * lr_decay ** (round - 1)
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
-    augmentation: Augment = (
-        "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
-    )
-    amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
-    checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
-
-    def learning_rate(self, round: int, rounds: int) -> float:
-        """The learning rate of a round, counted from 1, of a run of `rounds`; it never rises."""
-        match self.schedule:
-            case "constant":
-                return self.lr
-            case "exponential":
-                return float(self.lr * self.lr_decay ** (round - 1))
-            case "cosine":
-                return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
 class Federation(StrictModel):

@@ -59,6 +59,7 @@ def start(
     """
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
+    from protofed.server.method import server_methods
 
     loaded = shipped.recipe(recipe, assignments or ())
     if name is not None:
@@ -69,7 +70,7 @@ def start(
     info = operator.start(loaded, force=force)
     if loaded.data is not None:
         _say("note: the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
-    if not loaded.federation.secure and loaded.method.name != "solo":  # which sends nothing that could be summed
+    if not loaded.federation.secure and not server_methods.about(loaded.method.name).sends_nothing:
         _say(
             "note: without federation.secure = true the server reads each site's updates; "
             "sites under the policies standard and strict decline such a run"

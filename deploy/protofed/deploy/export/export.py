@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +23,7 @@ from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.deploy.console.best_round import kept_best
 from protofed.deploy.console.kept_scores import from_sum
-from protofed.deploy.export import model_folder, models, onnx, published_states, site_state
+from protofed.deploy.export import agreement, model_folder, models, onnx, published_states, site_state
 from protofed.deploy.export.model_card import card, choice
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
@@ -96,7 +97,7 @@ def export(request: ExportRequest) -> Exported:
     Raises:
         ConfigError: the run has no such model, its weights are not finite, or an option does not fit.
         DataError, StateError: the state is damaged, or its digest is not the ledger's.
-        ExportError: ONNX Runtime and PyTorch give different probabilities.
+        ExportError: a file gives other probabilities than the model.
     """
     plugins.allow(request.allowed)
     model_folder.check_vacant(request.out, force=request.force)
@@ -108,11 +109,13 @@ def export(request: ExportRequest) -> Exported:
     files: dict[File, bytes] = {}
     difference: float | None = None
     if request.format in ("safetensors", "both"):
+        spec, images = facts.model, built.recipe.input
+        agreement.check_weights(built.model, spec.architecture, images, len(spec.classes), request.allowed)
         flat = {f"{part}.{name}": array for part, tensors in weights.items() for name, array in tensors.items()}
         files[WEIGHTS] = save(flat, facts.strings())
     if request.format in ("onnx", "both"):
         files[GRAPH] = onnx.to_onnx(built.model, built.recipe.input, facts.strings())
-        difference = onnx.difference(built.model, built.recipe.input, files[GRAPH])
+        difference = agreement.difference(built.model, built.recipe.input, onnx.answer_of(files[GRAPH]))
     if not request.dry_run:
         model_folder.write(request.out, facts, files, card(facts, files, difference, run_facts))
     sizes: dict[str, int] = {name: len(data) for name, data in files.items()}
@@ -165,17 +168,11 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
             "coordinator for the number of the best round, and give that, or leave out --round"
         )
     recipe = _recipe(request, folder)
-    kept_round = site_state.kept(folder, request.run, None if models.is_installed(recipe) else request.round)
-    if not models.is_installed(recipe):
-        built = models.trained_model(recipe, kept_round, request.allowed)
-        return built, _own_scores(request, folder, kept_round, built.round)
-    base = None
-    if models.needs_base(recipe, kept_round):
-        base = _base(request, folder, kept_round)
-    elif request.round is not None:
-        kept_round = site_state.kept(folder, request.run, request.round)
-    data = _data(request, recipe, kept_round) if models.mixes_by_data(recipe) else None
-    built = models.installed_model(recipe, kept_round, base, data, request.allowed)
+    kept_round = site_state.kept(folder, request.run, request.round)
+    base, data = partial(_base, request, folder, kept_round), partial(_data, request, recipe, kept_round)
+    built = models.personal_model(recipe, kept_round, base, data, request.allowed)
+    if request.round not in (None, built.round):
+        raise site_state.no_such_round(folder, request.run, request.round)
     return built, _own_scores(request, folder, kept_round, built.round)
 
 
@@ -229,7 +226,7 @@ def _data(request: ExportRequest, recipe: Recipe, kept_round: KeptRound) -> Site
         sites = load_sites(request.recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
         return dict(zip(site_names(len(sites)), sites, strict=True))[kept_round.site]
     raise ConfigError(
-        f"with method {recipe.method.name} the site mixes by its own class frequencies: give --settings, those of its "
+        f"method {recipe.method.name} makes a site's own model by the site's own data: give --settings, those of its "
         "daemon (of a simulation: --recipe with its [data])"
     )
 

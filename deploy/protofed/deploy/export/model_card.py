@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from protofed.common.citations import paper
 from protofed.common.config.tables import Input
 from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
 from protofed.deploy.export.run_facts import RunFacts
+from protofed.server.method import server_methods
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
@@ -40,7 +40,7 @@ def card(facts: ModelFacts, files: Iterable[str], difference: float | None, run_
     first = [f"# {_title(facts)}", *_alerts(facts, run_facts), _description(facts, run_facts)]
     sections = (
         *first,
-        f"## Input and output\n\n{_input(facts)}\n\n{HEADS[facts.model.head]} "
+        f"## Input and output\n\n{_input(facts)}\n\n{HEADS.get(facts.model.head, _own_head(facts))} "
         "`probabilities` are their softmax. The predicted class is the one with the largest.",
         f"## Classes\n\n{_classes(facts)}",
         f"## Scores\n\n{_scores(facts)}",
@@ -76,7 +76,7 @@ def _alerts(facts: ModelFacts, run_facts: RunFacts | None) -> list[str]:
 
 def _description(facts: ModelFacts, run_facts: RunFacts | None) -> str:
     origin, spec = facts.origin, facts.model
-    trained = paper(origin.method.name).cited
+    trained = server_methods.about(origin.method.name).cited
     text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained}"
     if origin.kind == "personal":
         return f"{text} for site {origin.site}: it is fitted to that site's images and class frequencies."
@@ -134,6 +134,10 @@ def _input(facts: ModelFacts) -> str:
         f"{_values(facts.model.input.std)}) is part of the model: do not normalise. Outputs are float32 "
         f"[N, {len(facts.model.classes)}]."
     )
+
+
+def _own_head(facts: ModelFacts) -> str:
+    return f"`logits` come from a head of the method's own, `{facts.model.head}`."
 
 
 def _values(values: Iterable[float]) -> str:
@@ -215,7 +219,8 @@ def _limits(facts: ModelFacts) -> str:
     if facts.origin.kind == "personal":
         points.append("It was fitted to one site, and its weights may tell of that site's data: decide who gets it.")
     elif facts.origin.kind != "global":
-        points.append("It is one ingredient of cwFedAVG's mixtures, not a detector of its class.")
+        title = server_methods.about(facts.origin.method.name).title
+        points.append(f"It is one ingredient of the mixtures of {title}, not a detector of its class.")
     return "\n".join(f"- {point}" for point in points)
 
 

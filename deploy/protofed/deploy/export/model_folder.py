@@ -32,13 +32,14 @@ class Spec(StrictModel):
 
     Attributes:
         architecture: as in a recipe's [model].
-        head: how logits are computed from the body's features; see `client.models.inference`.
+        head: how logits are computed from the body's features: `own`, one of `client.models.heads.HEADS`, or the path
+            of a method's own head.
         input: shape, and the mean and standard deviation with which the model itself normalises pixels of 0..1.
         classes: their names, by index.
     """
 
     architecture: NamedOptions
-    head: Literal["own", "cosine", "nearest"]
+    head: Annotated[str, Field(pattern=r"^(own|cosine|nearest|[\w.]+:[\w.]+)$", max_length=LONGEST_NAME)]
     input: Input
     classes: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MOST_CLASSES)]
 

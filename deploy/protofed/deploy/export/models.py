@@ -1,35 +1,32 @@
-"""Build the model to export: the global one, one class's (cwFedAVG), or the one that a site predicts with."""
+"""Build the model to export: the global one, one class's, or the one that a site predicts with."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from protofed.client.agent.site import check_model
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.method import client_methods
+from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
-from protofed.client.models.inference import DeployedModel, put_head
-from protofed.client.models.split import SplitModel, load
+from protofed.client.models.inference import DeployedModel
+from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.training.context import FitContext
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Part, Payload, SiteId
+from protofed.common.payload import Part, Payload, SiteId, Tensors
 from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.site_state import Base, KeptRound
 from protofed.deploy.simulation.simulation import EVALUATOR
-from protofed.server.methods.cwfedavg import CwFedAvgServer
-from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
-from protofed.server.rounds.resume import method_of
+from protofed.server.method import ClasswiseMethod, server_methods
+from protofed.server.rounds.broadcast import sent
+from protofed.server.rounds.resume import method_of, round_context
 
 KINDS = "global, class:N or personal"
-INSTEAD = {  # what to export if the method has no global model
-    "cwfedavg": "take --model class:N for a class's, or --model personal at a site",
-    "cwfedavg-private": "take --model class:N for the body with a class's head, or --model personal at a site",
-    "solo": "every site trains alone; take --model personal at a site",
-}
 
 
 @dataclass(frozen=True)
@@ -65,86 +62,153 @@ def read_kind(text: str) -> tuple[str, int | None]:
 
 
 def global_model(published: PublishedState, allowed: frozenset[str] = frozenset()) -> BuiltModel:
-    """The model that an evaluator scores: the body with the head or the prototypes, as the method predicts.
+    """The model that an evaluator scores: what the method installs there.
 
     Raises:
         ConfigError: the method has no global model, or the architecture cannot be built here.
     """
     recipe, half = published.recipe, method_of(published.recipe)
     if not half.global_model:
-        instead = INSTEAD.get(recipe.method.name, "take --model personal at a site")
-        raise ConfigError(f"method {recipe.method.name} has no global model; {instead}")
-    model = _fresh(recipe, allowed)
-    _install(model, recipe, published.round, half.broadcast(published.state, EVALUATOR), {})
-    return BuiltModel(DeployedModel(model, recipe.input), recipe, "global", published.round, published.address)
+        by_class = "--model class:N for a class's, or " if isinstance(half, ClasswiseMethod) else ""
+        raise ConfigError(f"method {recipe.method.name} has no global model; take {by_class}--model personal at a site")
+    local = _context(recipe, EVALUATOR, published.round, allowed)
+    _client_half(recipe).install(local, sent(half, published.state, EVALUATOR))
+    return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "global", published.round, published.address)
 
 
 def class_model(published: PublishedState, c: int, allowed: frozenset[str] = frozenset()) -> BuiltModel:
-    """The model of class `c`: that class's global model (cwfedavg), or the body with its head (cwfedavg-private).
+    """The model of class `c`, as the method's server half makes it.
 
     Raises:
         ConfigError: the method has no models by class, or the run has no such class.
     """
     recipe, half = published.recipe, method_of(published.recipe)
-    if not isinstance(half, CwFedAvgServer | CwFedAvgPrivateServer):
-        raise ConfigError(f"method {recipe.method.name} has no models by class; only cwfedavg and cwfedavg-private do")
+    if not isinstance(half, ClasswiseMethod):
+        having = " and ".join(name for name in server_methods if hasattr(server_methods.get(name), "class_model"))
+        raise ConfigError(f"method {recipe.method.name} has no models by class; of protofed's only {having} do")
     if not 0 <= c < recipe.classes:
         raise ConfigError(
             f"--model class:{c}: the run has {recipe.classes} classes; expected 0 to {recipe.classes - 1}"
         )
-    model, payload = _fresh(recipe, allowed), half.class_model(published.state, c)
-    load(model.body, payload[Part.BODY])
-    load(model.head, payload[Part.HEAD])
+    model = _fresh(recipe, allowed)
+    _load(model, half.class_model(published.state, c))
     return BuiltModel(DeployedModel(model, recipe.input), recipe, f"class:{c}", published.round, published.address)
 
 
-def trained_model(recipe: Recipe, kept_round: KeptRound, allowed: frozenset[str] = frozenset()) -> BuiltModel:
-    """A site's own model, for methods that predict with what the last training left."""
-    half = client_methods.build(recipe.method.name, recipe.method.options)
-    model = _fresh(recipe, allowed)
-    put_head(model, kept_round.personal, recipe.classes, by_own=getattr(half, "prediction", "") == "head")
-    deployed = DeployedModel(model, recipe.input)
-    return BuiltModel(deployed, recipe, "personal", kept_round.round, kept_round.started_from, kept_round.site)
-
-
-def installed_model(
+def personal_model(
     recipe: Recipe,
     kept_round: KeptRound,
-    base: Base | None,
-    data: SiteData | None,
+    base: Callable[[], Base],
+    data: Callable[[], SiteData],
     allowed: frozenset[str] = frozenset(),
 ) -> BuiltModel:
-    """A site's own model, for methods that build it from the last received model and the site's memory.
+    """The model that a site predicts with: what the method installs there, and for most methods then trained.
 
     Args:
-        base: the model that the site was sent; None if the method needs none.
-        data: the site's own data; None if the method does not use them.
+        base: the model that the site was sent; called only if the method makes the site's own model of it.
+        data: the site's own data; likewise.
+
+    Raises:
+        ConfigError: the architecture cannot be built here; what `base` and `data` raise.
+        CodecError: what the site keeps is of another model.
     """
-    model = _fresh(recipe, allowed)
-    number = kept_round.round if base is None else base.round
-    _install(model, recipe, number, {} if base is None else base.payload, kept_round.memory, data)
-    deployed = DeployedModel(model, recipe.input)
-    return BuiltModel(deployed, recipe, "personal", number, None if base is None else base.address, kept_round.site)
+    half, site = _client_half(recipe), kept_round.site
+    local = _context(recipe, site, kept_round.round, allowed, kept_round.memory, data)
+    if half.personal == "installed":
+        received = _OnDemand(base)
+        half.install(local, received)
+        sent = received.used
+        number, address = (kept_round.round, None) if sent is None else (sent.round, sent.address)
+    else:
+        half.install(local, _first_broadcast(recipe, local.model, site))  # for the head: all of its numbers are kept
+        _load(local.model, kept_round.personal)
+        number, address = kept_round.round, kept_round.started_from
+    return BuiltModel(DeployedModel(local.model, recipe.input), recipe, "personal", number, address, site)
 
 
 def sent_to(published: PublishedState, site: SiteId) -> Payload:
     """The payload that the server sends to a site for a state."""
-    return method_of(published.recipe).broadcast(published.state, site)
+    return sent(method_of(published.recipe), published.state, site)
 
 
-def needs_base(recipe: Recipe, kept_round: KeptRound) -> bool:
-    """Whether a site's own model needs the model that the server sent; not if the site's memory has a body."""
-    return is_installed(recipe) and Part.BODY not in kept_round.memory
+class _Context(FitContext):
+    """The context of an `install`: data are loaded when the method asks for them, which few do to predict."""
+
+    load_data: Callable[[], SiteData] | None = None  # None: an evaluator's, which has no examples to make a model of
+
+    @property
+    def data(self) -> SiteData:
+        """The site's own."""
+        return self._blank if self.load_data is None else self.load_data()
+
+    @data.setter
+    def data(self, blank: SiteData) -> None:
+        self._blank = blank
 
 
-def is_installed(recipe: Recipe) -> bool:
-    """Whether a site predicts with the model that `install` builds, not with what its last training left."""
-    return client_methods.build(recipe.method.name, recipe.method.options).personal == "installed"
+class _OnDemand(Mapping[Part, Tensors]):
+    """What a site was sent, read when the method looks into it: some predict with what the site alone has.
+
+    Attributes:
+        used: None: nobody has looked into it.
+    """
+
+    def __init__(self, base: Callable[[], Base]) -> None:
+        self._base = base
+        self.used: Base | None = None
+
+    @cached_property
+    def _payload(self) -> Payload:
+        self.used = self._base()
+        return self.used.payload
+
+    def __getitem__(self, part: Part) -> Tensors:
+        return self._payload[part]
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._payload)
+
+    def __len__(self) -> int:
+        return len(self._payload)
 
 
-def mixes_by_data(recipe: Recipe) -> bool:
-    """Whether a site's own model depends on its class frequencies, which only the site knows."""
-    return recipe.method.name == "cwfedavg-private"
+def _context(
+    recipe: Recipe,
+    site: SiteId,
+    round: int,
+    allowed: frozenset[str],
+    memory: Payload | None = None,
+    load_data: Callable[[], SiteData] | None = None,
+) -> FitContext:
+    """What a site or an evaluator has before it predicts: a new model, and for most methods nothing else that counts.
+
+    Raises:
+        ConfigError: the architecture cannot be built here.
+    """
+    image = Examples(torch.zeros(1, *recipe.input.shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    local = _Context(
+        site=site,
+        round=round,
+        rounds=recipe.rounds,
+        model=_fresh(recipe, allowed),
+        data=SiteData.for_scoring(image, recipe.input, recipe.classes),
+        classes=recipe.classes,
+        plan=recipe.plan,
+        rng=torch.Generator().manual_seed(0),
+        memory={part: dict(tensors) for part, tensors in (memory or {}).items()},
+    )
+    local.load_data = load_data
+    return local
+
+
+def _client_half(recipe: Recipe) -> ClientMethod:
+    return client_methods.build(recipe.method.name, recipe.method.options)
+
+
+def _first_broadcast(recipe: Recipe, model: SplitModel, site: SiteId) -> Payload:
+    """What a site is sent in round 1 of a run that begins with this model."""
+    half, made = method_of(recipe), {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+    return sent(half, half.init(made, round_context(recipe, 0, recipe.federation.min_sites)), site)
 
 
 def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
@@ -154,21 +218,6 @@ def _fresh(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
         return build(recipe.model, recipe.input, recipe.classes, allowed)
 
 
-def _install(
-    model: SplitModel, recipe: Recipe, round: int, received: Payload, memory: Payload, data: SiteData | None = None
-) -> None:
-    """Install the received payload and memory in the model, as a site does before it predicts."""
-    # Methods that do not use the data still get a context with some: one black image.
-    blank = Examples(torch.zeros(1, *recipe.input.shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    local = FitContext(
-        site=EVALUATOR,
-        round=round,
-        rounds=recipe.rounds,
-        model=model,
-        data=data or SiteData.for_scoring(blank, recipe.input, recipe.classes),
-        classes=recipe.classes,
-        plan=recipe.plan,
-        rng=torch.Generator().manual_seed(0),
-        memory={part: dict(tensors) for part, tensors in memory.items()},
-    )
-    client_methods.build(recipe.method.name, recipe.method.options).install(local, received)
+def _load(model: SplitModel, payload: Payload) -> None:
+    load(model.body, payload[Part.BODY])
+    load(model.head, payload[Part.HEAD])

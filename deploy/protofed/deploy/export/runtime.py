@@ -102,16 +102,18 @@ def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozense
     from protofed.client.agent import device as devices
     from protofed.client.agent.site import check_model
     from protofed.client.models.catalogue import architectures
+    from protofed.client.models.heads import HEADS, OWN
     from protofed.client.models.inference import predict, rebuild
 
     where, spec, weights = devices.pick(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
-    is_custom = spec.architecture.name not in set(architectures)
-    if is_custom and is_plugin(PluginKind.MODEL, spec.architecture.name) and spec.architecture.name not in allowed:
-        raise ConfigError(
-            f"the model is made by {spec.architecture.name}, code that is not protofed's; if you trust it and it is "
-            f"installed here: --allow-plugin {spec.architecture.name} (or --runtime onnx, which needs no such code)"
-        )
+    known = {*architectures, *HEADS, OWN}
+    for name in (spec.architecture.name, spec.head):
+        if name not in known and is_plugin(PluginKind.MODEL, name) and name not in allowed:
+            raise ConfigError(
+                f"the model is made by {name}, code that is not protofed's; if you trust it and it is installed here: "
+                f"--allow-plugin {name} (or --runtime onnx, which needs no such code)"
+            )
     check_model(spec.architecture, spec.input, classes)
     model = rebuild(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)
     return lambda pixels: np.asarray(predict(model, pixels)[1].numpy(), dtype=np.float32)

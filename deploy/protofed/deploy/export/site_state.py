@@ -48,31 +48,39 @@ class Base:
 
 
 def kept(folder: Path, run: str, round: int | None = None) -> KeptRound:
-    """Read what a site keeps of a run.
+    """Read what a site keeps of a run after a round: of the newest of its own rounds until then.
 
     Args:
         round: None: the newest.
 
     Raises:
-        ConfigError: the site keeps nothing of that run or round.
+        ConfigError: the site keeps nothing of that run, or nothing as old as that round.
         StateError, DataError: a file is damaged.
     """
-    rounds = {
-        int(path.parent.name): path.parent
-        for path in (folder / run).glob("*/receipt.json")
-        if path.parent.name.isdigit()
-    }
+    rounds = _rounds(folder, run)
     if not rounds:
         runs = ", ".join(sorted({path.parent.parent.name for path in folder.glob("*/*/receipt.json")})) or "none"
         raise ConfigError(f"the site of {folder} keeps no model of run '{short(run)}'; it has those of runs: {runs}")
-    number = max(rounds) if round is None else round
-    if number not in rounds:
-        round_list = ", ".join(map(str, sorted(rounds)))
-        raise ConfigError(f"the site of {folder} keeps no model of round {number}; it has those of rounds {round_list}")
+    until = [number for number in rounds if round is None or number <= round]
+    if not until:
+        raise no_such_round(folder, run, round)
+    number = max(until)
     round_folder = rounds[number]
     facts = _facts(round_folder / "task.json")
     memory, personal = (_read(round_folder / f"{name}.safetensors") for name in ("memory", "personal"))
     return KeptRound(str(facts["update"]["site"]), number, Digest(str(facts["task"]["base_digest"])), memory, personal)
+
+
+def no_such_round(folder: Path, run: str, round: int | None) -> ConfigError:
+    """The error that a site keeps no model of its own of that round."""
+    numbers = ", ".join(map(str, sorted(_rounds(folder, run))))
+    return ConfigError(f"the site of {folder} keeps no model of round {round}; it has those of rounds {numbers}")
+
+
+def _rounds(folder: Path, run: str) -> dict[int, Path]:
+    """The folders of the rounds that a site keeps, by number."""
+    receipts = (folder / run).glob("*/receipt.json")
+    return {int(path.parent.name): path.parent for path in receipts if path.parent.name.isdigit()}
 
 
 def newest_base(folder: Path, run: str, kept_round: KeptRound) -> Base:

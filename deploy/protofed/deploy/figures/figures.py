@@ -20,6 +20,7 @@ from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_
 from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of
 from protofed.deploy.figures.scores import ablation, draw_ablation, draw_groups, group_recalls
 from protofed.deploy.figures.style import save
+from protofed.server.method import ClasswiseMethod
 
 log = structlog.get_logger()
 
@@ -69,20 +70,19 @@ def draw(request: FiguresRequest) -> list[Path]:
             drawn.append((name, figure))
     if not drawn:
         methods = ", ".join(sorted({run.recipe.method.name for run in runs}))
-        raise ConfigError(f"there are no pictures of {methods}; expected a method with a global model, or cwfedavg")
+        raise ConfigError(f"there are no pictures of {methods}; expected one with a global model, or with class shares")
     return [path for name, figure in drawn for path in save(figure, out, name, dry_run=request.dry_run)]
 
 
 def _of_each_run(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tuple[str, Figure]]:
     """Pictures of a single run, for methods that have one."""
     for run in runs:
-        match run.recipe.method.name:
-            case "fednh":
-                source = run.recipe.data.source if run.recipe.data else ""
-                grouped = read_groups(groups, source, len(run.state[Part.PROTOTYPES]["mean"]))
-                yield f"prototypes-{run.label}", draw_prototypes(run, grouped)
-            case "cwfedavg":
-                yield f"norms-{run.label}", draw_shares(shares_of(run))
+        if "mean" in run.state.get(Part.PROTOTYPES, {}):  # prototypes of all classes, from before the first round on
+            source = run.recipe.data.source if run.recipe.data else ""
+            grouped = read_groups(groups, source, len(run.state[Part.PROTOTYPES]["mean"]))
+            yield f"prototypes-{run.label}", draw_prototypes(run, grouped)
+        if Part.CLASS_SHARES in run.state and isinstance(run.server_half, ClasswiseMethod):
+            yield f"norms-{run.label}", draw_shares(shares_of(run), run.title)
 
 
 def _of_features(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:

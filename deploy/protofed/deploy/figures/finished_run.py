@@ -11,7 +11,7 @@ import torch
 
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import client_methods
+from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
@@ -23,11 +23,10 @@ from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
-from protofed.server.method import ServerMethod
+from protofed.server.method import ServerMethod, server_methods
+from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import method_of
 from protofed.server.storage.database import LEDGER_FILE
-
-BY_DIRECTION = frozenset({"fednh", "fedproc"})  # methods that compare features with prototypes by their cosine
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,16 @@ class FinishedRun:
     def server_half(self) -> ServerMethod:
         """Of the run's method."""
         return method_of(self.recipe)
+
+    @property
+    def title(self) -> str:
+        """Of the run's method."""
+        return server_methods.about(self.recipe.method.name).title
+
+    @property
+    def client_half(self) -> ClientMethod:
+        """Of the run's method."""
+        return client_methods.build(self.recipe.method.name, self.recipe.method.options)
 
     def sites(self) -> dict[SiteId, SiteData]:
         """What each site trained on."""
@@ -85,8 +94,7 @@ class FinishedRun:
             rng=torch.Generator().manual_seed(recipe.seed),
             memory={},
         )
-        half = client_methods.build(recipe.method.name, recipe.method.options)
-        half.install(local, self.server_half.broadcast(self.state, EVALUATOR))
+        self.client_half.install(local, sent(self.server_half, self.state, EVALUATOR))
         return local.model.eval()
 
     def prototypes(self) -> dict[int, Array]:
@@ -129,11 +137,11 @@ def embedded(run: FinishedRun, most: int) -> Embedded:
         raise ConfigError(f"{run.label} has no shared test set whose features could be drawn")
     drawn = np.random.default_rng(0).permutation(len(data.test))[:most]
     examples = data.test.take(torch.from_numpy(np.sort(drawn)))
-    body = run.global_model(data).body
+    model = run.global_model(data)
     with torch.no_grad():
-        features = torch.cat([body(images) for images, _ in data.ordered(examples, 512)]).float().numpy()
+        features = torch.cat([model.body(images) for images, _ in data.ordered(examples, 512)]).float().numpy()
     prototypes = run.prototypes()
-    if run.recipe.method.name in BY_DIRECTION:
+    if any(getattr(compared, "compared_by", None) == "direction" for compared in (run.client_half, model.head)):
         features, prototypes = unit(features), {c: unit(row) for c, row in prototypes.items()}
     return Embedded(examples.images.numpy(), features, examples.labels.numpy(), prototypes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from protofed.common.payload import Array, Part
 from protofed.common.tensors import unit
 from protofed.deploy.figures.finished_run import FinishedRun
 from protofed.deploy.figures.style import NAMED_CLASSES, class_names, percent, titled
-from protofed.server.methods.cwfedavg import CwFedAvgServer
+from protofed.server.method import ClasswiseMethod
+from protofed.server.rounds.resume import round_context
 
 # The 20 super-classes of CIFAR-100 (Krizhevsky, 2009) by the numbers of their classes.
 CIFAR100 = {
@@ -116,15 +117,18 @@ def read_groups(text: str | None, source: str, classes: int) -> dict[str, list[i
 
 
 def first_prototypes(run: FinishedRun) -> Array:
-    """FedNH's before round 1, [C, D]: they follow from the recipe."""
+    """Those of all classes before round 1, [C, D]: they follow from the recipe."""
     rows = run.state[Part.PROTOTYPES]["mean"]
     model = {Part.BODY: {}, Part.HEAD: {"weight": np.zeros_like(rows)}}
-    return run.server_half.init(model, len(rows))[Part.PROTOTYPES]["mean"]
+    return run.server_half.init(model, round_context(run.recipe, 0, run.recipe.federation.min_sites))[Part.PROTOTYPES][
+        "mean"
+    ]
 
 
 def shares_of(run: FinishedRun) -> Shares:
-    """Of a cwFedAVG run; sites whose updates never counted are left out."""
-    half, classes = cast("CwFedAvgServer", run.server_half), range(run.recipe.classes)
+    """Of a run with class models; sites whose updates never counted are left out."""
+    half, classes = run.server_half, range(run.recipe.classes)
+    assert isinstance(half, ClasswiseMethod)  # noqa: S101  (asked for such runs)
     sites = {site: data.label_frequencies().numpy() for site, data in run.sites().items()}
     models = {site: model for site in sites if (model := run.personal(site)) is not None}
     return Shares(
@@ -139,7 +143,7 @@ def draw_prototypes(run: FinishedRun, groups: Groups) -> Figure:
     """The first prototypes' cosines beside the last ones'."""
     matrices = [cosines(first_prototypes(run)), cosines(run.state[Part.PROTOTYPES]["mean"])]
     limit = max(float(np.abs(matrix[~np.eye(len(matrix), dtype=bool)]).max()) for matrix in matrices)
-    figure = titled(4.2, "FedNH: cosines between the classes' prototypes")
+    figure = titled(4.2, f"{run.title}: cosines between the classes' prototypes")
     for axes, matrix, when in zip(
         figure.subplots(1, 2), matrices, ("before training", f"after {run.recipe.rounds} rounds"), strict=True
     ):
@@ -151,9 +155,9 @@ def draw_prototypes(run: FinishedRun, groups: Groups) -> Figure:
     return figure
 
 
-def draw_shares(shares: Shares) -> Figure:
+def draw_shares(shares: Shares, title: str) -> Figure:
     """What sites hold above what their heads' norms say, and the class models beside both."""
-    figure = titled(4.6, "cwFedAVG: the norms of a head's rows tell which classes the model was trained on")
+    figure = titled(4.6, f"{title}: the norms of a head's rows tell which classes the model was trained on")
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.12))[0]
     above, below = left.subplots(2, 1)
     most = 100 * max(shares.true.max(), shares.local.max(), shares.models.max())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protofed.common.citations import PAPERS, paper
 from protofed.common.config.recipe import Federation
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
@@ -24,6 +23,7 @@ from protofed.deploy.report.record import (
     percent,
     utc,
 )
+from protofed.server.method import server_methods
 
 # Scores of own models, in the order in which the server judges runs by them.
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
@@ -103,7 +103,7 @@ def _missing(record: RunRecord) -> list[str]:
 
 def _trained(record: RunRecord) -> str:
     model = f"A model of {record.classes} classes (“{record.recipe['model']['name']}”)"
-    method = paper(record.recipe["method"]["name"]).title
+    method = server_methods.about(record.recipe["method"]["name"]).title
     if not record.done:
         return f"{model} was to be trained by {method}: none of the {record.planned} planned rounds is finished."
     return f"{model} was trained by {method}: {record.done} of {record.planned} planned rounds are finished."
@@ -120,7 +120,7 @@ def _received(record: RunRecord) -> str:
     sent += ["sums of the sites' own scores"] if any(scored.get("sums") for scored in record.raw["scores"]) else []
     plugin = (
         ""
-        if record.recipe["method"]["name"] in PAPERS
+        if record.recipe["method"]["name"] in set(server_methods)
         else " The method is a plug-in: its code decides what is in one."
     )
     return (

@@ -53,7 +53,7 @@ class DirectLink:
         receipt = intake.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
         if receipt is not None:
             return receipt
-        norm = intake.examine(released.data, manifest, task.base_digest, task.task_id)
+        norm = intake.examine(self.site, task.task_id, manifest, released.data, task.base_digest)
         if isinstance(norm, UpdateProblem):
             return intake.refuse(self.site, task.task_id, manifest, norm)
         self.blobs.put(released.data)

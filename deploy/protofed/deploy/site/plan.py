@@ -31,8 +31,9 @@ from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_sight import Sight, sight
-from protofed.server.method import ServerMethod, SummableMethod, server_methods
-from protofed.server.rounds.resume import as_begun
+from protofed.server.method import RoundContext, ServerMethod, SummableMethod, server_methods
+from protofed.server.rounds.broadcast import sent
+from protofed.server.rounds.resume import as_begun, round_context
 from protofed.server.rounds.secure_sums import layout_of
 
 LOSS = "after training"  # the rows of scalars: the models and data that a site's scores are of
@@ -129,7 +130,8 @@ def site_plan(
     allowed = None if policy is None else policy.rules.plugins
     client, server = client_methods.build(name, options, allowed), server_methods.build(name, options, allowed)
     model = _first_model(recipe, policy)
-    first = server.init(model, recipe.classes)
+    sites = recipe.federation.min_sites  # how many there will be is not known here
+    first = server.init(model, round_context(recipe, 0, sites))
     expected = server.expects(first)
     layout = layout_of(server, first) if recipe.federation.secure and form_of(client, name) else None
     # One such update is aggregated below: it says what the server half sends from round 2 on.
@@ -152,7 +154,7 @@ def site_plan(
             for specs, optional in ((expected.required, False), (expected.optional, True))
             for spec in specs
         ),
-        incoming=describe(server.broadcast(_after(server, first, update, layout), "site")),
+        incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
         released=_released(scalars, policy, secure=recipe.federation.secure),
         summed=_summed(scalars, policy) if recipe.federation.secure else dict.fromkeys(scalars, ()),
@@ -204,11 +206,13 @@ def plain(plan: SitePlan) -> dict[str, Any]:
     }
 
 
-def _after(server: ServerMethod, state: Payload, update: Update, layout: SumLayout | None) -> Payload:
+def _after(
+    server: ServerMethod, state: Payload, update: Update, layout: SumLayout | None, context: RoundContext
+) -> Payload:
     """The state after a round of one update; with a layout, of its sum."""
     if layout is None:
-        return server.aggregate(state, [update])
-    return cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)))
+        return server.aggregate(state, [update], context)
+    return cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
 
 
 def _plain(spec: TensorSpec) -> dict[str, Any]:

@@ -24,7 +24,6 @@ def asked(
     """
     plan, images = recipe.plan, recipe.input
     count = "" if model is None else f", {sum(a.size for part in model.values() for a in part.values()):,} numbers"
-    rates = {"constant": "in every round", "exponential": f"times {plan.lr_decay:g} after each round"}
     steps = (
         "" if examples is None else f", {steps_per_epoch(plan, examples)} steps an epoch on {examples} examples here"
     )
@@ -33,10 +32,10 @@ def asked(
         "method": f"{recipe.method.name}{_options(recipe.method.options)}",
         "model": f"{recipe.model.name}{_options(recipe.model.options | begun_with)}{count}",
         "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
-        "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}",
+        "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}{_unusual(plan)}",
         "optimizer": f"{plan.optimizer}, momentum {plan.momentum:g}, weight decay {plan.weight_decay:g}, "
         f"largest gradient {'any' if plan.max_grad_norm is None else f'{plan.max_grad_norm:g}'}",
-        "learning rate": f"{plan.lr:g}, {rates.get(plan.schedule, 'falling to nearly 0 in a cosine')}",
+        "learning rate": f"{plan.lr:g}, {_rates(plan)}",
         "rounds": f"{recipe.rounds}",
         "cohort": "not announced yet" if cohort is None else f"{cohort} sites or more in each round's mean",
     }
@@ -63,6 +62,29 @@ def broken(checks: Sequence[LimitCheck]) -> Iterator[str]:
     for check in checks:
         if not check.holds:
             yield f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
+
+
+def _unusual(plan: Plan) -> str:
+    """How examples are drawn, and by what loss, where it is other than by default."""
+    losses = {
+        "cross-entropy": "",
+        "balanced-softmax": ", by the balanced softmax",
+        "logit-adjustment": f", with logits adjusted by {plan.tau:g} log of class frequencies",
+    }
+    drawn = ", each class drawn as often" if plan.sampling == "class-balanced" else ""
+    return drawn + losses[plan.loss]
+
+
+def _rates(plan: Plan) -> str:
+    """The learning rates over the rounds."""
+    shares = ", ".join(f"{share:.0%}" for share in plan.lr_steps)
+    rates = {
+        "constant": "in every round",
+        "exponential": f"times {plan.lr_decay:g} after each round",
+        "step": f"times {plan.lr_decay:g} after {shares} of the rounds",
+        "cosine": "falling to nearly 0 in a cosine",
+    }
+    return rates[plan.schedule] + (f", rising to it over {plan.warmup_rounds} rounds" if plan.warmup_rounds else "")
 
 
 def _options(options: Mapping[str, object]) -> str:

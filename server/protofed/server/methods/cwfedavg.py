@@ -12,8 +12,10 @@ from protofed.server.method import (
     ConfigError,
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -27,7 +29,7 @@ from protofed.server.method import (
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 
-@server_methods.register(cwfedavg=("wdr",))
+@server_methods.register(Method("cwfedavg", "cwFedAVG", "Lee and Choi, arXiv 2406.07800v1", client_options=("wdr",)))
 @dataclass(frozen=True)
 class CwFedAvgServer:
     """Class models w_j^G = sum_i q_ij w_i^L; what site i is sent: w_i = sum_j p_ij w_j^G.
@@ -41,9 +43,9 @@ class CwFedAvgServer:
     weighting: Weighting = "uniform"  # p_i: 1/M, or n_i/n from sites that disclose n_i
     shares: Literal["norms", "true"] = "norms"  # p_ij: p~ of the head's norms, or true ones (simulations, secure sums)
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """Every class model is the first model: one row."""
-        models = {**stacked([model], self._parts), FACTORS: np.ones((classes, 1))}
+        models = {**stacked([model], self._parts), FACTORS: np.ones((context.classes, 1))}
         return {**self._common(model), Part.CLASS_MODELS: models}
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
@@ -70,7 +72,7 @@ class CwFedAvgServer:
         shares = TensorSpec(self._shares_part, "shares", dtype, (classes,))
         return ExpectedUpdate((*describe(model), shares), weight=self.weighting == "examples")
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """q_ij = p_i p_ij / sum_i p_i p_ij over the round's sites; a class without mass keeps its model, as a row."""
         models: list[Payload] = []
         common, shares, mass = Mean(self._common(state)), {}, []
@@ -99,7 +101,7 @@ class CwFedAvgServer:
         common = (Part.BODY,) if self.layers == "head" else ()
         return SumForm(common, self.weighting, mixtures=self._parts, shares=Part.LABEL_DISTRIBUTION)
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`, but with the C class models themselves as the rows, in place of the sites' models."""
         classes, mass = len(state[Part.CLASS_MODELS][FACTORS]), sums.mixture_mass()
         models = stacked([self.class_model(state, c) for c in range(classes)], self._parts)

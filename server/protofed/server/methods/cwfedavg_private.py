@@ -13,8 +13,10 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -25,7 +27,9 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register("cwfedavg-private")
+@server_methods.register(
+    Method("cwfedavg-private", "cwFedAVG, mixed by the sites", "after Lee and Choi, arXiv 2406.07800v1")
+)
 @dataclass(frozen=True)
 class CwFedAvgPrivateServer:
     """Body and head: FedAvg, for training. Class heads: the mean of the heads of the sites that have the class.
@@ -36,9 +40,9 @@ class CwFedAvgPrivateServer:
 
     global_model: ClassVar[bool] = False
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """Every class head is the first head."""
-        heads = {name: np.stack([array] * classes) for name, array in model[Part.HEAD].items()}
+        heads = {name: np.stack([array] * context.classes) for name, array in model[Part.HEAD].items()}
         return {Part.BODY: model[Part.BODY], Part.HEAD: model[Part.HEAD], Part.CLASS_MODELS: heads}
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
@@ -58,7 +62,7 @@ class CwFedAvgPrivateServer:
         present = TensorSpec(Part.CLASS_PRESENCE, "present", weight.dtype.name, weight.shape[:1])
         return ExpectedUpdate((*describe(self.class_model(state, 0)), present))
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody has keeps its head."""
         mean = Mean(tuple(part for part in (Part.BODY, Part.HEAD) if part in state))
         heads = {name: HolderMeans() for name in state[Part.CLASS_MODELS]}
@@ -74,7 +78,7 @@ class CwFedAvgPrivateServer:
         """The whole model, and for each class the heads of the sites that have it."""
         return SumForm((Part.BODY, Part.HEAD), mixtures=(Part.HEAD,), shares=Part.CLASS_PRESENCE)
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         heads, held = sums.mixtures(Part.HEAD), np.flatnonzero(sums.mixture_mass() > 0)
         rows = {name: {str(c): heads[name][c] for c in held} for name in heads}

@@ -9,8 +9,10 @@ from typing import ClassVar
 from protofed.server.method import (
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -22,7 +24,13 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register("fedavg", ditto=("lam", "reference"), fedprox=("mu",), fedrod=(), moon=("mu", "temperature"))
+@server_methods.register(
+    Method("fedavg", "FedAvg", "McMahan et al., AISTATS 2017"),
+    Method("ditto", "Ditto", "Li et al., ICML 2021", client_options=("lam", "reference")),
+    Method("fedprox", "FedProx", "Li et al., MLSys 2020", client_options=("mu",)),
+    Method("fedrod", "FedROD", "Chen and Chao, ICLR 2022"),
+    Method("moon", "MOON", "Li et al., CVPR 2021", client_options=("mu", "temperature")),
+)
 @dataclass(frozen=True)
 class FedAvgServer:
     """w <- sum_k p_k w_k over the round's sites."""
@@ -30,7 +38,7 @@ class FedAvgServer:
     global_model: ClassVar[bool] = True
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made."""
         return model
 
@@ -42,7 +50,7 @@ class FedAvgServer:
         """The whole model."""
         return ExpectedUpdate(like(state, Part.BODY, Part.HEAD), weight=self.weighting == "examples")
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The (weighted) mean of the sites' models."""
         mean = Mean((Part.BODY, Part.HEAD))
         for update in updates:
@@ -53,6 +61,6 @@ class FedAvgServer:
         """The whole model."""
         return SumForm((Part.BODY, Part.HEAD), self.weighting)
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return sums.averaged(state)

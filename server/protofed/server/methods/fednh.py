@@ -16,8 +16,10 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -32,7 +34,9 @@ from protofed.server.methods.maximal_separation import maxsep, orthogonal
 Means: TypeAlias = Literal["uniform", "similarity", "literal"]
 
 
-@server_methods.register(fednh=("means", "min_samples_per_class"))
+@server_methods.register(
+    Method("fednh", "FedNH", "Dai et al., AAAI 2023", client_options=("means", "min_samples_per_class"))
+)
 @dataclass(frozen=True)
 class FedNHServer:
     """Body: uniform mean. Prototypes: W_c <- unit(rho W_c + (1 - rho) unit(sum over holders of alpha_kc mu_kc))."""
@@ -47,11 +51,13 @@ class FedNHServer:
         "uniform"  # alpha: 1, or exp(<W_c, mu_kc>); "literal": raw means, not made unit before smoothing
     )
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """Well-separated prototypes [C, D] take the place of the head."""
         weight = model[Part.HEAD]["weight"]
         first = maxsep if self.prototype_init == "maxsep" else orthogonal
-        mean = first(classes, weight.shape[1], self._rng()).astype(weight.dtype)
+        seed = context.seed if self.prototype_seed is None else self.prototype_seed
+        rng = np.random.default_rng(seed % 2**64)  # NumPy takes no negative seed
+        mean = first(context.classes, weight.shape[1], rng).astype(weight.dtype)
         scale = np.asarray(self.scale, dtype=weight.dtype)
         return {Part.BODY: model[Part.BODY], Part.HEAD: {"scale": scale}, Part.PROTOTYPES: {"mean": mean}}
 
@@ -63,7 +69,7 @@ class FedNHServer:
         """Body and scale; a unit class mean [D] for each class that the site holds."""
         return ExpectedUpdate(like(state, *self._averaged), prototype_rows(state[Part.PROTOTYPES]["mean"]))
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """Eq. (3) and the smoothing of Algorithm 1; a class that nobody holds keeps its prototype."""
         old = state[Part.PROTOTYPES]["mean"]
         mean, rows = Mean(self._averaged), HolderMeans()
@@ -82,7 +88,7 @@ class FedNHServer:
             )
         return SumForm(self._averaged, rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         new = self._smoothed(state[Part.PROTOTYPES]["mean"], sums.row_means())
         return {**state, **sums.averaged(state), Part.PROTOTYPES: {"mean": new}}
@@ -93,9 +99,6 @@ class FedNHServer:
             towards = row if self.prototypes == "literal" else unit(row)
             new[int(name)] = unit(self.prototype_momentum * old[int(name)] + (1 - self.prototype_momentum) * towards)
         return new
-
-    def _rng(self) -> np.random.Generator:
-        return np.random.default_rng((self.prototype_seed or 0) % 2**64)  # NumPy takes no negative seed
 
     def _weighted(self, row: Array, prototype: Array) -> Array:
         if self.prototypes == "literal":

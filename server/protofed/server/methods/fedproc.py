@@ -12,8 +12,10 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -26,7 +28,14 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedproc=("gpc_from_start", "min_samples_per_class", "prototypes"))
+@server_methods.register(
+    Method(
+        "fedproc",
+        "FedProc",
+        "Mu et al., 2021",
+        client_options=("gpc_from_start", "min_samples_per_class", "prototypes"),
+    )
+)
 @dataclass(frozen=True)
 class FedProcServer:
     """w <- sum_k p_k w_k; c_j <- mean of the class means of the sites that hold class j."""
@@ -34,7 +43,7 @@ class FedProcServer:
     global_model: ClassVar[bool] = True
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made, and no prototypes yet."""
         return model
 
@@ -50,7 +59,7 @@ class FedProcServer:
             weight=self.weighting == "examples",
         )
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype."""
         mean, prototypes = Mean((Part.BODY, Part.HEAD)), HolderMeans()
         for update in updates:
@@ -62,7 +71,7 @@ class FedProcServer:
         """The whole model, and class means."""
         return SumForm((Part.BODY, Part.HEAD), self.weighting, ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**sums.averaged(state), Part.PROTOTYPES: _remembered(state, sums.row_means())}
 

@@ -10,8 +10,10 @@ from protofed.server.method import (
     ClassRows,
     ExpectedUpdate,
     HolderMeans,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -21,14 +23,16 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedproto=("lam", "min_samples_per_class"))
+@server_methods.register(
+    Method("fedproto", "FedProto", "Tan et al., AAAI 2022", client_options=("lam", "min_samples_per_class"))
+)
 @dataclass(frozen=True)
 class FedProtoServer:
     """C_j <- mean of the class means of the sites that hold class j: eq. (6) as released, without |D_ij| / N_j."""
 
     global_model: ClassVar[bool] = False
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model that every site begins with, and no prototypes yet."""
         return model
 
@@ -40,7 +44,7 @@ class FedProtoServer:
         """A class mean [D] for each class that the site holds."""
         return ExpectedUpdate((), prototype_rows(state[Part.HEAD]["weight"]))
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype."""
         means = HolderMeans()
         for update in updates:
@@ -51,6 +55,6 @@ class FedProtoServer:
         """Class means."""
         return SumForm((), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**state, Part.PROTOTYPES: {**state.get(Part.PROTOTYPES, {}), **sums.row_means()}}

@@ -15,8 +15,10 @@ from protofed.server.method import (
     ExpectedUpdate,
     HolderMeans,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -39,7 +41,7 @@ OF_CLIENT = (
 )
 
 
-@server_methods.register(fedprp=OF_CLIENT)
+@server_methods.register(Method("fedprp", "FedPRP", "Guo et al., TNNLS 2024", client_options=OF_CLIENT))
 @dataclass(frozen=True)
 class FedPRPServer:
     """Body: uniform mean, eq. (5). Prototypes: P_c <- beta * mean over holders + (1 - beta) P_c, eq. (8)."""
@@ -47,7 +49,7 @@ class FedPRPServer:
     global_model: ClassVar[bool] = True
     prototype_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.5  # 1 - beta: share of the old; a new class has none
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made, and no prototypes yet. Its head is where every private head begins."""
         return model
 
@@ -59,7 +61,7 @@ class FedPRPServer:
         """The body; a class mean [D] for each class that the site holds."""
         return ExpectedUpdate(like(state, Part.BODY), prototype_rows(state[Part.HEAD]["weight"]))
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody holds keeps its prototype: the server remembers."""
         body, means = Mean((Part.BODY,)), HolderMeans()
         for update in updates:
@@ -71,7 +73,7 @@ class FedPRPServer:
         """The body, and class means."""
         return SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.HEAD, "weight")))
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**state, **sums.averaged(state), Part.PROTOTYPES: self._prototypes(state, sums.row_means())}
 

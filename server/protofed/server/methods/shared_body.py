@@ -9,8 +9,10 @@ from typing import ClassVar
 from protofed.server.method import (
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
+    RoundContext,
     SiteId,
     SumForm,
     Sums,
@@ -22,7 +24,10 @@ from protofed.server.method import (
 )
 
 
-@server_methods.register(fedper=(), fedrep=("head_epochs",))
+@server_methods.register(
+    Method("fedper", "FedPer", "Arivazhagan et al., 2019"),
+    Method("fedrep", "FedRep", "Collins et al., ICML 2021", client_options=("head_epochs",)),
+)
 @dataclass(frozen=True)
 class SharedBodyServer:
     """Body <- sum_k p_k body_k over the round's sites; heads stay at the sites: there is no model of all."""
@@ -30,7 +35,7 @@ class SharedBodyServer:
     global_model: ClassVar[bool] = False
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The model as it was made. Its head is where every site's own begins."""
         return model
 
@@ -42,7 +47,7 @@ class SharedBodyServer:
         """The body."""
         return ExpectedUpdate(like(state, Part.BODY), weight=self.weighting == "examples")
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The (weighted) mean of the sites' bodies."""
         mean = Mean((Part.BODY,))
         for update in updates:
@@ -53,12 +58,12 @@ class SharedBodyServer:
         """The body."""
         return SumForm((Part.BODY,), self.weighting)
 
-    def from_sums(self, state: Payload, sums: Sums) -> Payload:
+    def from_sums(self, state: Payload, sums: Sums, context: RoundContext) -> Payload:
         """As `aggregate`."""
         return {**state, **sums.averaged(state)}
 
 
-@server_methods.register(fedbabu=("finetune_epochs",))
+@server_methods.register(Method("fedbabu", "FedBABU", "Oh et al., ICLR 2022", client_options=("finetune_epochs",)))
 @dataclass(frozen=True)
 class FedBABUServer(SharedBodyServer):
     """The same; but all sites train their body for the one first head, so that both together are a global model."""

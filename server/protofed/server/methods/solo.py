@@ -6,17 +6,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protofed.server.method import ExpectedUpdate, Payload, SiteId, Update, server_methods
+from protofed.server.method import ExpectedUpdate, Method, Payload, RoundContext, SiteId, Update, server_methods
 
 
-@server_methods.register("solo")
+@server_methods.register(Method("solo", "training alone", sends_nothing=True))
 @dataclass(frozen=True)
 class SoloServer:
     """All sites begin with the same model; nothing comes back."""
 
     global_model: ClassVar[bool] = False
 
-    def init(self, model: Payload, classes: int) -> Payload:
+    def init(self, model: Payload, context: RoundContext) -> Payload:
         """The common first model."""
         return model
 
@@ -28,7 +28,7 @@ class SoloServer:
         """No tensor at all."""
         return ExpectedUpdate(required=())
 
-    def aggregate(self, state: Payload, updates: Iterable[Update]) -> Payload:
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The state as it was."""
         for _ in updates:
             pass

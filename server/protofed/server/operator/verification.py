@@ -12,7 +12,7 @@ from protofed.common.errors import ConfigError, SecureSumError, StateError, shor
 from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.resume import method_of, recipe_of
+from protofed.server.rounds.resume import method_of, recipe_of, round_context
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
@@ -58,9 +58,7 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
                 VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
             )
     rules = recipe.federation
-    publisher = Publisher(
-        method_of(recipe), blobs, recipe.classes, rules.min_contributors, rules.fixed_point, recipe.fingerprint()
-    )
+    publisher = Publisher(method_of(recipe), blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint())
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None
@@ -69,7 +67,8 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
         groups = () if grouping is None else grouping.begun(known, {update.task.site for update in used})
         most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
         counted = [capped(update, most) for update in used]
-        recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted, groups)))
+        context = round_context(recipe, row.round, row.sites)
+        recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted, context, groups)))
     except (SecureSumError, StateError) as error:
         return Verified(VerificationResult.DAMAGED, published, reason=str(error))
     return Verified(

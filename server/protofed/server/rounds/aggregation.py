@@ -18,11 +18,13 @@ from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.common.secure_sums.groups import Groups
+from protofed.server.method import RoundContext
 from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.grouping import Grouping, left_out
 from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.rounds.resume import round_context
 from protofed.server.rounds.retention import prune
 from protofed.server.storage.rows import UpdateRow
 
@@ -63,6 +65,7 @@ class Aggregation:
         rankings: Rankings,
         then: Callable[[AggregationJob, Published | phases.Insufficient | phases.Broken], None],
     ) -> None:
+        self._recipe = recipe
         self._run, self._rules, self._grouping = recipe.name, recipe.federation, Grouping.of_run(recipe)
         self._publisher, self._rankings = publisher, rankings
         self._context, self._ledger, self._then = context, context.ledger, then
@@ -117,9 +120,16 @@ class Aggregation:
             text = f"{len(used)} updates are left, quorum {job.phase.quorum} ({reasons}){missing}"
             self._end(phases.Insufficient(text, self._context.clock()))
             return
+        of_round = self._round_context(job.phase)
         self._context.work(
-            lambda: self._computed(job, state, used, groups), lambda result: self._go_on(job, state, used, result)
+            lambda: self._computed(job, state, used, groups, of_round),
+            lambda result: self._go_on(job, state, used, result),
         )
+
+    def _round_context(self, phase: phases.Aggregating) -> RoundContext:
+        rows = self._ledger.rounds(self._run, since=phase.round)
+        (row,) = (row for row in rows if (row.round, row.attempt) == (phase.round, phase.attempt))
+        return round_context(self._recipe, row.round, row.sites)
 
     def _record_start(self, phase: phases.Aggregating) -> int:
         """Record in the ledger, once a process, that the aggregation begins; how many processes have died in it."""
@@ -158,12 +168,19 @@ class Aggregation:
         excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
-    def _computed(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], groups: Groups) -> Computed:
+    def _computed(
+        self,
+        job: AggregationJob,
+        state: Payload | None,
+        used: list[UpdateRow],
+        groups: Groups,
+        context: RoundContext,
+    ) -> Computed:
         """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread."""
         try:
             reach("aggregation-begun")
             most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
-            new = self._publisher.aggregated(state, [self._capped(row, most) for row in used], groups)
+            new = self._publisher.aggregated(state, [self._capped(row, most) for row in used], context, groups)
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
             self._publisher.uncache(used)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 import structlog
 
@@ -27,7 +27,7 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
-from protofed.server.method import NOTHING, ExpectedUpdate, ServerMethod
+from protofed.server.method import NOTHING, ExpectedUpdate, OwnStartMethod, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
 from protofed.server.rounds.best_round import check_best_by
@@ -66,7 +66,7 @@ class Driver:
         check_secure(recipe, self._method)
         check_best_by(recipe, global_model=self._method.global_model)
         fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
-        self._publisher = Publisher(self._method, context.blobs, recipe.classes, fewest, sums, recipe.fingerprint())
+        self._publisher = Publisher(self._method, context.blobs, fewest, sums, recipe.fingerprint())
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
         self._aggregation = Aggregation(recipe, self._publisher, guarded, self._scores.ranking, self._aggregation_ended)
@@ -97,6 +97,11 @@ class Driver:
     def broadcast(self, address: Digest) -> Payload | None:
         """What this round's sites were sent, if it is at this address and in memory. May be called from any thread."""
         return self._publisher.stored(address)
+
+    def own_start(self, state: Payload, site: SiteId) -> Payload | None:
+        """As `OwnStartMethod.start`; None: sites train from what they are sent."""
+        has_own = callable(getattr(self._method, "start", None))
+        return cast("OwnStartMethod", self._method).start(state, site) if has_own else None
 
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
@@ -265,7 +270,8 @@ class Driver:
 
     def _open(self, phase: phases.Collecting) -> None:
         log.info("round opened", run=self._run, round=phase.round, attempt=phase.attempt, cohort=sorted(phase.cohort))
-        row = RoundRow(self._run, phase.round, phase.attempt, phase.size, phase.quorum)
+        of_phase = phase.round, phase.attempt, phase.size, phase.quorum
+        row = RoundRow(self._run, *of_phase, enrolled=phase.enrolled)
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
         subject = Subject.UPDATE if phase.round and self._rules.summed else None
         self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t), subject)

@@ -105,12 +105,11 @@ class UploadIntake:
         return self._reject(row, manifest, problem) if problem else None
 
     def examine(
-        self, data: Buffer, manifest: Manifest, base: Digest | None, task_id: str = ""
+        self, site: SiteId, task_id: str, manifest: Manifest, data: Buffer, base: Digest | None
     ) -> UpdateProblem | float:
-        """The problem with an update's bytes, or else its norm. May be called from any thread.
+        """The problem with the bytes of an update, or else its norm: 0 of an upload to a secure sum, which has none.
 
-        Args:
-            task_id: needed for uploads to a secure sum, whose norm says nothing: 0.
+        May be called from any thread.
 
         Raises:
             StateError: the model that it started from can no longer be read.
@@ -121,7 +120,7 @@ class UploadIntake:
             return (check.problem(data, manifest) or 0.0) if check is not None else 0.0
         if base is None:
             return examined(data, manifest, None, self._max_norm)
-        model, norm = self._base_model(base)
+        model, norm = self._start(site, task_id, base)
         return examined(data, manifest, model, min(self._max_norm, relative_bound(norm, self._max_relative_norm)))
 
     def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
@@ -332,13 +331,23 @@ class UploadIntake:
             sums.prepare(row)
         return problem
 
-    def _base_model(self, base: Digest) -> tuple[Payload, float]:
-        """The model and its norm."""
+    def _start(self, site: SiteId, task_id: str, base: Digest) -> tuple[Payload, float]:
+        """The model that a site trained from, and its norm."""
+        if (own := self._own_start(site, task_id)) is not None:
+            return own, norm_of(own, {})
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
                 model = self._driver.broadcast(base) or codec.view(self._blobs.view(base))
                 self._newest_base = base, model, norm_of(model, {})
             return self._newest_base[1:]
+
+    def _own_start(self, site: SiteId, task_id: str) -> Payload | None:
+        """What a site's open task trains from, if that is not what the site is sent."""
+        row = self._driver.invitations.of(site)
+        if row is None or row.task_id != task_id or (published := self._driver.published) is None:
+            return None
+        # A task that is still open now was open all the time, and is of the newest state.
+        return self._driver.own_start(published.state, site) if self._driver.invitations.has(row) else None
 
 
 def _arrived(row: UpdateRow, now: float) -> phases.Arrived:

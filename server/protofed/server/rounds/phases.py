@@ -64,6 +64,7 @@ class Collecting:
         required: sites without which the round does not count.
         groups: that sites had when the round was opened; empty without secure sums.
         fewest: sites that come newly and are summed: a group of them.
+        enrolled: trainers that the run could invite when it was opened.
     """
 
     round: int
@@ -79,6 +80,7 @@ class Collecting:
     tries: int = 0
     groups: Groups = ()
     fewest: int = 1
+    enrolled: int = 0
 
     @property
     def counted(self) -> Sites:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
-from protofed.common.payload import Payload, SiteId, Update
+from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.groups import Groups
-from protofed.server.method import ServerMethod
+from protofed.server.method import RoundContext, ServerMethod
 from protofed.server.rounds import min_contributors as contributors
+from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.rounds.sum_record import SumRecord
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.rows import UpdateRow
+
+_Arrays: TypeAlias = dict[tuple[Part, str], int]  # which array is where, by its id
+KEPT = 64  # payloads that are known again by their arrays; a method with more clusters of sites encodes some anew
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,15 @@ class Published:
     address: Digest
     state: Payload
     statistics: Mapping[str, float] = field(default_factory=dict)
+
+
+class _Stored(NamedTuple):
+    """A payload in the store; as long as it is kept its arrays are alive, and their ids mean them."""
+
+    payload: Payload
+    arrays: _Arrays
+    address: Digest
+    nbytes: int
 
 
 class Publisher:
@@ -43,15 +57,14 @@ class Publisher:
         self,
         method: ServerMethod,
         blobs: Blobs,
-        classes: int,
         min_contributors: int,
         sums: FixedPoint | None = None,
         recipe: Digest | None = None,
     ) -> None:
-        self._method, self._blobs, self._classes, self._fewest = method, blobs, classes, min_contributors
+        self._method, self._blobs, self._fewest = method, blobs, min_contributors
         self._fixed_point, self._recipe = sums, recipe
-        # Payloads stored lately, compared by identity: a method that sends all sites the same object is encoded once.
-        self._stored: list[tuple[Payload, Digest, int]] = []
+        # Payloads stored lately that are made of the state's own arrays, so that they take no memory of their own.
+        self._stored: list[_Stored] = []
 
     def restore(self, address: Digest) -> Published:
         """A state that was published before.
@@ -59,6 +72,7 @@ class Publisher:
         Raises:
             StateError: its blob is gone or damaged.
         """
+        self._stored.clear()
         return Published(address, codec.decode(self._blobs.view(address)))
 
     def damaged(self, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
@@ -80,11 +94,14 @@ class Publisher:
         """
         return state is not None and self._fixed_point is None and self._method.expects(state).weight
 
-    def aggregated(self, state: Payload | None, rows: Sequence[UpdateRow], groups: Groups = ()) -> Payload:
+    def aggregated(
+        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
+    ) -> Payload:
         """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
         result does not depend on arrival, and memory holds one of them.
 
         Args:
+            context: of the round that the updates are of.
             groups: that secure sums of the run are over.
 
         Raises:
@@ -93,7 +110,7 @@ class Publisher:
         """
         ordered = sorted(rows, key=lambda row: row.task.site)
         if state is None:
-            new = self._method.init(next(self._updates(ordered)).payload, self._classes)
+            new = self._method.init(next(self._updates(ordered)).payload, context)
         elif self._fixed_point is not None:
             layout = layout_of(self._method, state)
             if self._recipe is not None and any(row.task.subject is not None for row in rows):
@@ -102,9 +119,9 @@ class Publisher:
                 reach("sum-opened")
             else:  # a simulation's, whose updates are here
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
-            new = next_state(self._method, state, layout, total, self._fixed_point)
+            new = next_state(self._method, state, layout, total, self._fixed_point, context)
         else:
-            new = self._method.aggregate(state, self._shared(state, ordered))
+            new = self._method.aggregate(state, self._shared(state, ordered), context)
         if path := codec.first_not_finite(new):
             raise StateError(f"the aggregate is unusable: {path} has values that are not finite")
         return new
@@ -116,11 +133,15 @@ class Publisher:
             OutOfSpaceError, DiskFailureError: it could not be stored.
         """
         self._stored.clear()
-        return Published(self._store(state)[0], state, prototype_statistics(before, state))
+        return Published(self._store(state, state)[0], state, prototype_statistics(before, state))
 
     def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
-        """By site, digest and bytes of what it is sent; equal payloads are stored once."""
-        return {site: self._store(self._method.broadcast(state, site)) for site in sites}
+        """By site, digest and bytes of what it is sent.
+
+        Equal payloads are stored once: those of the same arrays are encoded once, too, and the store finds the others
+        by their content. What a method computes for each site anew is not kept in memory.
+        """
+        return {site: self._store(sent(self._method, state, site), state) for site in sites}
 
     def uncache(self, rows: Sequence[UpdateRow]) -> None:
         """Let go of the updates of an aggregate: a retry, or a verification, reads them from the disk."""
@@ -128,8 +149,8 @@ class Publisher:
             self._blobs.uncache(row.digest)
 
     def stored(self, address: Digest) -> Payload | None:
-        """A payload that was stored since the newest state, if it is at this address. May be called from any thread."""
-        return next((payload for payload, known, _ in tuple(self._stored) if known == address), None)
+        """A payload of the newest state's arrays, if it is at this address. May be called from any thread."""
+        return next((stored.payload for stored in tuple(self._stored) if stored.address == address), None)
 
     def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
         """The updates without the classes to which too few of them contribute.
@@ -146,11 +167,18 @@ class Publisher:
         for row in rows:
             yield Update(row.task.site, codec.view(self._blobs.view(row.digest)), row.metrics, row.weight)
 
-    def _store(self, payload: Payload) -> tuple[Digest, int]:
-        for known, address, nbytes in self._stored:
-            if known is payload:
-                return address, nbytes
+    def _store(self, payload: Payload, state: Payload) -> tuple[Digest, int]:
+        arrays = _arrays(payload)
+        for known in self._stored:
+            if known.arrays == arrays:
+                return known.address, known.nbytes
         pieces = codec.encoded(payload)  # not joined: a model's size of memory
         address, size = self._blobs.put(*pieces), sum(map(len, pieces))
-        self._stored.append((payload, address, size))
+        if set(arrays.values()) <= set(_arrays(state).values()):
+            self._stored.append(_Stored(payload, arrays, address, size))
+            del self._stored[:-KEPT]
         return address, size
+
+
+def _arrays(payload: Payload) -> _Arrays:
+    return {(part, name): id(array) for part, tensors in payload.items() for name, array in tensors.items()}

@@ -12,7 +12,7 @@ from protofed.common.errors import StateError
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import Groups, whole
-from protofed.server.method import ServerMethod, server_methods
+from protofed.server.method import RoundContext, ServerMethod, server_methods
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
@@ -63,6 +63,7 @@ def resumed(
         failed=_sites(tasks, "failed"),
         required=required if last.round else NOBODY,
         tries=tries,
+        enrolled=last.enrolled or 0,
     )
     return replace(collecting, quorum_at=now) if collecting.has_quorum else collecting
 
@@ -151,6 +152,12 @@ def recipe_of(row: RunRow) -> Recipe:
         ConfigError: this version cannot read it.
     """
     return parse_json(row.recipe, Recipe, f"the recipe of run '{row.run}' in the ledger")
+
+
+def round_context(recipe: Recipe, round: int, sites: int) -> RoundContext:
+    """What a method is told of the round whose state it makes; of a recorded round, `sites` are its row's."""
+    seed = recipe.seed % 2**64
+    return RoundContext(round=round, rounds=recipe.rounds, sites=sites, classes=recipe.classes, seed=seed)
 
 
 def method_of(recipe: Recipe) -> ServerMethod:

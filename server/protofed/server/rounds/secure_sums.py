@@ -18,7 +18,8 @@ from protofed.common.secure_sums.context import FEWEST, MOST
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
-from protofed.server.method import ServerMethod, SummableMethod
+from protofed.server.method import RoundContext, ServerMethod, SummableMethod
+from protofed.server.rounds.broadcast import sent
 
 
 def check_secure(recipe: Recipe, method: ServerMethod) -> None:
@@ -49,14 +50,19 @@ def score_names(recipe: Recipe) -> tuple[str, ...]:
 def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
     """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
     form = cast("SummableMethod", method).sum_form()
-    return SumLayout.of(form, method.expects(state).required, method.broadcast(state, ""))
+    return SumLayout.of(form, method.expects(state).required, sent(method, state, ""))
 
 
 def next_state(
-    method: ServerMethod, state: Payload, layout: SumLayout, total: Array, fixed_point: FixedPoint
+    method: ServerMethod,
+    state: Payload,
+    layout: SumLayout,
+    total: Array,
+    fixed_point: FixedPoint,
+    context: RoundContext,
 ) -> Payload:
     """The state that a method makes of an opened total [N] uint64."""
-    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point))
+    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point), context)
 
 
 def unmasked_total(

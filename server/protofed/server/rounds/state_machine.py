@@ -202,6 +202,7 @@ def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
         tries=phase.tries,
         groups=tick.groups,
         fewest=rules.fewest,
+        enrolled=len(enrolled),
     )
 
 
@@ -213,7 +214,8 @@ def _makers_of_the_model(rules: RoundRules, phase: Idle, tick: Tick) -> Collecti
     retried = phase.tries > 0
     makers = frozenset(candidates) if retried else rules.sampler(0, candidates, needed)
     size = len(makers) if retried and needed > 1 else needed
-    return Collecting(0, tick.attempt, makers, size=size, quorum=needed, opened=tick.now, tries=phase.tries)
+    enrolled = len(tick.enrolled)
+    return Collecting(0, tick.attempt, makers, size, needed, tick.now, tries=phase.tries, enrolled=enrolled)
 
 
 def _collect(rules: RoundRules, phase: Collecting, event: Within) -> Step:

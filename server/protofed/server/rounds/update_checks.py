@@ -7,7 +7,7 @@ import math
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import CodecError
-from protofed.common.payload import Part, Payload, TensorSpec
+from protofed.common.payload import NOT_A_MOVE, Part, Payload, TensorSpec
 from protofed.common.protocol.messages import Manifest, Scores
 from protofed.common.protocol.score_names import metrics_problem
 from protofed.common.tensors import norm_of
@@ -75,7 +75,8 @@ def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_
     """The problem with the bytes of an update, or else its norm.
 
     The norm is Euclidean, over all floating-point tensors together: of (update - base) for a tensor that the base has
-    under the same path and shape, of the tensor itself for any other. Integer buffers are left out.
+    under the same path and shape, of the tensor itself for any other. Integer buffers are left out, and what says who
+    counts, which one or how long, and not how far the model moved.
 
     Args:
         base: the model that the update started from; None: the update is a first model.
@@ -87,8 +88,10 @@ def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_
         payload = codec.view(data)  # no copy: an update takes its own size of memory while it is examined
     except CodecError as error:
         return UpdateProblem(RejectionCode.DAMAGED, str(error))
-    norm = norm_of(payload, base or {})  # NaN and infinity carry into the norm: most updates need no second pass
-    if math.isfinite(norm) and norm <= max_update_norm:
+    moves = {part: tensors for part, tensors in payload.items() if part not in NOT_A_MOVE}
+    others = {part: tensors for part, tensors in payload.items() if part in NOT_A_MOVE}
+    norm = norm_of(moves, base or {})  # NaN and infinity carry into the norm: models need no second pass
+    if math.isfinite(norm) and norm <= max_update_norm and codec.first_not_finite(others) is None:
         return norm
     if path := codec.first_not_finite(payload):
         return UpdateProblem(RejectionCode.NOT_FINITE, f"{path} has values that are not finite")

@@ -250,7 +250,8 @@ class FederationService(rpc.FederationServicer):
 
         def examine() -> UpdateProblem | float:
             data = self._blobs.seal(announced.upload)
-            return announced.intake.examine(data, announced.manifest, announced.base, announced.upload.task_id)
+            of_site = announced.upload.site, announced.upload.task_id
+            return announced.intake.examine(*of_site, announced.manifest, data, announced.base)
 
         def ended(work: asyncio.Future[Any]) -> None:
             self._examinations.release()

@@ -173,8 +173,8 @@ class Ledger(LedgerReader):
     def open_round(self, row: RoundRow, tasks: Sequence[TaskRow]) -> None:
         """Write down an attempt and its invitations, all or nothing."""
         with self._write() as connection:
-            values = {"run": row.run, "round": row.round, "attempt": row.attempt, "size": row.size}
-            connection.execute(insert(db.rounds).values(**values, quorum=row.quorum, opened_at=time.time()))
+            values = {name: getattr(row, name) for name in ("run", "round", "attempt", "size", "quorum", "enrolled")}
+            connection.execute(insert(db.rounds).values(**values, opened_at=time.time()))
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
     def begin_aggregation(self, run: str, round: int, attempt: int) -> int:

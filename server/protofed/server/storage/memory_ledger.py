@@ -167,7 +167,9 @@ class MemoryLedger(Ledger):
         if at in self._rounds[row.run]:
             raise contradiction(f"round {row.round} of {row.run}")
         self.invite(tasks)
-        self._rounds[row.run][at] = RoundRow(row.run, *at, row.size, row.quorum, opened_at=time.time())
+        self._rounds[row.run][at] = RoundRow(
+            row.run, *at, row.size, row.quorum, opened_at=time.time(), enrolled=row.enrolled
+        )
         insort(self._attempts[row.run].setdefault(row.round, []), row.attempt)
         self._number(row.run, row.round)
 

@@ -81,7 +81,7 @@ class LedgerReader:
 
     def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
         """The attempts of a run, in order, from a round on; on demand also those that were rolled back."""
-        query = select(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round >= since)
+        query = select(*self._round_columns).where(db.rounds.c.run == run, db.rounds.c.round >= since)
         query = query.order_by(db.rounds.c.round, db.rounds.c.attempt)
         if not rolled_back:
             query = query.where(~db.rounds.c.rolled_back)
@@ -89,7 +89,7 @@ class LedgerReader:
 
     def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
         """The newest attempt of a run that was not rolled back; the newest that published, or was scored, on demand."""
-        query = select(db.rounds).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back)
+        query = select(*self._round_columns).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back)
         if published or scored:
             query = query.where(db.rounds.c.state.is_not(None))
         if scored:
@@ -304,13 +304,20 @@ class LedgerReader:
         return [db.scores, db.score_sums] if summed else [db.scores]
 
     @cached_property
+    def _round_columns(self) -> list[Any]:
+        return self._columns(db.rounds)
+
+    @cached_property
     def _task_columns(self) -> list[Any]:
-        """The columns of tasks; in a ledger of an older version that nobody has opened since, NULL as their subject."""
+        return self._columns(db.tasks)
+
+    def _columns(self, table: Table) -> list[Any]:
+        """A table's columns; NULL for those that a ledger of an older version lacks that nobody has opened since."""
         try:
-            known = {column["name"] for column in inspect(self._engine).get_columns(db.tasks.name)}
+            known = {column["name"] for column in inspect(self._engine).get_columns(table.name)}
         except SQLAlchemyError as error:
             raise state_error(error) from error
-        return [column if column.name in known else null().label(column.name) for column in db.tasks.c]
+        return [column if column.name in known else null().label(column.name) for column in table.c]
 
     def _read(self, query: Any) -> Sequence[Row[Any]]:
         try:

@@ -121,6 +121,7 @@ class RoundRow:
         aggregations: times that its aggregation was begun.
         rolled_back: the run went back to an earlier round afterwards.
         statistics: what its state says of itself in numbers; see `state_statistics`.
+        enrolled: trainers that the run could invite when it was opened; None: an older version opened it.
     """
 
     run: str
@@ -137,6 +138,12 @@ class RoundRow:
     aggregations: int = 0
     rolled_back: bool = False
     statistics: Mapping[str, float] = field(default_factory=dict)
+    enrolled: int | None = None
+
+    @property
+    def sites(self) -> int:
+        """N of methods; of a round that an older version opened, whose methods need none, its size."""
+        return self.size if self.enrolled is None else self.enrolled
 
 
 @dataclass(frozen=True)

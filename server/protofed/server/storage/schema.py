@@ -33,6 +33,9 @@ rounds = Table(
     Column("attempt", Integer, primary_key=True),
     Column("size", Integer, nullable=False),
     Column("quorum", Integer, nullable=False),
+    Column(
+        "enrolled", Integer
+    ),  # trainers that the run could invite when it was opened; NULL: an older version opened it
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),
     Column("state", String(64)),  # digest of the state that the round published

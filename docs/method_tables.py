@@ -1,0 +1,97 @@
+"""What the documents say of each method, made from its two halves and their docstrings."""
+
+from __future__ import annotations
+
+from docs.markdown import first_lines, table
+
+from protofed.client.method import ClientMethod, client_methods
+from protofed.common.errors import ConfigError
+from protofed.common.payload import NOT_ON_THE_WIRE, Part
+from protofed.common.secure_sums.linear_form import SumForm, form_of
+from protofed.server.method import server_methods
+
+NO = "–"
+LAST_FIT = "what the site's last training left"
+
+
+def sends(name: str) -> frozenset[Part]:
+    """The parts that a method sends unless its options change that."""
+    return client_methods.build(name, {}).sends
+
+
+def parts() -> str:
+    """What each part discloses, and which methods send it."""
+    rows = []
+    for part in Part:
+        if part not in NOT_ON_THE_WIRE:
+            senders = ", ".join(f"`{name}`" for name in client_methods if part in sends(name))
+            rows.append([f"`{part}`", part.discloses, senders or "none; it comes from the server"])
+    return table(["part", "what it discloses", "sent by"], rows)
+
+
+def methods() -> str:
+    """All methods: what a site does in a round, what leaves and what never does, where it comes from."""
+    rows = [
+        [
+            f"`{name}`",
+            first_lines(client_methods.get(name)),
+            ", ".join(f"`{part}`" for part in sorted(sends(name))) or "nothing but the loss",
+            _kept(name),
+            _own_model(name),
+            server_methods.about(name).source or NO,
+        ]
+        for name in client_methods
+    ]
+    return table(
+        ["method", "a site in a round", "parts that it sends", "never leaves", "a site predicts with", "source"], rows
+    )
+
+
+def exports() -> str:
+    """Which models of each method can be exported."""
+    rows = []
+    for name in client_methods:
+        server = server_methods.get(name)
+        of_all = _installed(client_methods.get(name)) if server.global_model else NO
+        by_class = first_lines(server.class_model) if hasattr(server, "class_model") else NO
+        rows.append([f"`{name}`", of_all, by_class, _own_model(name)])
+    return table(["method", "`--model global`", "`class:N`", "`personal`"], rows)
+
+
+def sums() -> str:
+    """What of each method is summed under secure sums, with its default options."""
+    return table(["method", "sums"], ([f"`{name}`", _sums(name)] for name in client_methods))
+
+
+def _kept(name: str) -> str:
+    kept = [part for part in (Part.BODY, Part.HEAD) if part not in sends(name)]
+    return {0: NO, 1: f"**the {kept[0] if kept else ''}**", 2: "**the model**"}[len(kept)]
+
+
+def _own_model(name: str) -> str:
+    half = client_methods.get(name)
+    return LAST_FIT if half.personal == "trained" else _installed(half)
+
+
+def _installed(half: type[ClientMethod]) -> str:
+    return first_lines(half.install).removeprefix("Load ")
+
+
+def _sums(name: str) -> str:
+    half = client_methods.build(name, {})
+    try:
+        form = form_of(half, name)
+    except ConfigError as error:
+        return f"none: {error}" if hasattr(half, "sum_form") else "none"
+    w = "w " if "weighting" in client_methods.options(name) | server_methods.options(name) else ""
+    means = f"{', '.join(f'{w}{part}' for part in form.means)}, {w.strip() or 1}" if form.means else ""
+    return "; ".join(filter(None, [means, _by_class(form, w)]))
+
+
+def _by_class(form: SumForm, w: str) -> str:
+    if form.rows is not None:
+        return "for each class 1_c μ_c and 1_c"
+    if not form.mixtures:
+        return ""
+    share = f"{w}p_c" if form.shares is not Part.CLASS_PRESENCE else f"{w}1_c"
+    return f"for each class {share} {' and '.join(form.mixtures)}, and {share}"
