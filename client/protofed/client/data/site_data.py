@@ -95,7 +95,7 @@ class Examples:
             counts = self.labels.bincount(minlength=classes)
             return (counts / max(len(self), 1)).to(device)
 
-        return self._once(("frequencies", classes, device), counted)
+        return self.once(("frequencies", classes, device), counted)
 
     def contrast(self) -> float:
         """By how much two images typically differ: the median root mean square over pairs, of pixels in 0..1.

@@ -6,23 +6,23 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     Cores,
     Exchange,
     FitContext,
     FitStart,
+    ParameterGroup,
     Part,
     Payload,
     Personal,
     Update,
     client_methods,
     dump,
+    supervised,
     train,
 )
 
@@ -47,7 +47,7 @@ class APPLEClient:
         """Load sum_j p_kj w_j of the newest cores; where the site has none yet, the first model is its own."""
         cores = Cores.of(local, received)
         cores.load_own(local.model)
-        cores.mix_into(local.model, cores.learnt(local) + 1 / len(cores))
+        cores.mix_into(local.model, cores.remembered(local))
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise F_k(sum_j p_kj w_j) + lambda(r) mu ||p_k - p_0||^2 over w_k, which is sent, and p_k, which stays."""
@@ -55,19 +55,19 @@ class APPLEClient:
         model, cores = local.model, Cores.of(local, received)
         local.start = FitStart({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, cores.core)
         cores.load_own(model)
-        p_0 = 1 / len(cores)  # the memory has what is learnt beside it: a site that comes new changes p_0 alone
-        p = (cores.learnt(local) + p_0).requires_grad_()
+        p, p_0 = cores.remembered(local).requires_grad_(), 1 / len(cores)
         pull = self.mu * decay(local.round - 1, self.until * local.rounds, self.schedule)
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
             logits = functional_call(model, cores.mixed(model, p), (images,))
-            return cross_entropy(logits, labels) + pull * (p - p_0).square().sum()
+            return supervised(local, logits, labels) + pull * (p - p_0).square().sum()
 
-        loss = train(local, objective, [*model.parameters(), p])
+        group_of_p = ParameterGroup([p], lr=self.p_lr, weight_decay=0.0, max_grad_norm=math.inf)
+        trained = train(local, objective, [*model.parameters(), group_of_p])
         sent = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
-        cores.remember(local, p.detach() - p_0)
+        cores.remember(local, p)
         cores.mix_into(model, p)
-        return local.update(sent, loss=loss)
+        return local.update(sent, loss=trained.loss)
 
 
 def decay(done: int, end: float, schedule: Schedule) -> float:

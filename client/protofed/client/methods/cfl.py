@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch.nn.functional import cross_entropy
+from protofed.client.method import (
+    Exchange,
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    client_methods,
+    dump,
+    load,
+    supervised,
+    train,
+)
 
-from protofed.client.method import Exchange, FitContext, Part, Payload, Personal, Update, client_methods, dump, load, train
 
-
-@client_methods.register("cfl")
+@client_methods.register(cfl=("eps1", "eps2", "first_rounds", "linkage"))
 @dataclass(frozen=True)
 class CFLClient:
     """FedAvg from the model of the site's cluster; the site need not know which one that is."""
@@ -28,5 +38,5 @@ class CFLClient:
         """Train the cluster's model; the server takes dW_k of it."""
         self.install(local, received)
         model = local.model
-        loss = train(local, lambda x, y: cross_entropy(model(x), y))
-        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=loss)
+        trained = train(local, lambda x, y: supervised(local, model(x), y))
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     Exchange,
@@ -19,11 +18,12 @@ from protofed.client.method import (
     dump,
     load,
     proximal,
+    supervised,
     train,
 )
 
 
-@client_methods.register("fedamp")
+@client_methods.register(fedamp=("sigma",))
 @dataclass(frozen=True)
 class FedAMPClient:
     """Each site has a model of its own, and is drawn to u_k, the server's mixture of those that are like it."""
@@ -41,9 +41,9 @@ class FedAMPClient:
         load(local.model.head, received[Part.HEAD])
 
     def fit(self, local: FitContext, received: Payload) -> Update:
-        """w_k <- argmin F_k(w) + lambda / (2 alpha) ||w - u_k||^2, eq. (5), by the plan's steps from u_k."""
+        """w_k <- argmin F_k(w) + lambda / (2 alpha) ||w - u_k||^2, by the plan's steps from u_k."""
         self.install(local, received)
         model, pull = local.model, self.lam / self.alpha
-        anchor = [parameter.detach().clone() for parameter in model.parameters()]
-        loss = train(local, lambda x, y: cross_entropy(model(x), y) + pull * proximal(model.parameters(), anchor))
-        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=loss)
+        u = [parameter.detach().clone() for parameter in model.parameters()]
+        trained = train(local, lambda x, y: supervised(local, model(x), y) + pull * proximal(model.parameters(), u))
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)

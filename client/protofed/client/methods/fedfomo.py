@@ -8,7 +8,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     Array,
@@ -26,13 +25,14 @@ from protofed.client.method import (
     losses_of,
     mixed,
     site_models,
+    supervised,
     train,
 )
 
 NEAR = 1e-5  # added to distances: an equal model gets the weight 0, as it gains nothing
 
 
-@client_methods.register("fedfomo")
+@client_methods.register(fedfomo=("exploration", "exploration_decay"))
 @dataclass(frozen=True)
 class FedFomoClient:
     """Each site weighs other sites' models by what they gain on its own validation part, and trains their mixture."""
@@ -60,11 +60,11 @@ class FedFomoClient:
         start = mixed([received, *others], mixture_of(gains))
         local.start = FitStart(start)
         self.install(local, start)
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         sent = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         weights = np.zeros(self.models, sent[Part.HEAD]["weight"].dtype)
         weights[: len(others)] = gains
-        return local.update({**sent, Part.CHOICE: {"weights": weights}}, loss=loss)
+        return local.update({**sent, Part.CHOICE: {"weights": weights}}, loss=trained.loss)
 
 
 def first_order(own: float, losses: Sequence[float], distances: Sequence[float]) -> Array:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     Exchange,
@@ -21,11 +20,12 @@ from protofed.client.method import (
     load,
     losses_of,
     site_models,
+    supervised,
     train,
 )
 
 
-@client_methods.register("ifca")
+@client_methods.register(ifca=("clusters",))
 @dataclass(frozen=True)
 class IFCAClient:
     """Of k models each site trains the one that suits it best, and says which."""
@@ -48,10 +48,10 @@ class IFCAClient:
         local.start = FitStart(models[choice])
         load(local.model.body, models[choice][Part.BODY])
         load(local.model.head, models[choice][Part.HEAD])
-        loss = train(local, lambda x, y: cross_entropy(local.model(x), y))
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         sent = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         one_hot = np.eye(len(models), dtype=sent[Part.HEAD]["weight"].dtype)[choice]
-        return local.update({**sent, Part.CHOICE: {"one-hot": one_hot}}, loss=loss)
+        return local.update({**sent, Part.CHOICE: {"one-hot": one_hot}}, loss=trained.loss)
 
 
 def _models(received: Payload) -> list[Payload]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from protofed.client.data.site_data import Examples
 from protofed.client.models.split import load
 from protofed.client.training.context import FitContext
+from protofed.client.training.losses import supervised
 from protofed.common.payload import Part, Payload
 from protofed.common.tensors import norm_of
 
@@ -17,7 +17,7 @@ BATCH = 512  # images at a time, as in evaluation
 
 
 def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) -> list[float]:
-    """The mean cross-entropy of each model over these examples, in evaluation mode and without augmentation.
+    """The plan's mean loss of each model over these examples, in evaluation mode and without augmentation.
 
     `local.model` has the last one's numbers afterwards.
 
@@ -37,7 +37,7 @@ def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) 
         with torch.no_grad():
             for images, labels in local.data.ordered(examples, BATCH):
                 local.check()
-                total += cross_entropy(local.model(images), labels, reduction="sum")
+                total += supervised(local, local.model(images), labels) * len(labels)
         losses.append(total.item() / len(examples))
     return losses
 

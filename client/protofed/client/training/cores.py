@@ -13,7 +13,7 @@ from protofed.client.models.mixture import site_models
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.training.context import FitContext
 from protofed.common.errors import CodecError
-from protofed.common.payload import Array, Part, Payload, Tensors
+from protofed.common.payload import Part, Payload, Tensors
 
 # Of the site's memory, in part PRIVATE.
 _OWN, _OTHERS, _ROW, _SENT, _BEGAN = "own", "others", "row", "sent.", "began."
@@ -52,7 +52,7 @@ class Cores:
             stack = sent.get(name, np.empty((0, *parameter.shape)))
             if stack.shape != (len(models), *parameter.shape):
                 raise CodecError(f"site models: {name} is {list(stack.shape)}, expected rows {list(parameter.shape)}")
-            rows = np.concatenate([stack, np.zeros((own + 1 - len(stack), *parameter.shape))][: 2 if row is None else 1])
+            rows = np.concatenate([stack, np.zeros((int(row is None), *parameter.shape), stack.dtype)])
             rows[own] = 0
             others[name] = torch.from_numpy(rows).to(parameter.detach())
         return cls(received if row is None else models[row], row, own, others)
@@ -81,23 +81,23 @@ class Cores:
         for name, value in self.mixed(model, p).items():
             model.get_parameter(name).copy_(value)
 
-    def learnt(self, local: FitContext) -> Tensor:
-        """[N], what was last remembered of p, by row; zeros of cores that were not there yet."""
+    def remembered(self, local: FitContext) -> Tensor:
+        """The vector p [N]: p_0 = 1/N, and what was learnt beside it, so that a new site changes p_0 alone."""
         kept, like = local.memory.get(Part.PRIVATE, {}), next(local.model.parameters())
-        values = np.zeros(len(self))
-        others = kept.get(_OTHERS, values)[: len(self)]
-        values[: len(others)] = others
-        values[self.own] = kept.get(_OWN, 0.0)
-        return torch.from_numpy(values).to(like.detach())
+        learnt = np.zeros(len(self))
+        others = kept.get(_OTHERS, learnt)[: len(self)]
+        learnt[: len(others)] = others
+        learnt[self.own] = kept.get(_OWN, 0.0)
+        return torch.from_numpy(learnt + 1 / len(self)).to(like.detach())
 
-    def remember(self, local: FitContext, learnt: Tensor) -> None:
-        """Keep what was learnt of p [N], and what tells the own core: its row, or the head that the site sends now.
+    def remember(self, local: FitContext, p: Tensor) -> None:
+        """Keep p [N], and what tells the own core: its row, or the head that the site sends now.
 
         Args:
             local: its model is the own core, trained.
         """
-        values = learnt.numpy(force=True)
-        kept = {_OTHERS: np.where(np.arange(len(self)) == self.own, 0, values), _OWN: np.array(values[self.own])}
+        learnt = p.numpy(force=True) - 1 / len(self)
+        kept = {_OTHERS: np.where(np.arange(len(self)) == self.own, 0, learnt), _OWN: np.array(learnt[self.own])}
         if self.row is not None:
             local.memory[Part.PRIVATE] = {**kept, _ROW: np.array(self.row)}
             return
@@ -122,5 +122,3 @@ def _is_own(marks: Tensors, head: Tensors) -> bool:
         and all(bool(((head[n] == sent[n]) | (head[n] == began[n])).all()) for n in head)
         and any(bool((head[n] != began[n]).any()) for n in head)
     )
-
-

@@ -29,7 +29,7 @@ from protofed.common import plugins
 from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Part, SiteId
+from protofed.common.payload import Exchange, Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
@@ -137,6 +137,7 @@ def everything(recipe: Recipe) -> Policy:
             max_update_mb=MOST_BYTES / 1e6,
             example_count=True,
             class_distribution_estimate=True,
+            exchange=frozenset(Exchange),
             min_samples_per_class=1,
             min_images_per_unit=1,
             batch_order="recipe",

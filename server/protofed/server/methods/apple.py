@@ -6,12 +6,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from protofed.server.method import ExpectedUpdate, Part, Payload, RoundContext, SiteId, Update, like, server_methods
+from protofed.server.method import (
+    ExpectedUpdate,
+    Method,
+    Part,
+    Payload,
+    RoundContext,
+    SiteId,
+    Update,
+    like,
+    server_methods,
+)
 from protofed.server.methods.mixtures import MODEL, row
 from protofed.server.methods.site_rows import row_numbers, rows_of, with_new, with_rows
 
 
-@server_methods.register(apple=("p_lr", "mu", "until", "schedule"))
+@server_methods.register(
+    Method("apple", "APPLE", "Luo and Wu, IJCAI 2022", client_options=("p_lr", "mu", "until", "schedule"))
+)
 @dataclass(frozen=True)
 class APPLEServer:
     """Keeps each site's core model, and sends all of them to all: one payload for everybody, of S + 1 models."""

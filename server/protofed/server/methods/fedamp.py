@@ -12,6 +12,7 @@ from pydantic import Field
 from protofed.server.method import (
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -24,7 +25,7 @@ from protofed.server.methods.mixtures import MODEL, row
 from protofed.server.methods.site_rows import distance, model_of, row_numbers, rows_of, with_new, with_rows
 
 
-@server_methods.register(fedamp=("lam",))
+@server_methods.register(Method("fedamp", "FedAMP", "Huang et al., AAAI 2021", client_options=("lam",)))
 @dataclass(frozen=True)
 class FedAMPServer:
     """u_k = (1 - sum_j xi_kj) w_k + sum_j xi_kj w_j over the newest models of all other sites.
@@ -41,7 +42,7 @@ class FedAMPServer:
         return model
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
-        """u_k, made now: O(S P) a site. Where xi would add up to more than 1 they add up to 1: a mean, as in the paper."""
+        """u_k, made now: O(S P) a site. Where xi would add up to more than 1 they add up to 1: u_k stays a mean."""
         own, models = model_of(state, site), state.get(Part.PRIVATE, {})
         weights = {number: self._weight(own, row(models, number)) for s, number in rows_of(state).items() if s != site}
         if not any(weights.values()):

@@ -13,6 +13,7 @@ from protofed.server.method import (
     Array,
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -28,7 +29,7 @@ from protofed.server.methods.site_rows import model_of, row_numbers, rows_of, wi
 _AFFINITY, _SENT = "affinity.", "sent."  # in part PRIVATE: of a site [A, 2], row and sum; and its next rows [M]
 
 
-@server_methods.register(fedfomo=("validation",))
+@server_methods.register(Method("fedfomo", "FedFomo", "Zhang et al., ICLR 2021", client_options=("validation",)))
 @dataclass(frozen=True)
 class FedFomoServer:
     """Sends each site its own model and the M others that have gained it most so far, or now and then one by chance."""
@@ -75,14 +76,18 @@ class FedFomoServer:
                 of_site[number] = of_site.get(number, 0.0) + weight
         new = with_rows(private, state, {rows[update.site]: update.payload for update in received})
         for site, number in rows.items():
-            new[f"{_AFFINITY}{site}"] = np.array(sorted(affinities[site].items())).reshape(-1, 2)
-            new[f"{_SENT}{site}"] = self._next(number, len(rows), affinities[site], context)
+            of_site = affinities[site]
+            if len(rows) > 1:
+                new[f"{_SENT}{site}"] = self._next(number, len(rows), of_site, context)
+            if of_site:
+                new[f"{_AFFINITY}{site}"] = np.array(sorted(of_site.items()))
         return {**state, Part.PRIVATE: {**new, **row_numbers(rows)}}
 
     def _sent(self, state: Payload, site: SiteId) -> Sequence[int]:
         """The rows that a site is sent of this state."""
         rows = rows_of(state)
-        return state[Part.PRIVATE][f"{_SENT}{site}"].tolist() if site in rows else list(rows.values())[: self.models]
+        first = [] if site in rows else list(rows.values())[: self.models]
+        return state.get(Part.PRIVATE, {}).get(f"{_SENT}{site}", np.array(first, np.int64)).tolist()
 
     def _next(self, own: int, count: int, affinity: dict[int, float], context: RoundContext) -> Array:
         """Up to M rows: each the next by affinity, or with probability epsilon the next in a random order."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from protofed.server.method import (
     ExpectedUpdate,
     Mean,
+    Method,
     Part,
     Payload,
     RoundContext,
@@ -24,7 +25,7 @@ from protofed.server.method import (
 from protofed.server.methods.mixtures import MODEL, row, stacked
 
 
-@server_methods.register("ifca")
+@server_methods.register(Method("ifca", "IFCA", "Ghosh et al., NeurIPS 2020"))
 @dataclass(frozen=True)
 class IFCAServer:
     """k models; each is the mean of what the sites sent that chose it, and stays where nobody did."""

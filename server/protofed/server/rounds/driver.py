@@ -98,10 +98,10 @@ class Driver:
         """What this round's sites were sent, if it is at this address and in memory. May be called from any thread."""
         return self._publisher.stored(address)
 
-    def own_start(self, state: Payload, site: SiteId) -> Payload | None:
+    def own_start(self, state: Payload, site: SiteId, update: Payload) -> Payload | None:
         """As `OwnStartMethod.start`; None: sites train from what they are sent."""
         has_own = callable(getattr(self._method, "start", None))
-        return cast("OwnStartMethod", self._method).start(state, site) if has_own else None
+        return cast("OwnStartMethod", self._method).start(state, site, update) if has_own else None
 
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
