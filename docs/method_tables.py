@@ -30,11 +30,12 @@ def parts() -> str:
 
 
 def methods() -> str:
-    """All methods: what a site does in a round, what leaves and what never does, where it comes from."""
+    """All methods: what a site and the server do in a round, what leaves and what never does, where it comes from."""
     rows = [
         [
             f"`{name}`",
             first_lines(client_methods.get(name)),
+            first_lines(server_methods.get(name)),
             ", ".join(f"`{part}`" for part in sorted(sends(name))) or "nothing but the loss",
             _kept(name),
             _own_model(name),
@@ -42,9 +43,8 @@ def methods() -> str:
         ]
         for name in client_methods
     ]
-    return table(
-        ["method", "a site in a round", "parts that it sends", "never leaves", "a site predicts with", "source"], rows
-    )
+    titles = ["a site in a round", "the server", "parts that leave", "never leaves", "a site predicts with", "source"]
+    return table(["method", *titles], rows)
 
 
 def exports() -> str:

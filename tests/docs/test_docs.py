@@ -108,16 +108,14 @@ def test_every_citation_in_the_sources_is_a_section() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(client_methods))
-def test_every_method_has_a_section_that_its_client_half_cites_a_recipe_and_a_test(name: str) -> None:
-    module = inspect.getmodule(client_methods.get(name))
-    assert module is not None
-    assert module.__file__ is not None
-    cited = CITATION.search(module.__doc__ or "")
-    assert cited is not None, "expected (METHODS §n) in the first line of the client half"
-    sections = re.split(r"^(?=#+ \d)", _text(CITED["METHODS"]), flags=re.MULTILINE)
-    (section,) = (text for text in sections if re.match(rf"#+ {re.escape(cited[2])}\.? ", text))
-    assert name in section.lower() or server_methods.about(name).title in section
-    assert (ROOT / "tests/methods" / f"test_{Path(module.__file__).stem}.py").is_file()
+def test_every_method_has_a_section_that_a_half_cites_a_recipe_and_a_test(name: str) -> None:
+    modules = [module for half in (client_methods, server_methods) if (module := inspect.getmodule(half.get(name)))]
+    cited = {number for module in modules for _, number in CITATION.findall(module.__doc__ or "")}
+    sections = re.findall(r"^#+ (\d+(?:\.\d+)?)\.? (.*?)(?=^#|\Z)", _text(CITED["METHODS"]), re.MULTILINE | re.DOTALL)
+    told = "".join(text for number, text in sections if number in cited)
+    assert re.search(rf"\b({name}|{re.escape(server_methods.about(name).title)})\b", told, re.IGNORECASE), cited
+    names = {name.replace("-", "_"), *(str(module.__name__).rpartition(".")[2] for module in modules)}
+    assert any((ROOT / "tests/methods" / f"test_{one}.py").is_file() for one in names)
     assert shipped.recipe(f"digits-{name}").method.name == name
 
 

@@ -94,5 +94,5 @@ def test_fedrods_generic_head_has_its_own_loss_whatever_the_plan_says(site: Call
     received = whole(locals_[0].model)
     plain, adjusted = (FedRODClient().fit(local, received).payload for local in locals_)
     assert same_tensors(plain, adjusted)
-    own = [local.memory[Part.HEAD]["bias"] for local in locals_]
-    assert not np.array_equal(own[0], own[1])
+    own, other = (local.memory[Part.HEAD]["bias"] for local in locals_)
+    assert not np.array_equal(own, other)

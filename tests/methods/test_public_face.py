@@ -19,17 +19,17 @@ HALVES = [
 ]
 
 CLIENT = """
-Array ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Distance Exchange
-ExchangingMethod FailureReason FitContext FitStart Loss MethodHead ParameterGroup Part Payload Personal PrototypeHead
-SiteId SplitModel Step SumForm SummableMethod TaskFailedError Tensors Trained Update Weigher Weighting
-balanced_softmax class_means class_shares client_methods distance distribution_gap dump frequent frozen held
-inter_class intra_class load losses_of mixed mixture model_contrast named prototypical_contrast proximal remembered
-site_models stacked supervised train train_head
+Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Distance
+Exchange ExchangingMethod FailureReason FitContext FitStart Loss MethodHead ParameterGroup Part Payload Personal
+PrototypeHead RefiningMethod SiteId SplitModel Step SumForm SummableMethod TaskFailedError Tensors Trained Update
+Weigher Weighting balanced_softmax class_means class_shares client_methods distance distillation distribution_gap dump
+frequent frozen held inter_class intra_class load losses_of mixed mixture model_contrast named prototypical_contrast
+proximal remembered site_models stacked supervised train train_head
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
-RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update Weighting describe
-is_buffer like norm_of prototype_rows server_methods unit weight_of
+RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update
+Weighting describe is_buffer like norm_of prototype_rows server_methods unit weight_of
 """
 
 

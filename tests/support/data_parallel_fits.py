@@ -33,6 +33,7 @@ from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks
 from protofed.client.method import FitContext, Personal, client_methods, load, train
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy.limits import unlimited
@@ -193,8 +194,7 @@ class TwinClient:
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""
-        load(local.model.body, received[Part.BODY])
-        load(local.model.head, received[Part.HEAD])
+        FedAvgClient().install(local, received)
 
     def fit(self, local: FitContext, received: Payload) -> Update:
         """The copy in evaluation mode while the model is trained, in training mode while it is trained itself."""

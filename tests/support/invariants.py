@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest, digest
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Verdict
+from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage import files, journal
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
@@ -224,10 +224,10 @@ def _recompute(
             rules = recipe.federation
             publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint())
             state = publisher.restore(before).state if before is not None else None
-            sites = [update.task.site for update in used]
+            sites = [update.task.site for update in used if update.task.kind is not TaskKind.REFINE]
             groups = () if grouping is None else grouping.begun(records.groups(row.closed_at), sites)
             context = round_context(recipe, row.round, row.sites)
-            again = publisher.publish(publisher.aggregated(state, used, context, groups)).address
+            again = publisher.publish(publisher.recomputed(state, used, context, groups)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1
         before = row.state

@@ -7,8 +7,9 @@ writes a package with a method of your own; `protofed.common.plugins` says how a
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol, TypeAlias
+from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
+from protofed.client.models.calibration import CalibratedEnsemble
 from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixed, mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load
@@ -33,6 +34,7 @@ from protofed.client.training.losses import (
     Distance,
     balanced_softmax,
     class_shares,
+    distillation,
     distribution_gap,
     inter_class,
     intra_class,
@@ -49,6 +51,7 @@ from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weightin
 
 __all__ = [
     "Array",
+    "CalibratedEnsemble",
     "ClassRows",
     "ClientMethod",
     "ComparedBy",
@@ -69,6 +72,7 @@ __all__ = [
     "Payload",
     "Personal",
     "PrototypeHead",
+    "RefiningMethod",
     "SiteId",
     "SplitModel",
     "Step",
@@ -85,6 +89,7 @@ __all__ = [
     "class_shares",
     "client_methods",
     "distance",
+    "distillation",
     "distribution_gap",
     "dump",
     "frequent",
@@ -167,6 +172,26 @@ class SummableMethod(ClientMethod, Protocol):
         Raises:
             ConfigError: nothing, with these options; the text says why.
         """
+
+
+class RefiningMethod(ClientMethod, Protocol):
+    """A client half of a method whose aggregates an evaluator refines, as the server half says."""
+
+    def refine(self, local: FitContext, received: Payload) -> Update:
+        """Make of a round's aggregate what the round publishes; called at an evaluator, once in each round.
+
+        Args:
+            local: its `data.train` are the evaluator's auxiliary images, and it has no memory.
+            received: what the server half's `to_refine` gives.
+
+        Returns:
+            `local.update(...)` of what the server half's `expects_refined` says.
+        """
+
+
+def refining(half: ClientMethod) -> RefiningMethod | None:
+    """The half, if it refines models."""
+    return cast("RefiningMethod", half) if hasattr(half, "refine") else None
 
 
 def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:

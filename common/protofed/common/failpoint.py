@@ -21,6 +21,7 @@ SERVER = (
     *("chunk-written", "upload-sealed", "commit-recorded", "enroll-answered", "loop"),
     *("broadcast-stored", "round-opened", "aggregation-begun", "aggregation-done", "state-stored", "round-published"),
 )
+REFINEMENTS = ("aggregate-kept", "refined")  # of a round that is refined, at the server and at its evaluator
 CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed", "settled")
 JOURNAL = ("segment-full", "segment-begun")  # of the daemon whose audit log begins a new segment
 SUMS = (  # of a site in a secure sum: what it promises is stored, and not sent yet
@@ -28,7 +29,7 @@ SUMS = (  # of a site in a secure sum: what it promises is stored, and not sent 
     *("sum-mask", "sum-agree", "sum-reveal"),
 )
 SERVER_SUMS = ("sum-step-closed", "sum-step-asked", "sum-opened")
-NAMES = (*SERVER, *CLIENT, *JOURNAL, *SUMS, *SERVER_SUMS)
+NAMES = (*SERVER, *CLIENT, *REFINEMENTS, *JOURNAL, *SUMS, *SERVER_SUMS)
 
 
 _armed: tuple[str, int, str, Iterator[int]] | None = None  # point, the n-th time, action; counter of times

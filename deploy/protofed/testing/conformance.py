@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protofed.client.agent.agent import Agent
-from protofed.client.method import client_methods
+from protofed.client.method import client_methods, refining
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.common import codec, plugins
 from protofed.common.config.recipe import Recipe, read_recipe
@@ -24,7 +24,8 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
 from protofed.common.secure_sums.linear_form import SumForm, form_of
 from protofed.common.statistics import spreads
-from protofed.deploy.simulation.simulation import Simulation, agents_of, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, simulation
+from protofed.server.method import refining as refining_half
 from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.testing.crew import CrewHere
@@ -51,10 +52,11 @@ class MethodResult(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A simulation that is over, to be looked at, and what its sites sent."""
+    """A simulation that is over, to be looked at, and what its sites and its evaluator sent."""
 
     running: Simulation
     released: Sequence[Released]
+    refined: Sequence[Released]
 
 
 class MethodConformance:
@@ -109,6 +111,9 @@ class MethodConformance:
         halves = client_methods.build(method, {}), server_methods.build(method, {})
         client, server = (_form(half, method) for half in halves)
         assert client == server
+
+    def test_halves_that_refine_models_do_so_together(self, method: str) -> None:
+        assert (refining(client_methods.build(method, {})) is not None) is _is_refined(method)
 
     def test_a_recipe_on_digits_uses_the_method(self, method: str, recipe: Recipe) -> None:
         assert recipe.method.name == method
@@ -198,7 +203,8 @@ class MethodConformance:
         assert len(updates) == 3 * 3
         declared = client_methods.build(method, {}).sends
         assert {spec.part for update in updates for spec in update.manifest.tensors} == declared
-        assert all(set(update.metrics) <= {"loss"} for update in updates)
+        assert all(set(update.metrics) <= {"loss"} for update in (*updates, *finished.refined))
+        assert len(finished.refined) == (3 if _is_refined(method) else 0)  # once in each round
 
     def test_nothing_is_ever_nan(self, method: str) -> None:
         data, federation = {**LONELY_CLASSES, "source": "digits"}, {"min_sites": 4, "quorum": 1.0}
@@ -240,18 +246,25 @@ def _take_turns(agents: Sequence[Agent]) -> None:
 @contextmanager
 def _finished(recipe: Recipe) -> Iterator[FinishedRun]:
     """A run of that recipe, over and open to be looked at."""
-    released: list[Released] = []
+    by_sites: list[Released] = []
+    by_evaluator: list[Released] = []
     release = Policy.release
 
     def recorded(policy: Policy, update: Update, context: GateContext | None = None) -> Released:
-        released.append(release(policy, update, context))
-        return released[-1]
+        released = release(policy, update, context)
+        (by_evaluator if update.site == EVALUATOR else by_sites).append(released)
+        return released
 
     with simulation(recipe) as running:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Policy, "release", recorded)
             running.go()
-        yield FinishedRun(running, released)
+        yield FinishedRun(running, by_sites, by_evaluator)
+
+
+def _is_refined(method: str) -> bool:
+    """Whether an evaluator refines the method's models."""
+    return refining_half(server_methods.build(method, {})) is not None
 
 
 def _form(half: object, method: str) -> SumForm | None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from protofed.common.config.recipe import Recipe
+from collections.abc import Mapping
+from typing import Any
 
-OPTIONS = {"fednh": {"scale": 1.0}}  # from 20 these few steps diverge, unless gradients are clipped
+from protofed.common import plugins
+from protofed.common.config.recipe import Recipe
+from protofed.server.method import server_methods
+
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "fednh": {"scale": 1.0},  # from 20 these few steps diverge, unless gradients are clipped
+    "fedic": {"steps": 10},
+}
+AUXILIARY = 5  # images of each class for the evaluator of a method that refines models
 
 
 def small_recipe(method: str, /, **changes: object) -> Recipe:
@@ -27,4 +36,13 @@ def small_recipe(method: str, /, **changes: object) -> Recipe:
             "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.5},
         },
     }
-    return Recipe.model_validate({**table, **changes})
+    table |= changes
+    if isinstance(table["data"], dict) and _refines(method):
+        table["data"] = {"auxiliary_per_class": AUXILIARY, **table["data"]}
+    return Recipe.model_validate(table)
+
+
+def _refines(method: str) -> bool:
+    """Whether an evaluator refines the method's models; a plug-in that may not be loaded yet does not."""
+    known = method in set(server_methods) or plugins.is_allowed(method)
+    return known and hasattr(server_methods.get(method), "refined")

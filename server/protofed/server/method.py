@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
@@ -33,6 +33,7 @@ __all__ = [
     "OwnStartMethod",
     "Part",
     "Payload",
+    "RefiningMethod",
     "RoundContext",
     "ServerMethod",
     "SiteId",
@@ -149,6 +150,27 @@ class OwnStartMethod(ServerMethod, Protocol):
         Args:
             update: of the names and shapes that `expects` asks for; its numbers may be any, and need not be finite.
         """
+
+
+class RefiningMethod(ServerMethod, Protocol):
+    """A server half whose states need PyTorch: an evaluator makes of each round's aggregate what the round publishes.
+
+    Its client half has `refine`. Round 0 publishes what `init` makes, as of any method.
+    """
+
+    def to_refine(self, state: Payload) -> Payload:
+        """What the evaluator is sent of an aggregate; models of single sites go as SITE_MODELS."""
+
+    def expects_refined(self, state: Payload) -> ExpectedUpdate:
+        """What it sends back of this aggregate must look like."""
+
+    def refined(self, state: Payload, update: Update, context: RoundContext) -> Payload:
+        """The state that the round publishes, of an aggregate and of what the evaluator made of it."""
+
+
+def refining(method: ServerMethod) -> RefiningMethod | None:
+    """The method, if an evaluator refines its states."""
+    return cast("RefiningMethod", method) if hasattr(method, "refined") else None
 
 
 server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")

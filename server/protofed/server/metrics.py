@@ -29,14 +29,16 @@ PHASE = Metric(
     "protofed_round_phase",
     "gauge",
     ("run", "phase"),
-    "1 for the current phase, 0 for the others: idle, collecting, summing, aggregating, evaluating, finished.",
+    "1 for the current phase, 0 for the others: idle, collecting, summing, aggregating, refining, "
+    "evaluating, finished.",
 )
 WAITING = Metric(
     "protofed_run_waiting",
     "gauge",
     ("run", "reason"),
     "1 for what the active run waits for, 0 for the rest: trainers (too few), required-sites, paused, queued, back-off "
-    "(until the next attempt), disk (the server's is full), updates, sum (sites' part in a secure sum), scores.",
+    "(until the next attempt), disk (the server's is full), updates, sum (sites' part in a secure sum), evaluator (to "
+    "refine the model: none is there), refinement (by the evaluator that was asked), scores.",
 )
 SECONDS = Metric("protofed_round_seconds", "histogram", ("phase",), "Seconds that a round's phase took.")
 ROUND_SITES = Metric(

@@ -79,7 +79,7 @@ def test_what_leaves_only_in_a_sum_leaves_in_no_other_way(rule: dict[str, Any]) 
     own = set() if "secure" in rule else {"loss"}
     assert gate.release_scores(UPDATE.metrics).scores.keys() == {"global.accuracy"} | own
     first = Update("ann", {Part.BODY: SENT[Part.BODY]}, {}, None)
-    assert gate.release_first(first).data
+    assert gate.release_public(first).data
 
 
 def test_a_site_that_trains_alone_sends_nothing_that_a_sum_would_hide() -> None:
@@ -106,7 +106,7 @@ def test_the_first_model_has_learnt_nothing_and_leaves_whatever_hides_classes() 
     gate = Policy(PolicyRules.model_validate(rules))
     first = Update("ann", {Part.HEAD: {"weight": np.ones((10, 4), np.float32)}})
     context = GateContext(np.full(10, 100))
-    assert gate.release_first(first, context).manifest.tensors[0].shape == (10, 4)
+    assert gate.release_public(first, context).manifest.tensors[0].shape == (10, 4)
     with pytest.raises(PolicyRefusedError):
         gate.release(first, context)
 

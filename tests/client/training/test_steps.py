@@ -128,12 +128,8 @@ def test_apfl_by_hand(local_of: LocalOf) -> None:
         step(mixed)
         alpha.clamp_(0, 1)
 
-    groups: list[Tensor | ParameterGroup] = [
-        *w,
-        ParameterGroup(v),
-        ParameterGroup([alpha], momentum=0.0, max_grad_norm=math.inf),
-    ]
-    assert train(local, product(*w), groups, after=after).steps == 1
+    mixture = ParameterGroup([alpha], momentum=0.0, max_grad_norm=math.inf)
+    assert train(local, product(*w), [*w, ParameterGroup(v), mixture], after=after).steps == 1
     # w: gradient (2, 1). Then v_bar = .5 (3, 1) + .5 (.8, 1.9) = (1.9, 1.45), where the gradient is (1.45, 1.9).
     assert numbers(*w) == pytest.approx([0.8, 1.9], abs=1e-12)
     assert numbers(*v) == pytest.approx([3 - 0.1 * 0.5 * 1.45, 1 - 0.1 * 0.5 * 1.9], abs=1e-12)
@@ -210,14 +206,10 @@ def test_a_further_step_is_made_of_parts_where_memory_is_short(
 
 def test_a_further_loss_that_is_not_finite_ends_the_task(local_of: LocalOf) -> None:
     local, (v,) = local_of([1.0], epochs=3), free(1.0)
-    groups: list[Tensor | ParameterGroup] = [*local.model.parameters(), v]
+    groups = [*local.model.parameters(), v]
     bad = product(v, torch.tensor(math.nan))
-
-    def take(step: Step) -> None:
-        step(bad)
-
     with pytest.raises(TaskFailedError) as failed:
-        train(local, product(*of_model(local)), groups, after=take)
+        train(local, product(*of_model(local)), groups, after=lambda step: step(bad))
     assert failed.value.reason is FailureReason.NUMERIC
     assert local.fit_progress.epoch == 1
 

@@ -166,6 +166,7 @@ WRONG: list[tuple[str, Any]] = [
     ("plan__loss", "focal"),
     ("plan__tau", 0),
     ("plan__sampling", "balanced"),
+    ("plan__buffers", "global"),
     ("plan__max_grad_norm", 0),
     ("plan__augmentation", "flip"),
     ("federation__min_sites", 0),
@@ -388,6 +389,7 @@ def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -
 PLAN_KEYS = {
     "loss": "balanced-softmax",
     "sampling": "class-balanced",
+    "buffers": "local",
     "warmup_rounds": 3,
 }
 

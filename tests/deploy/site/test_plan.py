@@ -338,6 +338,7 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
         ({"loss": "logit-adjustment", "tau": 0.5}, "plan", "logits adjusted by 0.5 log of class frequencies"),
         ({"loss": "balanced-softmax"}, "plan", "by the balanced softmax"),
         ({"sampling": "class-balanced"}, "plan", "each class drawn as often"),
+        ({"buffers": "local"}, "plan", "with BatchNorm statistics of its own"),
         ({"schedule": "step", "lr_decay": 0.1}, "learning rate", "0.05, times 0.1 after 50%, 75% of the rounds"),
         ({"warmup_rounds": 5}, "learning rate", "0.05, in every round, rising to it over 5 rounds"),
     ],

@@ -22,8 +22,9 @@ from protofed.server.rounds.best_round import (
     judged_rounds,
     means_of,
 )
+from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.score_memory import ScoreMemory
-from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.state_machine import advance
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:

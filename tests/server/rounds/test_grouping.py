@@ -33,8 +33,9 @@ from protofed.server.rounds.phases import (
     Tick,
     members,
 )
+from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.sampling import Uniform
-from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.state_machine import advance
 
 TEN = frozenset("abcdefghij")
 OF_THREE = Grouping("run", 0, 3)

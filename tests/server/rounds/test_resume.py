@@ -310,7 +310,8 @@ def work(lab: Lab, site: str, unanswered: dict[str, tuple[Task, float]]) -> None
     if isinstance(answer, Task) and answer.kind is TaskKind.SCORE:
         lab.score(site, answer.round / 4, answer)
     elif isinstance(answer, Task):
-        value = VALUES[site] * (answer.round + 1) if answer.round else 0.0  # all sites make the same first model
+        by = VALUES.get(site, 4.0)  # of an evaluator that refines
+        value = by * (answer.round + 1) if answer.round else 0.0  # all sites make the same first model
         unanswered[site] = answer, value
         assert lab.push(site, lab.model(value), answer).verdict is Verdict.ACCEPTED
         del unanswered[site]
@@ -356,6 +357,22 @@ def test_a_server_killed_at_any_of_its_writes_ends_with_the_same_bytes(
         assert lab.address == reference.address
         assert accepted(lab) == accepted(reference)
         assert lab.ledger.scores("test") == reference.ledger.scores("test")
+
+
+@pytest.mark.parametrize("durably", [False, True], ids=["before", "after"])
+def test_a_server_killed_at_any_write_of_a_run_whose_models_are_refined_ends_with_the_same_bytes(
+    make: MakeLab, fragile: Fragile, durably: bool
+) -> None:
+    reference, labs = wherever_killed(make, fragile, durably, method={"name": "fedic"})
+    assert reference.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
+    assert reference.value == 12.0
+    assert len(labs) > 26
+    for lab in labs:
+        assert (lab.phase, lab.address) == (reference.phase, reference.address)
+        assert accepted(lab) == accepted(reference)
+        assert [row.aggregate for row in lab.ledger.rounds("test")] == [
+            row.aggregate for row in reference.ledger.rounds("test")
+        ]
 
 
 @pytest.mark.parametrize("durably", [False, True], ids=["before", "after"])

@@ -18,6 +18,7 @@ from protofed.server.rounds.phases import (
     Aggregated,
     Aggregating,
     Arrived,
+    AskRefinement,
     AskScores,
     Broken,
     Collecting,
@@ -31,12 +32,16 @@ from protofed.server.rounds.phases import (
     Insufficient,
     Open,
     Phase,
+    Recall,
+    Refine,
+    Refining,
     ScoresArrived,
     Stop,
     Tick,
 )
+from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.sampling import quorum_of
-from protofed.server.rounds.state_machine import RoundRules, Step, advance
+from protofed.server.rounds.state_machine import Step, advance
 from protofed.server.verdicts import RoundOutcome
 
 DEADLINE = 100.0
@@ -94,6 +99,14 @@ PHASES: dict[str, Phase] = {
     "aggregating-last-attempt": Aggregating(1, 5, frozenset("ab"), 2, tries=4),
     "idle-waiting": Idle(1, since=0.0),
     "aggregating-last": Aggregating(ROUNDS, 1, frozenset("ab")),
+    "aggregating-to-refine": Aggregating(1, 1, frozenset("ab"), to_refine=True),
+    "aggregating-refined": Aggregating(1, 1, frozenset("e"), 1, refines=True),
+    "aggregating-refined-last-attempt": Aggregating(1, 1, frozenset("e"), 1, tries=4, refines=True),
+    "refining-fresh": Refining(1, 1, 0.0),
+    "refining-asked": Refining(1, 1, 0.0, asked=frozenset("e")),
+    "refining-reported": Refining(1, 1, 0.0, asked=frozenset("e"), reported=frozenset("e")),
+    "refining-again": Refining(1, 1, 0.0, passed=frozenset("e"), tries=1, again_at=50.0),
+    "refining-last-attempt": Refining(ROUNDS, 1, 0.0, asked=frozenset("a"), tries=4),
     "evaluating-1": Evaluating(1, frozenset("ab"), 0.0),
     "evaluating-one-left": Evaluating(1, frozenset("a"), 0.0),
     "evaluating-nobody": Evaluating(1, NOBODY, 0.0),
@@ -131,8 +144,13 @@ LEADS: dict[type[Any], set[tuple[type[Any], type[Any]]]] = {  # (event, phase): 
     Collecting: {(event, to) for event in (Tick, Arrived, Declined) for to in (Aggregating, Idle, FinishedPhase)}
     | ENDS,
     Aggregating: {
-        *((Aggregated, to) for to in (Evaluating, Idle, FinishedPhase)),
-        *((Insufficient, to) for to in (Idle, FinishedPhase)),
+        *((Aggregated, to) for to in (Evaluating, Refining, Idle, FinishedPhase)),
+        *((Insufficient, to) for to in (Refining, Idle, FinishedPhase)),
+        *ENDS,
+    },
+    Refining: {
+        *((Tick, to) for to in (Aggregating, FinishedPhase)),
+        *((Arrived, Aggregating), (Declined, FinishedPhase)),
         *ENDS,
     },
     Evaluating: {(event, to) for event in (Tick, ScoresArrived, Declined) for to in (Idle, FinishedPhase)} | ENDS,
@@ -143,6 +161,8 @@ ASKS: dict[tuple[type[Any], type[Any]], set[type[Any]]] = {  # what a change of 
     (Collecting, Aggregating): {Aggregate},
     (Collecting, Idle): {Abandon},
     (Aggregating, Evaluating): {AskScores},
+    (Aggregating, Refining): set(),
+    (Refining, Aggregating): {Refine},
     (Evaluating, Idle): set(),
 }
 
@@ -176,6 +196,11 @@ def test_every_pair_is_answered_by_a_well_typed_phase_and_its_effects(phase: Pha
 @pairs
 def test_no_pair_leads_where_the_drawing_has_no_arrow(phase: Phase, event: Event) -> None:
     answer, effects = advance(rules(), phase, event)
+    if isinstance(answer, Refining) and isinstance(phase, Refining):
+        recalled = phase.asked - answer.asked if isinstance(event, Tick) else NOBODY
+        wanted = [*([AskRefinement] if answer.asked - phase.asked else []), *([Recall] if recalled else [])]
+        assert [type(effect) for effect in effects] == wanted
+        return
     if type(answer) is type(phase):
         assert effects == []
         return

@@ -17,6 +17,7 @@ from protofed.server.rounds.phases import (
     Aggregated,
     Aggregating,
     Arrived,
+    AskRefinement,
     AskScores,
     Collecting,
     Declined,
@@ -29,11 +30,15 @@ from protofed.server.rounds.phases import (
     Insufficient,
     Open,
     Phase,
+    Recall,
+    Refine,
+    Refining,
     ScoresArrived,
     Sites,
     Tick,
 )
-from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.round_rules import RoundRules
+from protofed.server.rounds.state_machine import advance
 from protofed.server.verdicts import RoundOutcome
 
 DEADLINE = 100.0
@@ -61,7 +66,7 @@ def any_rules(draw: st.DrawFn) -> RoundRules:
         max_attempts=draw(st.integers(1, 3)),
         score_every=draw(st.integers(0, 2)),
     )
-    return RoundRules(draw(st.integers(1, 3)), federation, first)
+    return RoundRules(draw(st.integers(1, 3)), federation, first, refined=draw(st.booleans()))
 
 
 @st.composite
@@ -99,6 +104,8 @@ class Walk:
     opened: dict[tuple[int, int], Collecting] = field(default_factory=dict)
     came: dict[tuple[int, int], set[SiteId]] = field(default_factory=dict)
     folded: set[int] = field(default_factory=set)
+    published: set[int] = field(default_factory=set)
+    asked: Sites = frozenset()  # to refine the open round
     ends: int = 0
 
     def step(self, event: Event, seconds: float = 0.0) -> None:
@@ -109,10 +116,13 @@ class Walk:
             event = replace(event, attempt=1 + sum(number == self.phase.round for number, _ in self.opened))
         if isinstance(event, Aggregated) and isinstance(self.phase, Aggregating):
             self.folded.add(self.phase.round)
+            self.published |= set() if self.phase.to_refine else {self.phase.round}
         if isinstance(event, Arrived) and isinstance(self.phase, Collecting):
             self.came[self.phase.round, self.phase.attempt].add(event.site)
         before = self.phase
         self.phase, effects = advance(self.rules, before, event)
+        if isinstance(before, Refining):
+            assert isinstance(self.phase, FinishedPhase) or self.phase.round == before.round, "no round is given up"
         for effect in effects:
             self._watch(effect)
         assert isinstance(self.phase, FinishedPhase) or self.phase.round >= self.round, "rounds never go back"
@@ -134,15 +144,25 @@ class Walk:
             case Abandon(round, attempt, _):
                 assert round not in self.folded, "what was folded is not abandoned"
                 assert attempt <= self.rules.federation.max_attempts
+            case AskRefinement(phase):
+                assert self.rules.refined
+                assert phase.round in self.folded - self.published, "an aggregate is refined, and no published state"
+                assert len(phase.asked) == 1, "one evaluator at a time"
+                self.asked = phase.asked
+            case Recall():
+                assert self.asked, "nobody is recalled who was not asked"
+            case Refine(phase):
+                assert phase.round in self.folded - self.published
+                assert phase.sites == self.asked
             case AskScores(phase):
-                assert phase.round in self.folded
+                assert phase.round in self.published
             case Finish(phase):
                 self.ends += 1
-                assert phase.failed or self.folded == set(range(self.rules.rounds + 1)), "no round is left out"
+                assert phase.failed or self.published == set(range(self.rules.rounds + 1)), "no round is left out"
 
     def to_the_end(self, who: Sites) -> None:
         """Let time pass, with everyone there and nobody answering, until the run ends."""
-        limit = (self.rules.rounds + 2) * (2 * self.rules.federation.max_attempts + 3)
+        limit = (self.rules.rounds + 2) * (4 * self.rules.federation.max_attempts + 3)
         for _ in range(limit):
             if isinstance(self.phase, Aggregating):
                 self.step(Aggregated(0.0, who))
@@ -166,15 +186,17 @@ def test_whatever_happens_rounds_go_forward_are_folded_once_and_end(what: RoundR
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(any_rules(), st.randoms(use_true_random=False))
 def test_a_run_whose_sites_all_answer_completes_in_whatever_order(what: RoundRules, random: Any) -> None:
-    machine, who = Walk(what), frozenset("abcd")
+    machine, who, evaluators = Walk(what), frozenset("abcd"), frozenset("ez")
     while not isinstance(machine.phase, FinishedPhase):
         match machine.phase:
             case Idle():
-                machine.step(Tick(0.0, who, who, frozenset("e")))
+                machine.step(Tick(0.0, who, who, evaluators))
             case Collecting(awaited=awaited):
                 machine.step(Arrived(random.choice(sorted(awaited)), 0.0))
             case Aggregating():
                 machine.step(Aggregated(0.0, who))
+            case Refining(asked=asked):
+                machine.step(Arrived(random.choice(sorted(asked)), 0.0) if asked else Tick(0.0, who, who, evaluators))
             case Evaluating(awaited=awaited):
                 machine.step(ScoresArrived(random.choice(sorted(awaited))))
     assert machine.phase == FinishedPhase("completed", RoundOutcome.COMPLETED)

@@ -34,7 +34,8 @@ from protofed.server.rounds.phases import (
     Summing,
     Tick,
 )
-from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.round_rules import RoundRules
+from protofed.server.rounds.state_machine import advance
 
 FIVE = frozenset("abcde")
 STEP_S = 60.0

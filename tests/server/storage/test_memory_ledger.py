@@ -23,7 +23,7 @@ RUNS, SITES, ROUNDS, ATTEMPTS = ("run", "other"), ("ann", "bob", "cyd"), range(3
 runs, sites = st.sampled_from(RUNS), st.sampled_from(SITES)
 rounds, attempts = st.sampled_from(ROUNDS), st.sampled_from(ATTEMPTS)
 digests = st.sampled_from([digest(bytes([number])) for number in range(6)])
-kinds = st.sampled_from([TaskKind.FIT, TaskKind.MASK, TaskKind.SCORE])
+kinds = st.sampled_from([TaskKind.FIT, TaskKind.REFINE, TaskKind.MASK, TaskKind.SCORE])
 text = st.sampled_from(["", "why", "because"])
 sums = st.dictionaries(st.sampled_from(["personal.pm_v", "loss"]), st.just(Spread(0.5, 0.25, None, 3)))
 scores = st.dictionaries(st.sampled_from(["global.accuracy", "personal.pm_v", "loss"]), st.sampled_from([0.0, 0.5, 1]))
@@ -78,6 +78,7 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     "begin_aggregation": st.tuples(*at),
     "set_aside": st.tuples(updates, text),
     "publish": st.tuples(*at, digests, st.booleans(), st.sampled_from([None, {"ann": "silent"}])),
+    "keep_aggregate": st.tuples(*at, digests, st.booleans(), st.sampled_from([{}, {"ann": "silent"}])),
     "abandon": st.tuples(*at, text),
     "mark_scored": st.tuples(runs, rounds),
     "invite": st.tuples(st.lists(tasks, min_size=1, max_size=3)),
@@ -113,6 +114,10 @@ def done(ledger: Ledger, name: str, values: tuple[Any, ...]) -> object:
             case "publish":
                 *where, complete, silent = values
                 ledger.publish(*where, complete=complete, silent=silent, statistics={"a": 1.0})
+            case "keep_aggregate":
+                *where, complete, silent = values
+                facts: dict[str, Any] = {"complete": complete, "silent": silent, "statistics": {"b": 2.0}}
+                ledger.keep_aggregate(*where, task_status="late", **facts)
             case _:
                 return getattr(ledger, name)(*values)
     except StateError:
@@ -174,7 +179,14 @@ def timeless(row: RoundRow) -> RoundRow:
 
 def test_no_method_that_asks_a_database_is_inherited() -> None:
     public = {name for kind in (LedgerReader, Ledger) for name in vars(kind) if not name.startswith("_")}
-    by_others = {"publish", "abandon", "judge", "settle_promises", "is_settled"}  # made of what is written again
+    by_others = {
+        "publish",
+        "keep_aggregate",
+        "abandon",
+        "judge",
+        "settle_promises",
+        "is_settled",
+    }  # made of what is written again
     assert public - vars(MemoryLedger).keys() == by_others
 
 

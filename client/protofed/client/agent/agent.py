@@ -16,6 +16,7 @@ from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle_heartbeat_s
+from protofed.client.agent.refinement import for_refining, refined, warn_if_it_cannot
 from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
@@ -199,6 +200,7 @@ class Agent:
         self._own_scores.take_up(assignment.run)
         federation = self._run.recipe.federation
         self._status.heartbeat_s, self._status.idle_heartbeat_s = federation.heartbeat_s, idle_heartbeat_s(federation)
+        warn_if_it_cannot(self._site, self._run)
         log.info("ready", run=assignment.run, site=self._site.name, device=str(self._run.data.device))
 
     def _work_on(self, task: Task) -> None:
@@ -207,6 +209,7 @@ class Agent:
         work = {
             TaskKind.INITIALISE: self._initialise,
             TaskKind.FIT: self._fit,
+            TaskKind.REFINE: self._refine,
             TaskKind.SCORE: self._score,
             TaskKind.SCORE_SUM: self._score_sum,
         }
@@ -249,7 +252,7 @@ class Agent:
         run = self._begun(task)
         first = first_model(run.recipe, self._site.policy.rules.plugins)
         update, context = Update(self._site.name, first), run.gate_context()
-        self._push(task, self._passed(task, lambda: self._site.policy.release_first(update, context)))
+        self._push(task, self._passed(task, lambda: self._site.policy.release_public(update, context)))
 
     def _fit(self, task: Task) -> None:
         """Train and push; an update of this task that is staged already is pushed without training again."""
@@ -281,6 +284,16 @@ class Agent:
             self._push_staged(task, outcome.update)
         else:
             self._push(task, released)
+
+    def _refine(self, task: Task) -> None:
+        """Refine the round's aggregate on this evaluator's auxiliary images, and push."""
+        run = for_refining(self._site, self._begun(task))
+        base = self._bases.get(task)
+        with self._site.checkpoints(task) as checkpoints:
+            self._status.activity = Activity.TRAINING
+            update = refined(self._site, run, task, base, self._status, checkpoints)
+            released = self._passed(task, lambda: self._site.policy.release_public(update, run.gate_context()))
+            self._push(task, released)  # within the block: nothing is staged, so a restart goes on behind its epochs
 
     def _fit_from(self, run: PreparedRun, task: Task, state: SiteState) -> Computation:
         return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)

@@ -42,7 +42,7 @@ class BaseGuard:
         self._built_responses: tuple[str, dict[str, Response]] | None = None
 
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
-        """Accept the base of a FIT or SCORE task, or refuse it.
+        """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
         Of class models also what this site makes of them; of models of other sites each, for a fit may start from one
         or have it in its loss.
@@ -117,7 +117,7 @@ class BaseGuard:
 
 
 def version_of(task: Task) -> int:
-    """The round that published the task's base; 0: the first model."""
+    """The round that published the task's base, or aggregated it; 0: the first model."""
     return task.round - 1 if task.kind is TaskKind.FIT else task.round
 
 

@@ -15,6 +15,7 @@ from protofed.client.privacy.own_norm import within_bounds
 from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.state.store import FitOutcome, SiteState
 from protofed.client.training.context import Checkpoints, FitStart, NoCheckpoints
+from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
@@ -83,22 +84,24 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     """
     local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
     received = FitStart(start_of(base, local.data.label_frequencies()))
-    update = train(work.run, work.task, local, base)
+    update = train(work.run, work.task, local, with_own_buffers(base, local))
     reach("fit-done")
+    memory = memory_with_buffers(local, update.payload, work.state.memory)
     start = local.start or received
     sent = start.sent or start.model
     leaving = withhold_rare_units(update.payload, sent, local.model, local.data, work.fewest, first=start.model)
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-    return FitOutcome(replace(update, payload=leaving), local.memory, personal)
+    return FitOutcome(replace(update, payload=leaving), memory, personal)
 
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
     """The scores of a model, by name."""
-    run = work.run
+    run, own = work.run, work.scored is ScoredModel.OWN
+    local = run.fit_context(work.site, work.task, work.state, status, NoCheckpoints())
     # Of OWN, too: the method may replace the head, and the weights need the right one.
-    run.method.install(run.fit_context(work.site, work.task, work.state, status, NoCheckpoints()), base)
+    run.method.install(local, with_own_buffers(base, local) if own else base)
     if work.scored is ScoredModel.GLOBAL:
         return on_test(run.model, run.data, run.recipe)
     if work.scored is ScoredModel.GLOBAL_LOCALLY:

@@ -40,6 +40,7 @@ class _SiteEntry(_Listed):
     train: int  # number of the examples
     test: int
     local_test: int | None
+    auxiliary: int | None
     scores_only: bool
 
 
@@ -87,8 +88,11 @@ class Shared:
         """The data of a site; its tensors are the block's."""
         entry = self._sites[name]
         train, test = self._examples[entry.train], self._examples[entry.test]
-        local = None if entry.local_test is None else self._examples[entry.local_test]
-        return SiteData(train, test, self._input, self._classes, scores_only=entry.scores_only, local_test=local)
+        local, auxiliary = (
+            None if number is None else self._examples[number] for number in (entry.local_test, entry.auxiliary)
+        )
+        of_run, scores_only = (self._input, self._classes), entry.scores_only
+        return SiteData(train, test, *of_run, scores_only=scores_only, local_test=local, auxiliary=auxiliary)
 
     def _made(self, memory: Memory, entry: _ExamplesEntry) -> Examples:
         examples = Examples(_tensor(memory, entry.images), _tensor(memory, entry.labels))
@@ -109,8 +113,11 @@ class _Plan:
     def site(self, site: SiteData) -> _SiteEntry:
         train = self._number(site.train, site.input, normalised=not self._augmented)
         test = self._number(site.test, site.input)
-        local = None if site.local_test is None else self._number(site.local_test, site.input)
-        return _SiteEntry(train=train, test=test, local_test=local, scores_only=site.scores_only)
+        local, auxiliary = (
+            None if examples is None else self._number(examples, site.input)
+            for examples in (site.local_test, site.auxiliary)
+        )
+        return _SiteEntry(train=train, test=test, local_test=local, auxiliary=auxiliary, scores_only=site.scores_only)
 
     def _number(self, examples: Examples, input_: Input, *, normalised: bool = True) -> int:
         if id(examples) not in self._numbers:

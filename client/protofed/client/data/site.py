@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from protofed.client.data import dirichlet, groups, partition
+from protofed.client.data.auxiliary import draw_auxiliary
 from protofed.client.data.hold_out import hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.site_data import Examples, SiteData, check_labels
@@ -38,7 +39,7 @@ def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[st
     Raises:
         DataError: the source cannot be used, or not partitioned as `data` says.
     """
-    source = _long_tailed(load(data, input_, class_names), data, classes)
+    source, _ = _for_sites(load(data, input_, class_names), data, classes)
     cut = _cut(source, data)
     return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
 
@@ -49,27 +50,29 @@ def load_site(data: Data, index: int, input_: Input, classes: int, class_names: 
     Raises:
         DataError: as `load_sites`, or there is no such site.
     """
-    source = _long_tailed(load(data, input_, class_names), data, classes)
+    source, auxiliary = _for_sites(load(data, input_, class_names), data, classes)
     cut = _cut(source, data)
     if isinstance(data.partition, kinds.Whole):
         index = 0
     if not 0 <= index < len(cut.train):
         raise DataError(f"partition_index {index} of {len(cut.train)}: expected 0 to {len(cut.train) - 1}")
-    return _site(source, cut, index, input_, classes)
+    return replace(_site(source, cut, index, input_, classes), auxiliary=auxiliary)
 
 
 def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
     """An evaluator's data, without training examples: the source's test set, or where it has none all local test sets
-    together.
+    together; and the auxiliary images, if there are some.
 
     Raises:
         DataError: the source cannot be used; without a test set, as `load_sites`.
     """
     source = load(data, input_, class_names)
     if len(source.test) or data.local_test_fraction is None:
-        return SiteData.for_scoring(source.test, input_, classes)
-    cut = _cut(_long_tailed(source, data, classes), data)
-    return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes)
+        _, auxiliary = _set_apart(source, data, classes)
+        return SiteData.for_scoring(source.test, input_, classes, auxiliary)
+    source, auxiliary = _for_sites(source, data, classes)
+    cut = _cut(source, data)
+    return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes, auxiliary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,16 +91,32 @@ class _Cut:
     local: list[Indices]
 
 
-def _long_tailed(source: Source, data: Data, classes: int) -> Source:
-    """The source with its long tail. Labels are checked here, once for all sites."""
+def _for_sites(source: Source, data: Data, classes: int) -> tuple[Source, Examples | None]:
+    """What is partitioned: the source with its long tail; and the auxiliary images, which it is without.
+
+    Labels are checked here, once for all sites.
+    """
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
     for examples in (source.train, source.test):
         check_labels(examples, classes)
+    source, auxiliary = _set_apart(source, data, classes)
     if data.long_tail is None:
-        return source
+        return source, auxiliary
     rng = np.random.RandomState([data.seed, _LONG_TAIL_STREAM])
-    kept = partition.long_tail(_labels(source.train), data.long_tail, rng)
+    return _trained_on(source, partition.long_tail(_labels(source.train), data.long_tail, rng)), auxiliary
+
+
+def _set_apart(source: Source, data: Data, classes: int) -> tuple[Source, Examples | None]:
+    """The source without its auxiliary images, and these; before the long tail, so that they are balanced."""
+    if data.auxiliary_per_class is None:
+        return source, None
+    drawn = draw_auxiliary(source.train, source.test, data.auxiliary_per_class, classes, data.seed)
+    kept = np.setdiff1d(np.arange(len(source.train)), drawn)
+    return _trained_on(source, kept), _rows(source.train, drawn)
+
+
+def _trained_on(source: Source, kept: Indices) -> Source:
     columns = (source.site_column, source.group_column)
     site, group = (None if column is None else column[kept] for column in columns)
     return replace(source, train=_rows(source.train, kept), site_column=site, group_column=group)

@@ -158,6 +158,7 @@ class SiteData:
         device: where batches are made.
         scores_only: an evaluator's data, without training examples.
         local_test: a test set of the site's own class distribution, for its own model; None or not empty.
+        auxiliary: public images with labels, to refine models on; None or not empty, and in none of the test sets.
 
     Raises:
         DataError: no examples, images of another shape than the run's, or labels outside 0..classes - 1.
@@ -170,12 +171,14 @@ class SiteData:
     device: torch.device = CPU
     scores_only: bool = False
     local_test: Examples | None = None
+    auxiliary: Examples | None = None
 
     def __post_init__(self) -> None:
         for name, examples, may_be_empty in (
             ("training", self.train, self.scores_only),
             ("test", self.test, self.local_test is not None),
             ("local test", self.local_test, False),
+            ("auxiliary", self.auxiliary, False),
         ):
             if examples is None:
                 continue
@@ -185,21 +188,35 @@ class SiteData:
             check_labels(examples, self.classes)
 
     @classmethod
-    def for_scoring(cls, test: Examples, input_: Input, classes: int) -> SiteData:
-        """The data of an evaluator: a test set only."""
-        return cls(no_examples(input_), test, input_, classes, scores_only=True)
+    def for_scoring(cls, test: Examples, input_: Input, classes: int, auxiliary: Examples | None = None) -> SiteData:
+        """The data of an evaluator: a test set, and what it may refine models on."""
+        return cls(no_examples(input_), test, input_, classes, scores_only=True, auxiliary=auxiliary)
+
+    def for_refining(self) -> SiteData:
+        """Data with the auxiliary images alone: a method sees neither the site's own nor a test set.
+
+        Raises:
+            DataError: there are none.
+        """
+        if self.auxiliary is None:
+            raise DataError(
+                "there are no auxiliary images to refine a model on: set data.auxiliary_per_class in this site's "
+                "settings, for public images only"
+            )
+        return SiteData(self.auxiliary, self.auxiliary, self.input, self.classes, self.device)
 
     def placed(self, device: torch.device) -> SiteData:
         """The same data for training on `device`: moved there if it fits, else batch by batch from where it is.
 
         Sites that share a test set share it there, too.
         """
-        train, test, local = self.train, self.test, self.local_test
-        size = train.nbytes + test.nbytes + (0 if local is None else local.nbytes)
+        others = self.local_test, self.auxiliary
+        size = sum(examples.nbytes for examples in (self.train, self.test, *others) if examples is not None)
         if device.type == "cuda" and not fits(size, device):
             return replace(self, device=device)
-        moved_local = None if local is None else local.on(device)
-        return replace(self, train=train.on(device), test=test.on(device), local_test=moved_local, device=device)
+        local, auxiliary = (None if examples is None else examples.on(device) for examples in others)
+        train, test = self.train.on(device), self.test.on(device)
+        return replace(self, train=train, test=test, local_test=local, auxiliary=auxiliary, device=device)
 
     def held_out(self, fraction: float) -> tuple[SiteData, Examples]:
         """These data without a part of the training examples, and that part, for a method to compare models on.
@@ -322,7 +339,8 @@ def class_balanced(labels: Tensor, order: Tensor, rng: torch.Generator) -> Tenso
         rng: of the CPU.
     """
     by_class = labels.argsort(stable=True)  # the examples of the first class, then those of the next, …
-    _, counts = torch.unique(labels, return_counts=True)  # [P] of the classes that there are
+    counts = labels.bincount()
+    counts = counts[counts > 0]  # [P] of the classes that there are
     first_of_more = torch.randint(len(counts), (), generator=rng)  # by chance, or low classes would be drawn more
     drawn = (order + first_of_more) % len(counts)  # [N] which class
     # In float64 a number below 1 times a count stays below the count.

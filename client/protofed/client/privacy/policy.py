@@ -231,8 +231,11 @@ class Policy:
         weight = update.weight if self.rules.example_count else None
         return Released(manifest, data, self.release_scores(update.metrics).scores, weight, _GATE)
 
-    def release_first(self, update: Update, context: GateContext | None = None) -> Released:
-        """`release` of a run's first model, which has nothing of the site's data: rules about classes let it leave."""
+    def release_public(self, update: Update, context: GateContext | None = None) -> Released:
+        """`release` of what has nothing of the site's own data: rules about classes let it leave.
+
+        It is a run's first model, or one that an evaluator refined on images that it says are public.
+        """
         return replace(self, rules=_in_a_sum(self.rules)).release(update, context)
 
     def release_sum(self, update: Update, layout: SumLayout, context: GateContext | None = None) -> ReleasedVector:

@@ -46,7 +46,7 @@ def train(
     loss: Loss,
     parameters: Iterable[Tensor | ParameterGroup] | None = None,
     epochs: int | None = None,
-    after: Callable[[Step], None] | None = None,
+    after: Callable[[Step], object] | None = None,
 ) -> Trained:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 

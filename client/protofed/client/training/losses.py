@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_softmax, normalize
 
 from protofed.client.training.context import FitContext
 
@@ -168,3 +168,15 @@ def _distances(centroids: Tensor, features: Tensor, distance: Distance) -> Tenso
         return distances
     cosines = normalize(centroids, dim=1) @ normalize(features, dim=1).T
     return 1 - cosines if distance == "cosine" else cosines
+
+
+def distillation(logits: Tensor, towards: Tensor, temperature: float) -> Tensor:
+    """KL(teacher || student) of softened predictions, in the batch's mean: without the factor T**2 (METHODS §5.14).
+
+    Args:
+        logits: of the model that is trained, [B, C].
+        towards: of the teacher, [B, C].
+        temperature: T.
+    """
+    student, teacher = (log_softmax(values / temperature, dim=1) for values in (logits, towards))
+    return kl_div(student, teacher, reduction="batchmean", log_target=True)

@@ -174,6 +174,8 @@ class Data(StrictModel):
     )
     # of each class's training examples: they are scored in the place of the test set, which is left out; to tune by
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    # of each class's training examples: no site has them, and an evaluator refines models on them (method fedic)
+    auxiliary_per_class: Annotated[int, Field(ge=1)] | None = None
     merge_test_into_train: bool = False  # the source's test set joins its training set: only sites have test sets then
     local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of each class, held out of a site's own
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it

@@ -39,6 +39,7 @@ class Plan(StrictModel):
         "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
     )
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
+    buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm's statistics with which a site goes on
     checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
 
     @model_validator(mode="after")

@@ -54,7 +54,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
         }
     ),
     "model": frozenset({"pretrained_body"}),
-    "plan": frozenset({"loss", "tau", "sampling", "lr_steps", "warmup_rounds"}),
+    "plan": frozenset({"loss", "tau", "sampling", "lr_steps", "warmup_rounds", "buffers"}),
     "evaluation": frozenset({"personal_test_images"}),
 }
 M = TypeVar("M", bound=BaseModel)

@@ -19,7 +19,7 @@ LONGEST_S = 1e9  # seconds; bounds every duration that is read: thirty years
 
 
 class Role(StrEnum):
-    """What a client daemon does: train on its data, or score the global model on a public test set."""
+    """What a client daemon does: train on its data; or, on public images, score the global model and refine it."""
 
     TRAINER = "trainer"
     EVALUATOR = "evaluator"
@@ -40,6 +40,7 @@ class TaskKind(StrEnum):
 
     INITIALISE = "initialise"  # round 0: draw the model from the run's seed, on a site: the server has no torch
     FIT = "fit"
+    REFINE = "refine"  # an evaluator makes of a round's aggregate the state that is published: the server has no torch
     SCORE = "score"
     # Of a secure sum, in this order; FIT, or SCORE_SUM, begins it.
     SCORE_SUM = "score-sum"
@@ -52,6 +53,7 @@ class TaskKind(StrEnum):
     REVEAL = "reveal"
 
 
+TRAININGS = frozenset({TaskKind.FIT, TaskKind.REFINE})
 SCORINGS = frozenset({TaskKind.SCORE, TaskKind.SCORE_SUM})  # what a site takes scores for
 SUM_STEPS = (  # of a secure sum that has begun, in their order
     TaskKind.SHARE,

@@ -15,7 +15,7 @@ from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
 from protofed.deploy.audit.verify import AuditStatus
 
 NONE = "–"
-MODELS = (TaskKind.FIT, TaskKind.SCORE, TaskKind.SCORE_SUM)  # tasks whose base is a model
+MODELS = (TaskKind.FIT, TaskKind.REFINE, TaskKind.SCORE, TaskKind.SCORE_SUM)  # tasks whose base is a model
 WRAPPED = ("run", "who", "outcome", "call", "what", "base")  # columns that may break lines; digits must not
 
 

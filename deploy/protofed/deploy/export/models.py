@@ -15,6 +15,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.training.context import FitContext
+from protofed.client.training.own_buffers import with_own_buffers
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -116,7 +117,7 @@ def personal_model(
     local = _context(recipe, site, kept_round.round, allowed, kept_round.memory, data)
     if half.personal == "installed":
         received = _OnDemand(base)
-        half.install(local, received)
+        half.install(local, with_own_buffers(received, local))
         sent = received.used
         number, address = (kept_round.round, None) if sent is None else (sent.round, sent.address)
     else:

@@ -7,7 +7,13 @@ from protofed.deploy.operator.snapshot import MissingSite, Waiting
 from protofed.deploy.operator.snapshot_sites import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
-BLOCKED = ("trainers", "required-sites", "back-off", "disk")  # reasons for which somebody has to do something
+BLOCKED = (
+    "trainers",
+    "required-sites",
+    "evaluator",
+    "back-off",
+    "disk",
+)  # reasons for which somebody has to do something
 
 
 def waiting(info: pb.RunInfo) -> Waiting | None:
@@ -37,7 +43,7 @@ def sentence(what: Waiting) -> str:
     match what.reason:
         case "back-off":
             return f"{what.text}, in {left}"
-        case "updates" | "sum" | "scores":
+        case "updates" | "sum" | "refinement" | "scores":
             return f"{what.text}; {left} left"
         case _:
             return f"{what.text}; the run fails in {left} if that stays so"
@@ -47,7 +53,7 @@ def short(what: Waiting | None) -> str:
     """For a table's cell; empty for what other columns say: what the open round is waiting for."""
     return (
         ""
-        if what is None or what.reason in ("updates", "sum", "scores", "paused")
+        if what is None or what.reason in ("updates", "sum", "refinement", "scores", "paused")
         else what.text.partition("; missing")[0]
     )
 

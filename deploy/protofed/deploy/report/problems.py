@@ -113,6 +113,8 @@ def _site_problems(record: RunRecord) -> list[str]:
         ("initialise", "failed", "reported that they could not make the first model"),
         ("fit", "failed", "reported that they could not train or hand in an update"),
         ("fit", "late", "had not reported when the round closed"),
+        ("refine", "failed", "reported that they could not refine the model"),
+        ("refine", "late", "had not refined the model in time"),
         ("score", "failed", "reported that they could not take scores"),
         ("score", "late", "did not answer a request for scores"),
     ):

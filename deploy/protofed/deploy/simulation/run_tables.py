@@ -26,7 +26,16 @@ from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.rounds.model_warnings import ModelWarning
-from protofed.server.rounds.phases import Aggregating, Collecting, Evaluating, FinishedPhase, Idle, Phase, Summing
+from protofed.server.rounds.phases import (
+    Aggregating,
+    Collecting,
+    Evaluating,
+    FinishedPhase,
+    Idle,
+    Phase,
+    Refining,
+    Summing,
+)
 
 
 def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
@@ -159,6 +168,8 @@ def status(phase: Phase, rounds: int) -> tuple[int, str]:
             return max(phase.round - 1, 0), f"training {len(phase.reported)}/{len(phase.cohort)}"
         case Summing():
             return max(phase.round - 1, 0), f"summing: {phase.step}"
+        case Refining():
+            return max(phase.round - 1, 0), "refining"
         case Evaluating():
             return phase.round - 1, f"scoring, {len(phase.awaited)} to go"
         case Idle() | Aggregating():

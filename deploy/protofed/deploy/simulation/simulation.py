@@ -17,7 +17,7 @@ from protofed.client.agent.computation import Computation, Elsewhere
 from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import client_methods
+from protofed.client.method import client_methods, refining
 from protofed.client.models.catalogue import architectures, device_model
 from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy
@@ -130,6 +130,7 @@ def everything(recipe: Recipe) -> Policy:
         PolicyRules(
             methods=frozenset({recipe.method.name}),
             parts=frozenset(Part),
+            exchange=frozenset(Exchange),
             metrics=SCALARS,
             plugins=recipe.names,
             dtypes=frozenset(DTYPES.values()) - OF_SUMS,
@@ -137,7 +138,6 @@ def everything(recipe: Recipe) -> Policy:
             max_update_mb=MOST_BYTES / 1e6,
             example_count=True,
             class_distribution_estimate=True,
-            exchange=frozenset(Exchange),
             min_samples_per_class=1,
             min_images_per_unit=1,
             batch_order="recipe",
@@ -187,9 +187,11 @@ def agents_of(
 
     Raises:
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
-        DataError: its data cannot be loaded.
+        DataError: its data cannot be loaded, or the evaluator has nothing to refine models on and the method needs it.
     """
-    client_methods.build(recipe.method.name, recipe.method.options)
+    half, data = client_methods.build(recipe.method.name, recipe.method.options), data or data_of(recipe)
+    if refining(half) is not None:
+        data[EVALUATOR].for_refining()
     on_device = device or torch.device("cpu")
     unrestricted = everything(recipe)
     site_policy = unrestricted if policy is None else simulated(policy)
@@ -206,7 +208,7 @@ def agents_of(
         site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, simulated=True)
         return Agent(site, connect(name, roles), elsewhere=elsewhere)
 
-    return [agent(name, examples.placed(on_device)) for name, examples in (data or data_of(recipe)).items()]
+    return [agent(name, examples.placed(on_device)) for name, examples in data.items()]
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def site_plan(
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
         first_model=None
         if policy is None
-        else _violation(policy.release_first, Update("site", model), _all_classes(recipe.classes)),
+        else _violation(policy.release_public, Update("site", model), _all_classes(recipe.classes)),
         rules=()
         if policy is None
         else sentences(policy.rules, update.payload.keys(), exchanges_of(client), secure=layout is not None),

@@ -65,14 +65,14 @@ def broken(checks: Sequence[LimitCheck]) -> Iterator[str]:
 
 
 def _unusual(plan: Plan) -> str:
-    """How examples are drawn, and by what loss, where it is other than by default."""
+    """How examples are drawn, by what loss and on whose statistics, where it is other than by default."""
     losses = {
         "cross-entropy": "",
         "balanced-softmax": ", by the balanced softmax",
         "logit-adjustment": f", with logits adjusted by {plan.tau:g} log of class frequencies",
     }
     drawn = ", each class drawn as often" if plan.sampling == "class-balanced" else ""
-    return drawn + losses[plan.loss]
+    return f"{drawn}{losses[plan.loss]}{', with BatchNorm statistics of its own' if plan.buffers == 'local' else ''}"
 
 
 def _rates(plan: Plan) -> str:

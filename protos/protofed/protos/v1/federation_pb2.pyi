@@ -99,7 +99,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_TRAINER: _Role.ValueType  # 1
     """trains on its own data"""
     ROLE_EVALUATOR: _Role.ValueType  # 2
-    """scores the global model on a public test set"""
+    """on public images: scores the global model, and refines it where the method asks for that"""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper): ...
 
@@ -107,7 +107,7 @@ ROLE_UNSPECIFIED: Role.ValueType  # 0
 ROLE_TRAINER: Role.ValueType  # 1
 """trains on its own data"""
 ROLE_EVALUATOR: Role.ValueType  # 2
-"""scores the global model on a public test set"""
+"""on public images: scores the global model, and refines it where the method asks for that"""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _Hold:
@@ -172,6 +172,8 @@ class _TaskKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TaskKind.Val
     TASK_KIND_AGREE: _TaskKind.ValueType  # 10
     """as for the holders"""
     TASK_KIND_REVEAL: _TaskKind.ValueType  # 11
+    TASK_KIND_REFINE: _TaskKind.ValueType  # 12
+    """Of an evaluator: train the base, a round's aggregate, on public images, upload what the round publishes."""
 
 class TaskKind(_TaskKind, metaclass=_TaskKindEnumTypeWrapper): ...
 
@@ -199,6 +201,8 @@ TASK_KIND_MASK: TaskKind.ValueType  # 9
 TASK_KIND_AGREE: TaskKind.ValueType  # 10
 """as for the holders"""
 TASK_KIND_REVEAL: TaskKind.ValueType  # 11
+TASK_KIND_REFINE: TaskKind.ValueType  # 12
+"""Of an evaluator: train the base, a round's aggregate, on public images, upload what the round publishes."""
 Global___TaskKind: _TypeAlias = TaskKind  # noqa: Y015
 
 class _SumSubject:

@@ -18,8 +18,8 @@ class Overview:
 
     Attributes:
         began: a round was opened.
-        phase: in words: "waiting for sites", "making the model", "collecting", "summing: <step>", "evaluating",
-            "waiting", "abandoned: <reason>", or how the run ended.
+        phase: in words: "waiting for sites", "making the model", "collecting", "summing: <step>", "refining",
+            "evaluating", "waiting", "abandoned: <reason>", or how the run ended.
         invited, reported: sites of the current (or last) round's fits.
         seconds: from the opening of the first round until the run's end, or until now.
         received, sent: bytes of accepted updates and of the models that sites were asked to fetch.
@@ -94,6 +94,8 @@ def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
         return "evaluating" if any(kind in SCORINGS for kind in asked) and not last.scored else "waiting"
     if last.abandoned is not None:
         return f"abandoned: {last.abandoned}"
+    if last.aggregate is not None:
+        return "refining"
     if step := next((step for step in reversed(SUM_STEPS) if step in asked), None):
         return f"summing: {step}"
     return "collecting" if last.round else "making the model"

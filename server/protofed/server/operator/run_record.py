@@ -14,7 +14,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason, ProtofedError, short
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
-from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, Verdict, score_family
+from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
@@ -61,7 +61,8 @@ def norms(records: LedgerReader, rounds: Sequence[RoundRow], blobs: BlobReader, 
         if row.round == 0 or row.rolled_back:
             continue
         rows = records.updates(row.run, row.round, row.attempt)
-        used = [update for update in rows if update.counts and update.task.subject is None]
+        used = [update for update in rows if update.counts and update.task.kind is TaskKind.FIT]
+        used = [update for update in used if update.task.subject is None]
         payloads = {
             update.task.site: payload for update in used if (payload := _read(blobs, update.digest)) is not None
         }

@@ -9,6 +9,7 @@ from enum import StrEnum
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, SecureSumError, StateError, short
+from protofed.common.protocol.messages import TaskKind
 from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
@@ -64,11 +65,12 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
         state = publisher.restore(before).state if before else None
         grouping = Grouping.of_run(recipe)
         known = records.groups(row.closed_at)  # of then: one may have been dissolved since
-        groups = () if grouping is None else grouping.begun(known, {update.task.site for update in used})
+        trained = {update.task.site for update in used if update.task.kind is not TaskKind.REFINE}
+        groups = () if grouping is None else grouping.begun(known, trained)
         most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
         counted = [capped(update, most) for update in used]
         context = round_context(recipe, row.round, row.sites)
-        recomputed = codec.digest(codec.encode(publisher.aggregated(state, counted, context, groups)))
+        recomputed = codec.digest(codec.encode(publisher.recomputed(state, counted, context, groups)))
     except (SecureSumError, StateError) as error:
         return Verified(VerificationResult.DAMAGED, published, reason=str(error))
     return Verified(

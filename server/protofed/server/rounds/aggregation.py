@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median_high, median_low
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -16,7 +16,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import Verdict
+from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import RoundContext
 from protofed.server.rounds import phases, state_machine
@@ -42,11 +42,15 @@ class AggregationJob:
     Attributes:
         complete: the round got all its updates, by their number and by required sites.
         silent: by site that did not report, what is known of it in words.
+        aggregate: what an evaluator has refined; None: the sites' updates are to be aggregated.
+        statistics: of the aggregation that gave it.
     """
 
     phase: phases.Aggregating
     complete: bool
     silent: dict[SiteId, str]
+    aggregate: Payload | None = None
+    statistics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Aggregation:
@@ -152,6 +156,8 @@ class Aggregation:
         """
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
         accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
+        if phase.refines:
+            return _refinement(accepted)
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
         if phase.round and self._rules.secure:
             began = {row.task.site for row in accepted if row.task.asks_for_update and row.set_aside is None}
@@ -179,13 +185,16 @@ class Aggregation:
         """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread."""
         try:
             reach("aggregation-begun")
-            most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
-            new = self._publisher.aggregated(state, [self._capped(row, most) for row in used], context, groups)
+            if job.aggregate is not None:
+                new, statistics = self._publisher.refined(job.aggregate, used[0], context), job.statistics
+            else:
+                most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
+                new = self._publisher.aggregated(state, [self._capped(row, most) for row in used], context, groups)
+                statistics = {WEIGHT_CAP: most} if most < math.inf else {}
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
             self._publisher.uncache(used)
-            statistics = {WEIGHT_CAP: most} if most < math.inf else {}
-            return replace(published, statistics={**published.statistics, **statistics})
+            return replace(published, statistics={**statistics, **published.statistics})
         except OutOfSpaceError as error:
             return error
         except Exception as error:
@@ -249,22 +258,33 @@ class Aggregation:
 
     def _publish(self, job: AggregationJob, new: Published) -> None:
         """Blob first (it is durable already), ledger row second, old blobs go last: a crash between loses nothing."""
-        phase = job.phase
-        any_set_aside = any(row.set_aside for row in self._ledger.updates(self._run, phase.round, phase.attempt))
-        complete = job.complete and not any_set_aside
+        phase, at = job.phase, (self._run, job.phase.round, job.phase.attempt)
+        left_out = [row for row in self._ledger.updates(*at) if row.set_aside and row.task.kind is not TaskKind.REFINE]
+        complete = job.complete and not left_out
         reach("state-stored")
         task_status = "not-needed" if job.complete else "late"
-        at = (self._run, phase.round, phase.attempt)
-        self._ledger.publish(
-            *at, new.address, complete=complete, task_status=task_status, silent=job.silent, statistics=new.statistics
-        )
+        closed: dict[str, Any] = {"complete": complete, "task_status": task_status, "silent": job.silent}
+        if phase.to_refine:
+            self._ledger.keep_aggregate(*at, new.address, **closed, statistics=new.statistics)
+            reach("aggregate-kept")
+            log.info("round aggregated, to be refined", run=self._run, round=phase.round, sites=len(phase.sites))
+            return
+        self._ledger.publish(*at, new.address, **closed, statistics=new.statistics)
         reach("round-published")
-        log.info("round published", run=self._run, round=phase.round, sites=len(phase.sites), complete=complete)
+        made_by = {"refined_by": min(phase.sites)} if phase.refines else {"sites": len(phase.sites)}
+        log.info("round published", run=self._run, round=phase.round, **made_by, complete=complete)
         if self._context.keep_rounds:
             before = phase.round - self._context.keep_rounds
             prune(self._ledger, self._context.blobs, self._run, before, self._rankings)
         # Counted last: whatever failed above is done again, and would be counted twice.
         self._context.metrics.round_ended("committed" if complete else "degraded")
+
+
+def _refinement(accepted: Iterable[UpdateRow]) -> tuple[list[UpdateRow], dict[SiteId, str]]:
+    """The evaluator's update that counts or, while none does, why those of before do not; it may be asked twice."""
+    rows = [row for row in accepted if row.task.kind is TaskKind.REFINE]
+    used = [row for row in rows if row.set_aside is None]
+    return used, {} if used else {row.task.site: row.set_aside or "" for row in rows}
 
 
 def outliers(norms: Mapping[SiteId, float], factor: float | None) -> dict[SiteId, str]:

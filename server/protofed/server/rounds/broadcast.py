@@ -1,4 +1,4 @@
-"""What a site is sent of a state."""
+"""What a site, or an evaluator that refines it, is sent of a state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from protofed.server.method import ServerMethod
 
 def sent(method: ServerMethod, state: Payload, site: SiteId) -> Payload:
     """A method's broadcast to a site, without what stays on the server; the same object, if there is nothing of it."""
-    payload = method.broadcast(state, site)
+    return public_of(method.broadcast(state, site))
+
+
+def public_of(payload: Payload) -> Payload:
+    """A payload without what stays on the server; the same object, if there is nothing of it."""
     if Part.PRIVATE not in payload:
         return payload
     return {part: tensors for part, tensors in payload.items() if part is not Part.PRIVATE}

@@ -189,7 +189,7 @@ class Coordinator:
         """Seconds until the phase's deadline. A duration, not a time: sites' clocks may differ from ours."""
         rules, now = self.recipe.federation, self._clock()
         match self.phase:
-            case phases.Collecting():
+            case phases.Collecting() | phases.Refining():
                 return max(0.0, self.phase.opened + rules.deadline_s - now)
             case phases.Summing():
                 return max(0.0, self.phase.opened + rules.sum_step_s - now)

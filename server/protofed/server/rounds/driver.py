@@ -37,11 +37,13 @@ from protofed.server.rounds.min_contributors import check_contributors
 from protofed.server.rounds.model_history import WarningLog
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.rounds.refinement import Refinements
 from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
+from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.scoring import Scoring
 from protofed.server.rounds.secure_sums import check_secure
-from protofed.server.rounds.state_machine import RoundRules, advance
+from protofed.server.rounds.state_machine import advance
 from protofed.server.rounds.sum_steps import SumRounds
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -69,12 +71,14 @@ class Driver:
         self._publisher = Publisher(self._method, context.blobs, fewest, sums, recipe.fingerprint())
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
-        self._aggregation = Aggregation(recipe, self._publisher, guarded, self._scores.ranking, self._aggregation_ended)
         self.invitations = Invitations(self._run, context)
+        self._refinements = Refinements.of_run(self._run, self._method, self._publisher, context, self.invitations)
+        self._aggregation = Aggregation(recipe, self._publisher, guarded, self._scores.ranking, self._aggregation_ended)
         summed = recipe.federation.secure and not context.simulated
         self.sums = SumRounds(recipe, self._method, context, self.invitations) if summed else None
         holders = self.sums is not None and self.sums.holders
-        self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders)
+        refined = self._refinements is not None
+        self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders, refined=refined)
         self._scoring = Scoring(recipe, context, self._scores, self.sums, self._rules)
         self._events: deque[phases.Event] = deque()
         self._draining = False
@@ -106,12 +110,14 @@ class Driver:
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
         job = self._aggregation.job
-        if job is None or (job.phase.round, job.phase.attempt) != (row.round, row.attempt):
+        if job is None or job.phase.refines or (job.phase.round, job.phase.attempt) != (row.round, row.attempt):
             return None
         return job.complete
 
     def expected(self, row: TaskRow) -> ExpectedUpdate:
         """What an update that answers the invitation must look like."""
+        if row.kind is TaskKind.REFINE:
+            return NOTHING if self._refinements is None else self._refinements.expects()
         if row.kind is TaskKind.INITIALISE or row.subject is not None or self.published is None:
             return NOTHING
         return self._method.expects(self.published.state)
@@ -231,15 +237,18 @@ class Driver:
                 for effect in effects:
                     self._perform(effect)
             except OutOfSpaceError as error:
-                if not (isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)):
+                opens = isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)
+                asks = isinstance(before, phases.Refining) and isinstance(self.phase, phases.Refining)
+                if not opens and not asks:
                     raise  # half done: only a restart, from the ledger, can go on
-                log.error("no space to open a round; trying again", run=self._run, round=before.round, why=str(error))
+                number = getattr(before, "round", 0)
+                log.error("no space to invite sites; trying again", run=self._run, round=number, why=str(error))
                 self.phase, self._disk_full = before, True
                 self._events.clear()
             if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
                 self._warnings.look()
             closed = isinstance(before, phases.Aggregating) or phases.is_scoring(before)
-            if closed and isinstance(self.phase, phases.Idle):
+            if closed and isinstance(self.phase, phases.Idle | phases.Refining):
                 self._events.append(self._tick_event())  # open the next round now: a tick may be a second away
 
     def _perform(self, effect: phases.Effect) -> None:
@@ -252,6 +261,8 @@ class Driver:
                 if groups:
                     self._ledger.keep_groups(groups)
                 self._aggregation.begin(AggregationJob(phase, complete, self.invitations.clear()), self._state)
+            case phases.AskRefinement() | phases.Recall() | phases.Refine():
+                self._refine(effect)
             case phases.Abandon(round_, attempt, reason):
                 log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
@@ -289,6 +300,17 @@ class Driver:
         bases = {} if self._state is None else self._publisher.broadcasts(self._state, sorted(sites))
         self.invitations.send(kind, number, attempt, sorted(sites), bases, write, subject)
 
+    def _refine(self, effect: phases.AskRefinement | phases.Recall | phases.Refine) -> None:
+        assert self._refinements is not None  # noqa: S101  (no other run has such effects)
+        match effect:
+            case phases.AskRefinement(phase):
+                self._refinements.ask(phase)
+                self._disk_full = False
+            case phases.Recall(reason):
+                self._refinements.recall(reason)
+            case phases.Refine(phase):
+                self._aggregation.begin(self._refinements.job(phase), self._state)
+
     def _ask_step(self, phase: phases.Summing, *, complete: bool) -> None:
         assert self.sums is not None  # noqa: S101  (no other run has such a phase)
         try:
@@ -314,7 +336,10 @@ class Driver:
     def _aggregation_ended(self, job: AggregationJob, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         """Called on the coordinator's thread when an aggregation is over."""
         if isinstance(outcome, Published):
-            self._published = outcome
+            if self._refinements is not None:
+                self._refinements.aggregate = outcome if job.phase.to_refine else None
+            if not job.phase.to_refine:
+                self._published = outcome
             self.handle(self._aggregated())
         else:
             self.handle(outcome)
@@ -336,6 +361,8 @@ class Driver:
             return phases.Idle(0)
         self._published = self._publisher.restore(states[-1]) if states else None
         last = rounds[-1]
+        if self._refinements is not None and last.aggregate is not None and last.state is None:
+            self._refinements.restore(last.aggregate)
         log.info("run resumed", run=self._run, round=last.round)
         self._context.presence.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)

@@ -19,7 +19,7 @@ from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import SUM_STEPS, Manifest, Receipt, Scores, TaskKind, Verdict
+from protofed.common.protocol.messages import SUM_STEPS, TRAININGS, Manifest, Receipt, Scores, TaskKind, Verdict
 from protofed.common.tensors import norm_of, relative_bound
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
@@ -40,7 +40,7 @@ from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 log = structlog.get_logger()
-UPLOADED = (TaskKind.INITIALISE, TaskKind.FIT, TaskKind.SCORE_SUM, *SUM_STEPS)
+UPLOADED = (TaskKind.INITIALISE, *sorted(TRAININGS), TaskKind.SCORE_SUM, *SUM_STEPS)
 MAX_REJECTED = 8  # updates for one invitation: each stays in the ledger, and a broken site must not fill the disk
 
 

@@ -26,6 +26,10 @@ class Invitations:
         """The site's open invitation."""
         return self._open.get(site)
 
+    def open_rows(self) -> list[TaskRow]:
+        """All open invitations, in site order."""
+        return [self._open[site] for site in sorted(self._open)]
+
     def has(self, row: TaskRow) -> bool:
         """Whether this very invitation is still open."""
         current = self._open.get(row.site)

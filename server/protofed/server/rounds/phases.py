@@ -149,7 +149,12 @@ class Summing:
 
 @dataclass(frozen=True)
 class Aggregating:
-    """These sites' updates are being aggregated; `quorum` of them are needed, and those of all required sites."""
+    """These sites' updates are being aggregated; `quorum` of them are needed, and those of all required sites.
+
+    Attributes:
+        to_refine: an evaluator makes of the result the state that is published.
+        refines: it has: the one update is the evaluator's.
+    """
 
     round: int
     attempt: int
@@ -157,10 +162,35 @@ class Aggregating:
     quorum: int = 0
     required: Sites = NOBODY
     tries: int = 0
+    to_refine: bool = False
+    refines: bool = False
 
     def is_short(self, used: Sites) -> bool:
         """Whether these sites' updates alone are too few: some were set aside after they had counted for the quorum."""
         return len(used) < self.quorum or not self.required <= used
+
+
+@dataclass(frozen=True)
+class Refining:
+    """The round's aggregate is durable, and an evaluator makes of it the state that is published; see `refining`.
+
+    Attributes:
+        opened: when the evaluator was asked or, while none is, when the wait for one began; in seconds of the
+            coordinator's monotonic clock.
+        asked: the evaluator; nobody while none is there, or before `again_at`.
+        reported: the evaluator, if what it made is durable: it came before a restart.
+        passed: evaluators that could not do it, or not in time; asked again only where there is no other.
+        tries: times that an evaluator was asked in vain.
+    """
+
+    round: int
+    attempt: int
+    opened: float
+    asked: Sites = NOBODY
+    reported: Sites = NOBODY
+    passed: Sites = NOBODY
+    tries: int = 0
+    again_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -198,8 +228,8 @@ class FinishedPhase:
         return self.outcome is RoundOutcome.FAILED
 
 
-Phase: TypeAlias = Idle | Collecting | Summing | Aggregating | Evaluating | FinishedPhase
-PHASES = ("idle", "collecting", "summing", "aggregating", "evaluating", "finished")
+Phase: TypeAlias = Idle | Collecting | Summing | Aggregating | Refining | Evaluating | FinishedPhase
+PHASES = ("idle", "collecting", "summing", "aggregating", "refining", "evaluating", "finished")
 
 
 def is_scoring(phase: Phase) -> bool:
@@ -258,7 +288,7 @@ class Declined:
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The new state is durable.
+    """The new state is durable; of a run whose states are refined, first the aggregate, then what was made of it.
 
     Attributes:
         evaluators: those that can score the model of all sites, if there is one.
@@ -351,6 +381,27 @@ class Abandon:
 
 
 @dataclass(frozen=True)
+class AskRefinement:
+    """Ask this evaluator to refine the round's aggregate."""
+
+    phase: Refining
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Wait no longer for the evaluator that was asked to refine the round."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refine:
+    """Make of the round's aggregate, and of what the evaluator sent, the state that is published."""
+
+    phase: Aggregating
+
+
+@dataclass(frozen=True)
 class AskScores:
     """Send these sites a score task."""
 
@@ -364,4 +415,4 @@ class Finish:
     phase: FinishedPhase
 
 
-Effect: TypeAlias = Open | AskStep | Aggregate | Abandon | AskScores | Finish
+Effect: TypeAlias = Open | AskStep | Aggregate | AskRefinement | Recall | Refine | Abandon | AskScores | Finish

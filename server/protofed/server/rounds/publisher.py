@@ -11,9 +11,10 @@ from protofed.common.codec import Digest
 from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.groups import Groups
-from protofed.server.method import RoundContext, ServerMethod
+from protofed.server.method import RoundContext, ServerMethod, refining
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
@@ -94,6 +95,28 @@ class Publisher:
         """
         return state is not None and self._fixed_point is None and self._method.expects(state).weight
 
+    def recomputed(
+        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
+    ) -> Payload:
+        """The state that a round published, of all updates that count in it: an evaluator's, too, if it was refined.
+
+        Args and raises as of `aggregated`.
+        """
+        refinements = [row for row in rows if row.task.kind is TaskKind.REFINE]
+        by_sites = [row for row in rows if row.task.kind is not TaskKind.REFINE]
+        new = self.aggregated(state, by_sites, context, groups)
+        return self.refined(new, refinements[0], context) if refinements else new
+
+    def refined(self, aggregate: Payload, row: UpdateRow, context: RoundContext) -> Payload:
+        """The state that a round publishes, of its aggregate and of what an evaluator made of it.
+
+        Raises:
+            StateError: the evaluator's blob is gone or damaged, or the result is not finite.
+        """
+        method, (update,) = refining(self._method), self._updates([row])
+        assert method is not None  # noqa: S101  (no other method has such rows)
+        return _finite(method.refined(aggregate, update, context), "what an evaluator made of the aggregate")
+
     def aggregated(
         self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
     ) -> Payload:
@@ -122,9 +145,7 @@ class Publisher:
             new = next_state(self._method, state, layout, total, self._fixed_point, context)
         else:
             new = self._method.aggregate(state, self._shared(state, ordered), context)
-        if path := codec.first_not_finite(new):
-            raise StateError(f"the aggregate is unusable: {path} has values that are not finite")
-        return new
+        return _finite(new, "the aggregate")
 
     def publish(self, state: Payload, before: Payload | None = None) -> Published:
         """Store a new state durably, with statistics of its change from the state `before`.
@@ -133,7 +154,7 @@ class Publisher:
             OutOfSpaceError, DiskFailureError: it could not be stored.
         """
         self._stored.clear()
-        return Published(self._store(state, state)[0], state, prototype_statistics(before, state))
+        return Published(self.store(state, state)[0], state, prototype_statistics(before, state))
 
     def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
         """By site, digest and bytes of what it is sent.
@@ -141,7 +162,7 @@ class Publisher:
         Equal payloads are stored once: those of the same arrays are encoded once, too, and the store finds the others
         by their content. What a method computes for each site anew is not kept in memory.
         """
-        return {site: self._store(sent(self._method, state, site), state) for site in sites}
+        return {site: self.store(sent(self._method, state, site), state) for site in sites}
 
     def uncache(self, rows: Sequence[UpdateRow]) -> None:
         """Let go of the updates of an aggregate: a retry, or a verification, reads them from the disk."""
@@ -167,7 +188,15 @@ class Publisher:
         for row in rows:
             yield Update(row.task.site, codec.view(self._blobs.view(row.digest)), row.metrics, row.weight)
 
-    def _store(self, payload: Payload, state: Payload) -> tuple[Digest, int]:
+    def store(self, payload: Payload, state: Payload) -> tuple[Digest, int]:
+        """Digest and bytes of a payload's blob, stored durably unless it is there already.
+
+        Args:
+            state: that it is made of: what has this state's arrays alone is encoded once.
+
+        Raises:
+            OutOfSpaceError, DiskFailureError: it could not be stored.
+        """
         arrays = _arrays(payload)
         for known in self._stored:
             if known.arrays == arrays:
@@ -182,3 +211,9 @@ class Publisher:
 
 def _arrays(payload: Payload) -> _Arrays:
     return {(part, name): id(array) for part, tensors in payload.items() for name, array in tensors.items()}
+
+
+def _finite(state: Payload, what: str) -> Payload:
+    if path := codec.first_not_finite(state):
+        raise StateError(f"{what} is unusable: {path} has values that are not finite")
+    return state

@@ -14,7 +14,17 @@ from protofed.common.secure_sums.context import FEWEST, Subject
 from protofed.common.secure_sums.groups import Groups, whole
 from protofed.server.method import RoundContext, ServerMethod, server_methods
 from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.phases import NOBODY, Aggregating, Collecting, Evaluating, Idle, Phase, Sites, Summing
+from protofed.server.rounds.phases import (
+    NOBODY,
+    Aggregating,
+    Collecting,
+    Evaluating,
+    Idle,
+    Phase,
+    Refining,
+    Sites,
+    Summing,
+)
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
 
 FORMER_DEFAULTS = {"outlier_factor": 100.0}  # of [federation] in 0.2.0; ledgers hold recipes with their defaults
@@ -46,9 +56,11 @@ def resumed(
     if last.state is not None and (scoring := _scoring(last, tasks, now, scorers)) is not None:
         return scoring
     if last.state is not None:  # published, but the process died before it asked for scores
-        return Aggregating(last.round, last.attempt, frozenset())
+        return Aggregating(last.round, last.attempt, frozenset(), refines=last.aggregate is not None)
     if last.abandoned is not None:
         return Idle(last.round, tries)
+    if last.aggregate is not None:
+        return _refining(last, [task for task in tasks if task.kind is TaskKind.REFINE], now)
     if steps := [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.UPDATE]:
         asked = [task for task in tasks if task.asks_for_update]
         return _summing(last, steps, len(asked), now, tries, required, holders=holders)
@@ -101,6 +113,14 @@ def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Site
         awaited = frozenset(task.site for task in scorings if task.is_open)
         return Evaluating(last.round, awaited, now, then=scorers, attempt=last.attempt)
     return None
+
+
+def _refining(last: RoundRow, tasks: Sequence[TaskRow], now: float) -> Refining:
+    """Where the refinement of an aggregate goes on."""
+    failed = [task for task in tasks if not task.is_open and task.task_status != "reported"]
+    asked, reported = frozenset(task.site for task in tasks if task.is_open), _sites(tasks, "reported")
+    passed = frozenset(task.site for task in failed)
+    return Refining(last.round, last.attempt, now, asked | reported, reported, passed, tries=len(failed))
 
 
 def _summing(

@@ -19,9 +19,9 @@ from protofed.server.metrics import SumFailure
 from protofed.server.rounds import phases
 from protofed.server.rounds.best_round import Standstill, judged
 from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.secure_sums import score_names
-from protofed.server.rounds.state_machine import RoundRules
 from protofed.server.rounds.sum_steps import SumRounds
 from protofed.server.storage.rows import one_a_site
 

@@ -9,8 +9,8 @@ from protofed.common.errors import ConfigError, nearest
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds import phases
 from protofed.server.rounds.grouping import DISSOLVED, Grouping, stuck
+from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.sampling import Uniform
-from protofed.server.rounds.state_machine import RoundRules
 
 
 def check_model(recipe: Recipe) -> None:

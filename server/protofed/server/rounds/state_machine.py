@@ -6,6 +6,8 @@
       └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
     Idle ──Tick[no better score for `patience` scored rounds]──▶ Finished(reason, completed)
     any ──Stop | Broken──▶ Finished(reason, outcome)
+    Where an evaluator refines the states: Aggregating ─Aggregated▶ Refining, step by step (`refining`) ─▶ Aggregating,
+    of what the evaluator sent, and on as above
     Under secure sums: Collecting ─▶ Summing, step by step (`summing`) ─▶ Aggregating; and of the trainers' own scores
     Evaluating (evaluators' scores) ─▶ Evaluating (trainers take theirs) ─▶ Summing ─▶ Idle(round + 1) or Finished
 
@@ -17,17 +19,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias, assert_never
 
-from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
-from protofed.server.rounds import summing
-from protofed.server.rounds.best_round import Standstill
-from protofed.server.rounds.grouping import Grouping
+from protofed.server.rounds import refining, summing
 from protofed.server.rounds.phases import (
     NOBODY,
     Abandon,
@@ -35,6 +33,7 @@ from protofed.server.rounds.phases import (
     Aggregated,
     Aggregating,
     Arrived,
+    AskRefinement,
     AskScores,
     AskStep,
     Broken,
@@ -49,90 +48,22 @@ from protofed.server.rounds.phases import (
     Insufficient,
     Open,
     Phase,
+    Recall,
+    Refine,
+    Refining,
     ScoresArrived,
     Sites,
     Stop,
     Summing,
     Tick,
-    summable,
 )
-from protofed.server.rounds.sampling import Sampler, Uniform, cohort_size, quorum_of
+from protofed.server.rounds.round_rules import RoundRules
+from protofed.server.rounds.sampling import cohort_size, quorum_of
 from protofed.server.verdicts import RoundOutcome
 
-AGREEING = 2  # a first model that one site alone made would be whatever that site sent
 Step: TypeAlias = tuple[Phase, list[Effect]]
 # All events but the two that end a run from any phase.
 Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived
-
-
-@dataclass(frozen=True)
-class RoundRules:
-    """What stays the same for a whole run."""
-
-    rounds: int
-    federation: Federation
-    sampler: Sampler
-    in_time: bool = True  # a simulation's clock stands still
-    summed: bool = False  # sites are asked for masked numbers, in place of updates
-    holders: bool = False  # they count who holds which class before
-    grouping: Grouping | None = None  # of the sites of secure sums, a simulation's too
-
-    @classmethod
-    def of(cls, recipe: Recipe, *, simulated: bool, holders: bool) -> RoundRules:
-        """The rules of a run; a simulation's clock stands still, and its sites are asked for updates."""
-        rules, summed = recipe.federation, recipe.federation.secure and not simulated
-        sampler = Uniform(recipe.seed)
-        return cls(recipe.rounds, rules, sampler, not simulated, summed, holders, Grouping.of_run(recipe))
-
-    def pause(self, round: int, tries: int) -> float:
-        """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
-
-        Round 0 tries again at once the first time, since that attempt asks all sites in place of two. Its later pauses
-        are twice a training round's, or its attempts would be used up sooner: 280 s in all by default, and not 150 s.
-        """
-        if not self.in_time or (round == 0 and tries == 1):
-            return 0.0
-        doublings = tries if round else tries + 1
-        # 32: 2**doublings overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
-        return min(self.federation.heartbeat_s * 2.0 ** min(doublings, 32), self.federation.deadline_s)
-
-    @property
-    def first_models(self) -> int:
-        """Sites that must make the same first model; one, where a single site may make up a round or a class."""
-        return 1 if min(self.federation.min_sites, self.federation.min_contributors) == 1 else AGREEING
-
-    def early_end(self, done: int, standstill: Standstill | None) -> str:
-        """Why the run ends after round `done`, though the recipe has more; empty: it goes on."""
-        rules = self.federation
-        if rules.patience is None or standstill is None or standstill.rounds < rules.patience:
-            return ""
-        by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
-        return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
-
-    @property
-    def fewest(self) -> int:
-        """Sites that come newly and count: a group of them."""
-        return 1 if self.grouping is None else self.grouping.fewest
-
-    def countable(self, groups: Groups, sites: Sites) -> Sites:
-        """Those of the sites whose updates could count together now."""
-        return summable(groups, sites, self.fewest)
-
-    def trainers_needed(self, round: int, enrolled: Sites) -> int:
-        """Trainers that must be alive before the round is opened; `enrolled` are those of whom it needs a share."""
-        if round == 0:
-            return self.first_models
-        quorum = quorum_of(self.federation, cohort_size(self.federation, enrolled))
-        return max(self.federation.min_sites, quorum, len(set(self.federation.required_sites)))
-
-    def owns_due(self, round: int) -> bool:
-        """Whether trainers take their own scores after this round."""
-        every, personal = self.federation.score_every, self.federation.score_personal_every
-        return self.due(round, every if personal is None else personal)
-
-    def due(self, round: int, every: int) -> bool:
-        """Whether scores are taken after this round; 0: only after the last one."""
-        return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
 
 
 def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
@@ -152,6 +83,8 @@ def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
             return _summed(rules, phase, summing.advanced(phase, event, rules.federation.sum_step_s))
         case Aggregating():
             return _after_aggregation(rules, phase, event)
+        case Refining():
+            return _refined(phase, event, refining.advanced(rules, phase, event))
         case Evaluating():
             return _evaluate(rules, phase, event)
         case _:
@@ -256,7 +189,8 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
     ):
         if rules.summed and phase.round:
             return _begin_sum(rules, phase, now, complete)
-        closed = Aggregating(phase.round, phase.attempt, counted, phase.quorum, phase.required, tries=phase.tries)
+        at = phase.round, phase.attempt, counted, phase.quorum, phase.required
+        closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined and phase.round > 0)
         groups = () if rules.grouping is None or not phase.round else rules.grouping.of(phase.groups, counted)
         return closed, [Aggregate(closed, complete, groups)]
     if overdue:
@@ -296,7 +230,7 @@ def _summed(rules: RoundRules, before: Summing, outcome: summing.Outcome) -> Ste
             return _next(rules, before.round)
         case summing.Summed(phase):
             at = phase.round, phase.attempt, phase.survivors, phase.quorum, phase.required
-            closed = Aggregating(*at, tries=phase.tries)
+            closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined)
             return closed, [Aggregate(closed, outcome.complete)]
         case summing.NotSummed(reason, now, at_once):
             pause = 0.0 if at_once else rules.pause(before.round, before.tries + 1)
@@ -320,14 +254,35 @@ def _abandon(rules: RoundRules, phase: Collecting | Summing | Aggregating, why: 
 
 def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> Step:
     match event:
+        case Aggregated(now) if phase.to_refine:
+            return Refining(phase.round, phase.attempt, opened=now), []
         case Aggregated():
             return _score_if_due(rules, phase, event)
+        case Insufficient(reason, now) if phase.refines:
+            asked = Refining(phase.round, phase.attempt, opened=now, asked=phase.sites, tries=phase.tries)
+            return _refined(asked, event, refining.again(rules, asked, now, reason))
         case Insufficient(reason, now):
             return _abandon(rules, phase, reason, now + rules.pause(phase.round, phase.tries + 1))
         case Tick() | Arrived() | Declined() | ScoresArrived():
             return phase, []
         case _:
             assert_never(event)
+
+
+def _refined(before: Refining, event: Within, outcome: refining.Outcome) -> Step:
+    match outcome:
+        case Refining(asked=asked) if asked - before.asked:
+            return outcome, [AskRefinement(outcome)]
+        case Refining():
+            given_up = before.asked - outcome.asked and isinstance(event, Tick)  # others have closed their invitation
+            return outcome, [Recall("it did not refine the round in time")] if given_up else []
+        case refining.Refined(evaluator):
+            closed = Aggregating(before.round, before.attempt, evaluator, quorum=1, tries=before.tries, refines=True)
+            return closed, [Refine(closed)]
+        case refining.NotRefined(reason):
+            return _finish(reason, RoundOutcome.FAILED)
+        case _:
+            assert_never(outcome)
 
 
 def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> Step:

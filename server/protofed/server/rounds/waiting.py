@@ -12,7 +12,7 @@ from protofed.common.payload import SiteId
 from protofed.common.secure_sums.groups import Group
 from protofed.server.rounds import phases, summing
 from protofed.server.rounds.grouping import stuck
-from protofed.server.rounds.state_machine import RoundRules
+from protofed.server.rounds.round_rules import RoundRules
 
 NAMED = 5  # missing sites in a text; the fields have all of them
 UNKNOWN, NO_TRAINER = "unknown", "no trainer"
@@ -32,10 +32,14 @@ class WaitReason(StrEnum):
     DISK = "disk"  # the server's is full
     UPDATES = "updates"  # of the open round
     SUM = "sum"  # a step of the open round's secure sum
+    EVALUATOR = "evaluator"  # none is there that could refine the open round
+    REFINEMENT = "refinement"  # of the open round, by the evaluator that was asked
     SCORES = "scores"
 
 
-BLOCKED = frozenset({WaitReason.TRAINERS, WaitReason.REQUIRED_SITES, WaitReason.BACK_OFF, WaitReason.DISK})
+BLOCKED = frozenset(
+    {WaitReason.TRAINERS, WaitReason.REQUIRED_SITES, WaitReason.EVALUATOR, WaitReason.BACK_OFF, WaitReason.DISK}
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,8 @@ class Waiting:
     """Why a run does not go on; two of them are equal while nothing but time has passed.
 
     Attributes:
-        needed, has: trainers, or updates of the quorum; with BACK_OFF, attempts in all and the number of the next one.
+        needed, has: trainers, evaluators, or updates of the quorum; with BACK_OFF, attempts in all and the next one's
+            number.
         missing: those that are waited for, or would be enough if they came.
         behind: the run that goes on; with QUEUED only.
         step: of the secure sum; with SUM only.
@@ -124,6 +129,10 @@ class Waiting:
             case WaitReason.SUM:
                 counts = f"has {self.has}, needs {self.needed}"
                 return f"waits for {listed}{more} in step {self.step} of a secure sum; {counts}"
+            case WaitReason.EVALUATOR:
+                return "needs an evaluator with images to refine the model on, has none"
+            case WaitReason.REFINEMENT:
+                return f"waits for {listed} to refine the model"
             case WaitReason.SCORES:
                 return f"waits for scores of {listed}{more}"
             case _:
@@ -158,6 +167,8 @@ def waiting(
             return _with_newcomers(rules, found, tick, phase.roster)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
+        case phases.Refining():
+            return _refining(rules, phase, tick, absences, disk_full)
         case phases.Evaluating():
             left = max(0.0, phase.opened + rules.federation.score_deadline_s - tick.now)
             missing = _awaited(phase.awaited, phases.NOBODY, absences())
@@ -166,6 +177,23 @@ def waiting(
             return None
         case _:
             assert_never(phase)
+
+
+def _refining(
+    rules: RoundRules, phase: phases.Refining, tick: phases.Tick, absences: Callable[[], Absences], disk_full: bool
+) -> Waiting | None:
+    federation = rules.federation
+    if phase.asked:
+        left = max(0.0, phase.opened + federation.deadline_s - tick.now)
+        missing = _awaited(phase.asked - phase.reported, phases.NOBODY, absences())
+        return Waiting(WaitReason.REFINEMENT, phase.round, missing=missing, seconds_left=left) if missing else None
+    if tick.now < phase.again_at:
+        attempts = federation.max_attempts, phase.tries + 1
+        return Waiting(WaitReason.BACK_OFF, phase.round, *attempts, seconds_left=phase.again_at - tick.now)
+    if not tick.evaluators:
+        left = max(0.0, phase.opened + federation.site_wait_timeout_s - tick.now)
+        return Waiting(WaitReason.EVALUATOR, phase.round, needed=1, seconds_left=left)
+    return Waiting(WaitReason.DISK, phase.round) if disk_full else None
 
 
 def _idle(

@@ -184,6 +184,26 @@ class Ledger(LedgerReader):
             connection.execute(update(db.rounds).where(here).values(aggregations=db.rounds.c.aggregations + 1))
             return int(connection.execute(select(db.rounds.c.aggregations).where(here)).scalar_one())
 
+    def keep_aggregate(
+        self,
+        run: str,
+        round: int,
+        attempt: int,
+        aggregate: Digest,
+        *,
+        complete: bool,
+        task_status: str,
+        silent: Mapping[SiteId, str],
+        statistics: Mapping[str, float],
+    ) -> None:
+        """Write down what an evaluator is to refine; the sites' invitations are closed, and the attempt goes on.
+
+        Args: as of `publish`.
+        """
+        found: dict[str, Any] = {"aggregate": aggregate, "complete": complete, "statistics": dict(statistics)}
+        # What follows is another computation: a server that dies in it has not died in this one.
+        self._advance(run, round, attempt, task_status, silent, **found, aggregations=0)
+
     def set_aside(self, update_row: UpdateRow, reason: str) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""
         task_id = update_row.task.task_id
@@ -226,13 +246,19 @@ class Ledger(LedgerReader):
     def _close(
         self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
     ) -> None:
+        self._advance(run, round, attempt, task, silent, closed_at=time.time(), **values)
+
+    def _advance(
+        self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
+    ) -> None:
+        """Change an attempt's row, and close its invitations that are still open."""
         here, theirs = (
             (table.c.run == run) & (table.c.round == round) & (table.c.attempt == attempt)
             for table in (db.rounds, db.tasks)
         )
         still_open = theirs & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
-            connection.execute(update(db.rounds).where(here).values(closed_at=time.time(), **values))
+            connection.execute(update(db.rounds).where(here).values(**values))
             for site, reason in silent.items():
                 of_site = still_open & (db.tasks.c.site == site)
                 connection.execute(update(db.tasks).where(of_site).values(task_status=task, reason=reason))
@@ -252,7 +278,7 @@ class Ledger(LedgerReader):
     # Tasks
 
     def invite(self, tasks: Sequence[TaskRow]) -> None:
-        """Write down invitations outside a round's opening (to score)."""
+        """Write down invitations outside a round's opening (to refine, to score)."""
         with self._write() as connection:
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 

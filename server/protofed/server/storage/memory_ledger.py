@@ -178,10 +178,10 @@ class MemoryLedger(Ledger):
         self._renew_round(run, at, aggregations=self._rounds[run][at].aggregations + 1)
         return self._rounds[run][at].aggregations
 
-    def _close(
+    def _advance(
         self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
     ) -> None:
-        self._renew_round(run, (round, attempt), closed_at=time.time(), **values)
+        self._renew_round(run, (round, attempt), **values)
         self._states[run] |= {row.state for row in self._at(run, round) if row.state is not None}
         for row in self._open(run, round, attempt):
             self._settle([row], task, silent.get(row.site))
@@ -382,6 +382,8 @@ class MemoryLedger(Ledger):
             for row in self._at(run, number):
                 if row.state is not None:
                     yield row.state, number, True
+                if row.aggregate is not None:
+                    yield row.aggregate, number, False
             for task in self._of(run, number):
                 if task.base_digest is not None:
                     yield task.base_digest, number, False

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.protocol.messages import TRAININGS, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Groups
 from protofed.common.statistics import Spread
@@ -165,10 +165,10 @@ class LedgerReader:
         return rows[0].weight if rows else None
 
     def moved(self, run: str) -> tuple[int, int]:
-        """Bytes of a run's accepted updates, and of what sites were asked to fetch to train and sum."""
+        """Bytes of a run's accepted updates, and of what sites were asked to fetch to train, sum and refine."""
         taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
         *_, subject = self._task_columns
-        of_updates = (db.tasks.c.kind == TaskKind.FIT) | (subject == Subject.UPDATE)
+        of_updates = db.tasks.c.kind.in_(sorted(TRAININGS)) | (subject == Subject.UPDATE)
         sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, of_updates)
         found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
         received, asked = (int(rows[0][0] or 0) for rows in found)
@@ -246,7 +246,7 @@ class LedgerReader:
 
     def named(self) -> set[Digest]:
         """All digests that any row names."""
-        columns = (db.rounds.c.state, db.tasks.c.base_digest, db.updates.c.digest)
+        columns = (db.rounds.c.state, db.rounds.c.aggregate, db.tasks.c.base_digest, db.updates.c.digest)
         queries = [select(column).where(column.is_not(None)).distinct() for column in columns]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
@@ -264,12 +264,13 @@ class LedgerReader:
         needed: set[Digest] = set()
         for column, at in (
             (db.rounds.c.state, db.rounds),
+            (db.rounds.c.aggregate, db.rounds),
             (db.tasks.c.base_digest, db.tasks),
             (db.updates.c.digest, db.updates),
         ):
             query = select(column.label("digest"), at.c.round).where(at.c.run == run, column.is_not(None))
             for row in self._read(query.where((at.c.round >= since - 2) | at.c.round.in_(longer)).distinct()):
-                keeps = row.round >= since or (at is db.rounds and row.round == since - 1)
+                keeps = row.round >= since or (column is db.rounds.c.state and row.round == since - 1)
                 (needed if keeps else before).add(Digest(row.digest))
         return before, needed | self._newest_states(run)
 
@@ -304,12 +305,12 @@ class LedgerReader:
         return [db.scores, db.score_sums] if summed else [db.scores]
 
     @cached_property
-    def _round_columns(self) -> list[Any]:
-        return self._columns(db.rounds)
-
-    @cached_property
     def _task_columns(self) -> list[Any]:
         return self._columns(db.tasks)
+
+    @cached_property
+    def _round_columns(self) -> list[Any]:
+        return self._columns(db.rounds)
 
     def _columns(self, table: Table) -> list[Any]:
         """A table's columns; NULL for those that a ledger of an older version lacks that nobody has opened since."""

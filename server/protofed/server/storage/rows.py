@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
+from protofed.common.protocol.messages import TRAININGS, Receipt, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
 from protofed.server.verdicts import RoundOutcome
 
@@ -49,8 +49,8 @@ class TaskRow:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that the site is asked to fetch to train, and to sum what it trained."""
-        return self.base_bytes if self.kind is TaskKind.FIT or self.subject is Subject.UPDATE else 0
+        """Bytes that the site is asked to fetch to train, to sum what it trained, and to refine."""
+        return self.base_bytes if self.kind in TRAININGS or self.subject is Subject.UPDATE else 0
 
     @property
     def is_open(self) -> bool:
@@ -116,6 +116,7 @@ class RoundRow:
 
     Attributes:
         state: digest of the state that it published.
+        aggregate: digest of what an evaluator refines to that state; None: nobody does, or it is not there yet.
         complete: it used every update that it wanted.
         abandoned: why, if it was.
         aggregations: times that its aggregation was begun.
@@ -139,6 +140,7 @@ class RoundRow:
     rolled_back: bool = False
     statistics: Mapping[str, float] = field(default_factory=dict)
     enrolled: int | None = None
+    aggregate: Digest | None = None
 
     @property
     def sites(self) -> int:

@@ -39,6 +39,7 @@ rounds = Table(
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),
     Column("state", String(64)),  # digest of the state that the round published
+    Column("aggregate", String(64)),  # digest of what an evaluator refines to that state; NULL: nobody does
     Column("complete", Boolean),  # it used every update it wanted
     Column("abandoned", String),  # why, if it was
     Column("scored", Boolean, nullable=False, default=False),

@@ -1,0 +1,83 @@
+"""FEDIC: Shang et al., ICME 2022, calibrated distillation on a balanced auxiliary set (METHODS §5.14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import (
+    CalibratedEnsemble,
+    Exchange,
+    FitContext,
+    ParameterGroup,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    Weighting,
+    client_methods,
+    distillation,
+    dump,
+    load,
+    site_models,
+    supervised,
+    train,
+)
+
+
+@client_methods.register("fedic")
+@dataclass(frozen=True)
+class FEDICClient:
+    """Sites train as in FedAvg; an evaluator distils their ensemble, calibrated on public images, into the mean."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+    exchanges: ClassVar[frozenset[Exchange]] = frozenset({Exchange.SHARE})  # with the evaluator
+
+    weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
+    steps: int = 100  # of each of the evaluator's three trainings, rounded up to whole epochs
+    refine_lr: float = 1e-3  # of their Adam
+    refine_decay: float = 2e-4  # of all weights
+    distilled: float = 0.5  # lambda: share of the distillation in the last one's loss
+    temperature: float = 2.0  # T
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """Load the global model."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """FedAvg's ClientUpdate."""
+        self.install(local, received)
+        trained = train(local, lambda x, y: supervised(local, local.model(x), y))
+        return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
+
+    def refine(self, local: FitContext, received: Payload) -> Update:
+        """Fine-tune the mean; train the calibration of the sites' ensemble; distil that into the mean."""
+        model, epochs = local.model, ceil(self.steps / ceil(len(local.data.train) / local.plan.batch_size))
+        self.install(local, received)
+        train(local, lambda x, y: cross_entropy(model(x), y), self._adam(model.parameters()), epochs)
+        tuned = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+        teacher = CalibratedEnsemble(model, site_models(received), tuned)
+        train(local, lambda x, y: cross_entropy(teacher(x), y), self._adam(teacher.parameters()), epochs)
+        self.install(local, received)
+
+        def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
+            logits = model(images)
+            with torch.no_grad():
+                towards = teacher(images)
+            kept = distillation(logits, towards, self.temperature)
+            return self.distilled * kept + (1 - self.distilled) * cross_entropy(logits, labels)
+
+        trained = train(local, objective, self._adam(model.parameters()), epochs)
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
+
+    def _adam(self, tensors: Iterable[Tensor]) -> list[ParameterGroup]:
+        rates = {"lr": self.refine_lr, "weight_decay": self.refine_decay}
+        return [ParameterGroup(tensors, **rates, max_grad_norm=inf, optimizer="adam")]

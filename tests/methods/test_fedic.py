@@ -1,0 +1,199 @@
+"""FEDIC: the calibration of an ensemble worked by hand, the distillation, and what the server makes of the models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.support.round_contexts import round_context
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from protofed.client.method import client_methods, distillation, dump, exchanges_of, site_models, train
+from protofed.client.methods.fedic import FEDICClient
+from protofed.client.models.calibration import CalibratedEnsemble, CalibrationNetwork
+from protofed.client.models.split import SplitModel
+from protofed.client.training.context import FitContext
+from protofed.common.errors import CodecError, ConfigError
+from protofed.common.payload import Exchange, Part, Payload, Update
+from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.tensors import same_tensors
+from protofed.server.method import server_methods
+from protofed.server.methods.fedic import FEDICServer
+
+LocalOf = Callable[..., FitContext]
+LN2, LN3 = math.log(2), math.log(3)
+
+
+def set_to(network: CalibrationNetwork, **values: list[float]) -> CalibrationNetwork:
+    with torch.no_grad():
+        for name, value in values.items():
+            parameter = network.get_parameter(name.replace("_", "."))
+            parameter.copy_(torch.tensor(value).reshape(parameter.shape))
+    return network
+
+
+def test_the_calibration_by_hand() -> None:
+    """Two models, one image, two classes, features of one number.
+
+    e_k = sigmoid(logits_k . a + b) with a = (1, 0), b = 0: logits (ln 3, 0) and (0, 4) give 3/4 and 1/2, that is 3/5
+    and 2/5 of the ensemble (0.6 ln 3, 1.6). Scale (2, 1/2) and bias (0, 1): (1.2 ln 3, 1.8). The gate is
+    sigmoid(u * mean feature) = sigmoid(2 ln 2 * 1/2) = 2/3 of it, and 1/3 of the fine-tuned logits (3, 0).
+    """
+    network = set_to(
+        CalibrationNetwork(2, 1), weigh_weight=[1.0, 0.0], scale=[2.0, 0.5], bias=[0.0, 1.0], gate_weight=[2 * LN2]
+    )
+    logits = torch.tensor([[[LN3, 0.0]], [[0.0, 4.0]]])  # [K, B, C]
+    features = torch.tensor([[[1.0]], [[0.0]]])  # [K, B, D], of mean 1/2
+    mixed = network(logits, features, torch.tensor([[3.0, 0.0]]))
+    expected = [2 / 3 * 1.2 * LN3 + 1 / 3 * 3, 2 / 3 * 1.8]
+    assert mixed.shape == (1, 2)
+    assert mixed[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_network_that_was_not_trained_is_half_the_plain_mean_of_the_models() -> None:
+    logits, tuned = torch.randn(5, 4, 3), torch.randn(4, 3)
+    mixed = CalibrationNetwork(3, 2)(logits, torch.randn(5, 4, 2), tuned)
+    assert torch.allclose(mixed, (logits.mean(0) + tuned) / 2, atol=1e-6)
+
+
+def test_the_order_of_the_models_does_not_matter_to_what_they_say() -> None:
+    network = set_to(CalibrationNetwork(3, 2), weigh_weight=[1.0, -2.0, 0.5], weigh_bias=[0.3])
+    logits, features, tuned = torch.randn(4, 2, 3), torch.randn(4, 2, 2), torch.randn(2, 3)
+    backwards = network(logits.flip(0), features.flip(0), tuned)
+    assert torch.allclose(network(logits, features, tuned), backwards, atol=1e-5)
+
+
+def test_the_distillation_by_hand() -> None:
+    """T = 2: the teacher's logits (2 ln 3, 0) are 3/4 and 1/4, the student's (0, 0) one half each."""
+    loss = distillation(torch.zeros(1, 2), torch.tensor([[2 * LN3, 0.0]]), 2.0)
+    assert loss.item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), abs=1e-6)
+    same = torch.randn(3, 4)
+    assert distillation(same, same, 2.0).item() == pytest.approx(0.0, abs=1e-6)
+    batch = torch.cat([torch.zeros(1, 2), torch.zeros(1, 2)]), torch.tensor([[2 * LN3, 0.0], [0.0, 0.0]])
+    assert distillation(*batch, 2.0).item() == pytest.approx(loss.item() / 2, abs=1e-6)  # a mean over the batch
+
+
+# The evaluator
+
+
+def model(seed: int) -> SplitModel:
+    torch.manual_seed(seed)
+    return SplitModel(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)).double()
+
+
+def halves(of: SplitModel) -> Payload:
+    return {Part.BODY: dump(of.body), Part.HEAD: dump(of.head)}
+
+
+def aggregate(*seeds: int) -> Payload:
+    updates = [Update(f"s{seed}", halves(model(seed))) for seed in seeds]
+    return FEDICServer().aggregate(halves(model(0)), updates, round_context())
+
+
+@pytest.fixture
+def local(local_of: LocalOf) -> FitContext:
+    draw = np.random.default_rng(3)
+    return local_of(model(9), draw.normal(size=(8, 3)), np.arange(8) % 2, 2, batch_size=4, lr=0.5, momentum=0.9)
+
+
+def test_an_ensemble_computes_with_the_sites_models_and_leaves_the_live_one_as_it_is() -> None:
+    live, one, two, tuned = (model(seed) for seed in (9, 1, 2, 3))
+    before, images = halves(live), torch.randn(5, 3, dtype=torch.float64)
+    teacher = CalibratedEnsemble(live, [halves(one), halves(two)], halves(tuned))
+    with torch.no_grad():
+        expected = ((one(images) + two(images)) / 2 + tuned(images)) / 2
+        assert torch.allclose(teacher(images), expected)
+    assert same_tensors(halves(live), before)
+    assert {name for name, _ in teacher.named_parameters()} == {
+        *("network.scale", "network.bias", "network.weigh.weight", "network.weigh.bias"),
+        *("network.gate.weight", "network.gate.bias"),
+    }
+
+
+def test_an_ensemble_of_no_models_is_refused() -> None:
+    with pytest.raises(CodecError):
+        CalibratedEnsemble(model(9), [], halves(model(1)))
+
+
+def test_without_distillation_the_mean_is_trained_by_adam_on_the_auxiliary_images(local: FitContext) -> None:
+    """Lambda = 0 leaves cross-entropy: 5 steps are three epochs of two batches, of the method's own Adam."""
+    received, method = aggregate(1, 2), FEDICClient(steps=5, distilled=0.0, refine_lr=0.02, refine_decay=0.1)
+    update = method.refine(local, received)
+    plan = {"optimizer": "adam", "lr": 0.02, "weight_decay": 0.1, "epochs": 3, "momentum": 0.0}
+    plain = replace(local, plan=local.plan.model_copy(update=plan), model=model(8))
+    method.install(plain, received)
+    train(plain, lambda x, y: cross_entropy(plain.model(x), y))
+    assert same_tensors(update.payload, halves(plain.model))
+    assert not same_tensors(update.payload, {part: received[part] for part in (Part.BODY, Part.HEAD)})
+
+
+def test_the_distillation_pulls_the_mean_towards_the_ensemble(local: FitContext) -> None:
+    """Lambda = 1 never sees a label: with the same teacher, the model comes nearer to it than by labels alone."""
+    received = aggregate(1, 2)
+    images = torch.cat([x for x, _ in local.data.ordered(local.data.train, 8)])
+
+    def distance(method: FEDICClient) -> float:
+        method.refine(local, received)
+        student, tuned = halves(local.model), _tuned(method, local, received)
+        teacher = CalibratedEnsemble(local.model, site_models(received), tuned)
+        probe = model(8)
+        method.install(replace(local, model=probe), student)
+        with torch.no_grad():
+            return distillation(probe(images), teacher(images), 2.0).item()
+
+    towards = distance(FEDICClient(steps=200, distilled=1.0, refine_lr=0.01, refine_decay=0.0))
+    away = distance(FEDICClient(steps=200, distilled=0.0, refine_lr=0.01, refine_decay=0.0))
+    assert towards < away / 2
+
+
+def _tuned(method: FEDICClient, local: FitContext, received: Payload) -> Payload:
+    """The mean, fine-tuned as in the first of the three trainings."""
+    other = replace(local, model=model(8))
+    FEDICClient(steps=method.steps, distilled=0.0, refine_lr=0.01, refine_decay=0.0).refine(other, received)
+    return halves(other.model)
+
+
+def test_a_fit_is_fedavgs(local: FitContext) -> None:
+    start = halves(model(4))
+    update = client_methods.build("fedic", {}).fit(local, start)
+    other = replace(local, model=model(9))
+    assert same_tensors(update.payload, client_methods.build("fedavg", {}).fit(other, start).payload)
+
+
+# The server
+
+
+def test_the_aggregate_is_the_mean_and_the_models_and_the_state_is_the_evaluators() -> None:
+    server, models = FEDICServer(), [halves(model(seed)) for seed in (1, 2, 3)]
+    state = server.aggregate(halves(model(0)), [Update(f"s{n}", one) for n, one in enumerate(models)], round_context())
+    weight = np.stack([one[Part.HEAD]["weight"] for one in models])
+    assert np.allclose(state[Part.HEAD]["weight"], weight.mean(0))
+    assert np.array_equal(state[Part.SITE_MODELS]["head.weight"], weight)
+    sent = server.to_refine(state)
+    assert all(same_tensors(one, two) for one, two in zip(site_models(sent), models, strict=True))
+    refined = server.refined(state, Update("eva", models[1]), round_context())
+    assert same_tensors(refined, models[1])
+    assert Part.SITE_MODELS not in server.broadcast(refined, "s1")
+    expected = {spec.path for spec in server.expects_refined(state).required}
+    assert expected == {f"{part}/{name}" for part in models[0] for name in models[0][part]}
+
+
+def test_examples_weigh_the_mean_and_not_the_evaluators_update() -> None:
+    server = FEDICServer(weighting="examples")
+    updates = [Update("a", halves(model(1)), weight=1.0), Update("b", halves(model(2)), weight=3.0)]
+    state = server.aggregate({}, updates, round_context())
+    one, two = (halves(model(seed))[Part.HEAD]["bias"] for seed in (1, 2))
+    assert np.allclose(state[Part.HEAD]["bias"], (one + 3 * two) / 4)
+    assert server.expects(state).weight
+    assert not server.expects_refined(state).weight
+
+
+def test_sites_models_go_to_the_evaluator_and_in_no_sum() -> None:
+    assert exchanges_of(client_methods.build("fedic", {})) == {Exchange.SHARE}
+    with pytest.raises(ConfigError):
+        form_of(server_methods.build("fedic", {}), "fedic")
