@@ -38,6 +38,8 @@ CASES = (
     ),
     *(Case(recipe, rules) for recipe in ("digits-fednh", "digits-fedprp", "digits-fedproc") for rules in ({}, FEW)),
     *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod")),
+    *(Case(f"digits-{name}") for name in ("fedamp", "fedfomo", "apple", "cfl", "ifca")),
+    *(Case(f"digits-{name}", by_sites=True) for name in ("fedfomo", "apple")),  # which send models on as they are
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),

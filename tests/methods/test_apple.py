@@ -54,7 +54,7 @@ def test_a_fit_by_hand(local: FitContext) -> None:
     assert update[Part.BODY]["0.weight"] == 1.0
     kept = local.memory[Part.PRIVATE]
     np.testing.assert_allclose(kept["others"], [0.02 * g, 0.0], atol=1e-15)
-    assert (kept["own"], kept["row"]) == (0.0, 1)
+    assert (float(kept["own"]), int(kept["row"])) == (0.0, 1)
     personal = (0.5 + 0.02 * g) * 1.0 + 0.5 * 0.05 * g
     np.testing.assert_allclose(parts(local.model)[Part.HEAD]["bias"], [personal, -personal], atol=1e-15)
     assert local.start is not None
@@ -78,7 +78,7 @@ def test_the_authors_schedules_and_penalty() -> None:
     with np.load(GOLDEN) as golden:
         end, mu = float(golden["last_fraction"] * golden["num_rounds"]), float(golden["mu"])
         for schedule in ("cosine", "exponential"):
-            made = [mu * decay(int(done), end, schedule) for done in golden["rounds"]]  # type: ignore[arg-type]
+            made = [mu * decay(int(done), end, schedule) for done in golden["rounds"]]
             np.testing.assert_allclose(made, golden[f"coef_{schedule}"], atol=1e-9)
         gap = golden["p"] - golden["p0"]
         assert 0.5 * (gap @ gap) == pytest.approx(float(golden["reg_loss_coef05"]), abs=1e-9)

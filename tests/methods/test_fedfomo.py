@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -197,4 +198,14 @@ def test_what_a_site_started_from_is_the_mixture_by_its_weights() -> None:
     one, other = others_of(server, state, "ann")
     start = server.start(state, "ann", sent(0.0, 3e30, 1e30))
     assert start[Part.HEAD]["bias"][0] == pytest.approx(0.75 * one + 0.25 * other)
-    assert server.start(state, "ann", sent(0.0, 0.0, -1.0))[Part.HEAD]["bias"].tolist() == [1.0, 0.0]
+    for nothing in ((0.0, -1.0), (np.nan, 1.0), (np.inf, 1.0)):
+        assert server.start(state, "ann", sent(0.0, *nothing))[Part.HEAD]["bias"].tolist() == [1.0, 0.0]
+
+
+def test_a_weight_of_a_model_that_was_not_sent_counts_for_nothing() -> None:
+    server = FedFomoServer(models=4)
+    state = rounds(server, [replace(update, payload=sent(9.0, *[0.0] * 4)) for update in THREE])
+    lie = sent(1.0, 0.0, 0.0, 5.0, 5.0)
+    assert server.start(state, "ann", lie)[Part.HEAD]["bias"].tolist() == [9.0, 0.0]
+    after = server.aggregate(state, [Update("ann", lie)], context(2))[Part.PRIVATE]["affinity.ann"]
+    assert after.tolist() == [[1.0, 0.0], [2.0, 0.0]]

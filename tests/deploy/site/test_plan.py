@@ -19,7 +19,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec, Update
+from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task
 from protofed.common.secure_sums.linear_form import form_of
 from protofed.deploy import shipped
@@ -36,8 +36,8 @@ SECURE = {"min_sites": 3, "secure": True}
 
 
 def policy(*methods: str, **changes: Any) -> Policy:
-    estimate = {"class_distribution_estimate": True}
-    rules: dict[str, Any] = {"methods": methods, "parts": set(Part) - NOT_ON_THE_WIRE, **estimate, **changes}
+    everything = {"parts": set(Part) - NOT_ON_THE_WIRE, "exchange": set(Exchange), "class_distribution_estimate": True}
+    rules: dict[str, Any] = {"methods": methods, **everything, **changes}
     return Policy(PolicyRules.model_validate(rules))
 
 

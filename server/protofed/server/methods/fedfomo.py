@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -53,12 +53,14 @@ class FedFomoServer:
 
     def start(self, state: Payload, site: SiteId, update: Payload) -> Payload:
         """The mixture that the site began with, by the weights that it says."""
-        gains = np.maximum(update[Part.CHOICE]["weights"].astype(float), 0)
-        mean = Mean(MODEL)
-        for number, gain in zip(self._sent(state, site), gains, strict=False):
-            if gain:
-                mean.add(row(state[Part.PRIVATE], number), gain)
-        return mean.result() if gains.any() else model_of(state, site)
+        sent, mean = self._sent(state, site), Mean(MODEL)
+        gains = np.maximum(update[Part.CHOICE]["weights"][: len(sent)].astype(float), 0)
+        if not gains.any() or not np.isfinite(gains).all():
+            return model_of(state, site)
+        for number, share in zip(sent, gains / gains.max(), strict=True):
+            if share:
+                mean.add(row(state[Part.PRIVATE], number), share)
+        return mean.result()
 
     def expects(self, state: Payload) -> ExpectedUpdate:
         """The whole model, and a weight for each model that was sent, [M]; zeros after them."""
@@ -69,7 +71,7 @@ class FedFomoServer:
         """w_k of the round's sites; P_kj <- P_kj + w_kj of the weights as they are, so that what harms is sent last."""
         received, private = list(updates), state.get(Part.PRIVATE, {})
         rows = with_new(rows_of(state), (update.site for update in received))
-        affinities = {site: dict(private.get(f"{_AFFINITY}{site}", np.empty((0, 2)))) for site in rows}
+        affinities = {site: {int(n): float(p) for n, p in private.get(f"{_AFFINITY}{site}", ())} for site in rows}
         for update in received:
             of_site, weights = affinities[update.site], update.payload[Part.CHOICE]["weights"].astype(float)
             for number, weight in zip(self._sent(state, update.site), weights, strict=False):
@@ -83,11 +85,11 @@ class FedFomoServer:
                 new[f"{_AFFINITY}{site}"] = np.array(sorted(of_site.items()))
         return {**state, Part.PRIVATE: {**new, **row_numbers(rows)}}
 
-    def _sent(self, state: Payload, site: SiteId) -> Sequence[int]:
+    def _sent(self, state: Payload, site: SiteId) -> list[int]:
         """The rows that a site is sent of this state."""
         rows = rows_of(state)
-        first = [] if site in rows else list(rows.values())[: self.models]
-        return state.get(Part.PRIVATE, {}).get(f"{_SENT}{site}", np.array(first, np.int64)).tolist()
+        oldest = [] if site in rows else list(rows.values())[: self.models]
+        return [int(number) for number in state.get(Part.PRIVATE, {}).get(f"{_SENT}{site}", oldest)]
 
     def _next(self, own: int, count: int, affinity: dict[int, float], context: RoundContext) -> Array:
         """Up to M rows: each the next by affinity, or with probability epsilon the next in a random order."""
