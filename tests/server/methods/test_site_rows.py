@@ -7,16 +7,20 @@ import pytest
 from tests.support.half_rounds import model
 
 from protofed.common import codec
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.mixtures import row
-from protofed.server.methods.site_rows import distance, model_of, row_numbers, rows_of, with_new, with_rows
+from protofed.server.methods.site_rows import distance, model_of, row_numbers, rows_of, with_newest, with_rows
 
 
-def test_new_sites_get_the_next_rows_in_their_order() -> None:
-    rows = with_new({"cyd": 0}, ["ann", "cyd", "bob"])
-    assert rows == {"cyd": 0, "ann": 1, "bob": 2}
-    assert rows_of({Part.PRIVATE: row_numbers(rows)}) == rows
+@pytest.mark.parametrize("part", [Part.PRIVATE, Part.SITE_MODELS])
+def test_new_sites_get_the_next_rows_in_their_order_and_all_others_keep_their_models(part: Part) -> None:
+    state = with_newest(model(), [Update("cyd", model(body=3.0)), Update("dan", model(body=4.0))], part)
+    state = with_newest(state, [Update(site, model(body=body)) for site, body in (("ann", 1.0), ("dan", 5.0))], part)
+    assert rows_of(state) == {"cyd": 0, "dan": 1, "ann": 2}
+    assert state[part]["body.0.weight"].ravel().tolist() == [3.0, 5.0, 1.0]
+    assert same_tensors({Part.BODY: state[Part.BODY]}, {Part.BODY: model()[Part.BODY]})
+    assert part is Part.PRIVATE or not any(site in name for name in state[part] for site in ("ann", "cyd", "dan"))
 
 
 def test_rows_come_in_their_order_from_a_blob_too() -> None:

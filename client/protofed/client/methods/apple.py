@@ -62,7 +62,7 @@ class APPLEClient:
             logits = functional_call(model, cores.mixed(model, p), (images,))
             return supervised(local, logits, labels) + pull * (p - p_0).square().sum()
 
-        group_of_p = ParameterGroup([p], lr=self.p_lr, weight_decay=0.0, max_grad_norm=math.inf)
+        group_of_p = ParameterGroup([p], lr=self.p_lr, weight_decay=0.0)
         trained = train(local, objective, [*model.parameters(), group_of_p])
         sent = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         cores.remember(local, p)

@@ -18,7 +18,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row
-from protofed.server.methods.site_rows import row_numbers, rows_of, with_new, with_rows
+from protofed.server.methods.site_rows import rows_of, with_newest
 
 
 @server_methods.register(
@@ -49,8 +49,4 @@ class APPLEServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """w_k of the round's sites; of all others the last one stays."""
-        received = list(updates)
-        rows = with_new(rows_of(state), (update.site for update in received))
-        replaced = {rows[update.site]: update.payload for update in received}
-        cores = with_rows(state.get(Part.SITE_MODELS, {}), state, replaced)
-        return {**state, Part.SITE_MODELS: cores, Part.PRIVATE: row_numbers(rows)}
+        return with_newest(state, updates, Part.SITE_MODELS)

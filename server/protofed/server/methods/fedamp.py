@@ -22,7 +22,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row
-from protofed.server.methods.site_rows import distance, model_of, row_numbers, rows_of, with_new, with_rows
+from protofed.server.methods.site_rows import distance, model_of, rows_of, with_newest
 
 
 @server_methods.register(Method("fedamp", "FedAMP", "Huang et al., AAAI 2021", client_options=("lam",)))
@@ -60,11 +60,7 @@ class FedAMPServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """w_k of the round's sites; of all others the last one stays."""
-        received = list(updates)
-        rows = with_new(rows_of(state), (update.site for update in received))
-        replaced = {rows[update.site]: update.payload for update in received}
-        models = with_rows(state.get(Part.PRIVATE, {}), state, replaced)
-        return {**state, Part.PRIVATE: {**models, **row_numbers(rows)}}
+        return with_newest(state, updates)
 
     def _weight(self, own: Payload, other: Payload) -> float:
         return self.alpha / self.sigma * math.exp(-(distance(own, other) ** 2) / self.sigma)

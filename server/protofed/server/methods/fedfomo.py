@@ -24,7 +24,7 @@ from protofed.server.method import (
     server_methods,
 )
 from protofed.server.methods.mixtures import MODEL, row, stacked
-from protofed.server.methods.site_rows import model_of, row_numbers, rows_of, with_new, with_rows
+from protofed.server.methods.site_rows import model_of, rows_of, with_newest
 
 _AFFINITY, _SENT = "affinity.", "sent."  # in part PRIVATE: of a site [A, 2], row and sum; and its next rows [M]
 
@@ -70,20 +70,19 @@ class FedFomoServer:
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """w_k of the round's sites; P_kj <- P_kj + w_kj of the weights as they are, so that what harms is sent last."""
         received, private = list(updates), state.get(Part.PRIVATE, {})
-        rows = with_new(rows_of(state), (update.site for update in received))
+        new = with_newest(state, received)
+        rows, kept = rows_of(new), dict(new[Part.PRIVATE])
         affinities = {site: {int(n): float(p) for n, p in private.get(f"{_AFFINITY}{site}", ())} for site in rows}
         for update in received:
             of_site, weights = affinities[update.site], update.payload[Part.CHOICE]["weights"].astype(float)
             for number, weight in zip(self._sent(state, update.site), weights, strict=False):
                 of_site[number] = of_site.get(number, 0.0) + weight
-        new = with_rows(private, state, {rows[update.site]: update.payload for update in received})
-        for site, number in rows.items():
-            of_site = affinities[site]
+        for site, of_site in affinities.items():
             if len(rows) > 1:
-                new[f"{_SENT}{site}"] = self._next(number, len(rows), of_site, context)
+                kept[f"{_SENT}{site}"] = self._next(rows[site], len(rows), of_site, context)
             if of_site:
-                new[f"{_AFFINITY}{site}"] = np.array(sorted(of_site.items()))
-        return {**state, Part.PRIVATE: {**new, **row_numbers(rows)}}
+                kept[f"{_AFFINITY}{site}"] = np.array(sorted(of_site.items()))
+        return {**new, Part.PRIVATE: kept}
 
     def _sent(self, state: Payload, site: SiteId) -> list[int]:
         """The rows that a site is sent of this state."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from protofed.server.method import Array, Part, Payload, SiteId, Tensors, describe, is_buffer, norm_of
+from protofed.server.method import Array, Part, Payload, SiteId, Tensors, Update, describe, is_buffer, norm_of
 from protofed.server.methods.mixtures import MODEL, row
 
 _ROW = "row."
@@ -25,14 +25,6 @@ def rows_of(state: Payload) -> dict[SiteId, int]:
 def row_numbers(rows: Mapping[SiteId, int]) -> dict[str, Array]:
     """Tensors of part PRIVATE, as `rows_of` reads them."""
     return {f"{_ROW}{site}": np.array(number) for site, number in rows.items()}
-
-
-def with_new(rows: Mapping[SiteId, int], sites: Iterable[SiteId]) -> dict[SiteId, int]:
-    """The sites' rows, and the next ones for those of `sites` that have none, in their order."""
-    known = dict(rows)
-    for site in sites:
-        known.setdefault(site, len(known))
-    return known
 
 
 def with_rows(models: Tensors, like: Payload, replaced: Mapping[int, Payload]) -> dict[str, Array]:
@@ -51,6 +43,20 @@ def with_rows(models: Tensors, like: Payload, replaced: Mapping[int, Payload]) -
         for number, payload in replaced.items():
             new[path][number] = payload[spec.part][spec.name]
     return new
+
+
+def with_newest(state: Payload, updates: Iterable[Update], part: Part = Part.PRIVATE) -> dict[Part, Tensors]:
+    """The state with what these sites sent as their rows of a part; a site's first update gets the next row.
+
+    Args:
+        part: PRIVATE, or one that sites are sent; the rows' numbers are in PRIVATE in any case.
+    """
+    rows, replaced = rows_of(state), dict[int, Payload]()
+    for update in updates:
+        replaced[rows.setdefault(update.site, len(rows))] = update.payload
+    models = with_rows(state.get(part, {}), state, replaced)
+    private = models if part is Part.PRIVATE else {}
+    return {**state, part: models, Part.PRIVATE: {**private, **row_numbers(rows)}}
 
 
 def model_of(state: Payload, site: SiteId) -> Payload:
