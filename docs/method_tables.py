@@ -90,7 +90,8 @@ def _sums(name: str) -> str:
 
 def _by_class(form: SumForm, w: str) -> str:
     if form.rows is not None:
-        return "for each class 1_c μ_c and 1_c"
+        row = "g_c" if form.rows.whole else "μ_c"
+        return f"for each class 1_c {row} and 1_c"
     if not form.mixtures:
         return ""
     share = f"{w}p_c" if form.shares is not Part.CLASS_PRESENCE else f"{w}1_c"

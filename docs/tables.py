@@ -321,6 +321,7 @@ def rooms() -> str:
 def failpoints() -> str:
     """The named places where a test may let a process die."""
     rows = [("server", failpoint.SERVER), ("daemon", failpoint.CLIENT), ("either", failpoint.JOURNAL)]
+    rows += [("server, evaluator", failpoint.REFINEMENTS)]
     return table(["process", "failpoints"], ([process, ", ".join(f"`{one}`" for one in of)] for process, of in rows))
 
 

@@ -26,7 +26,7 @@ from tests.bench.attack_views import (
     tightness,
 )
 
-from protofed.common.payload import Part
+from protofed.common.payload import Part, Payload
 
 Attack: TypeAlias = Callable[[Seen], Scores | None]  # None: this method sends nothing that it could use
 
@@ -35,12 +35,13 @@ Attack: TypeAlias = Callable[[Seen], Scores | None]  # None: this method sends n
 
 
 def presence(seen: Seen) -> Scores | None:
-    """Which prototypes were sent, or what part class-presence says."""
+    """Which prototypes or gradients were sent, or what part class-presence says."""
     if Part.CLASS_PRESENCE in seen.sent:
         return np.asarray(seen.sent[Part.CLASS_PRESENCE]["present"], np.float64)
-    if Part.PROTOTYPES not in seen.sent:
-        return None
-    return np.array([float(str(c) in seen.sent[Part.PROTOTYPES]) for c in range(seen.classes)])
+    for part in (Part.PROTOTYPES, Part.CLASS_GRADIENTS):
+        if part in seen.sent:
+            return np.array([float(str(c) in seen.sent[part]) for c in range(seen.classes)])
+    return None
 
 
 def shares(seen: Seen) -> Scores | None:
@@ -96,6 +97,19 @@ def head_mixture(seen: Seen) -> Scores | None:
     return np.asarray(mixture)
 
 
+def gradient_mixture(seen: Seen) -> Scores | None:
+    """Of which shares of the classes' gradients the head's movement is made: of a first step it is the true ones."""
+    gradients, received = seen.sent.get(Part.CLASS_GRADIENTS, {}), seen.received.get(Part.HEAD, {})
+    if not gradients or Part.HEAD not in seen.sent:
+        return None
+    names = [name for name in ("weight", "bias") if name in seen.sent[Part.HEAD]]
+    moved = np.column_stack([received[name] - seen.sent[Part.HEAD][name] for name in names]).astype(np.float64)
+    mixture, _ = nnls(np.stack([row.ravel() for row in gradients.values()], axis=1).astype(np.float64), moved.ravel())
+    found = np.zeros(seen.classes)
+    found[[int(c) for c in gradients]] = mixture / max(mixture.sum(), 1e-12)
+    return found
+
+
 def noise_prior(seen: Seen) -> Scores | None:
     """How much more often the sent model takes noise for the class than the received one does."""
     after = probabilities(seen, seen.noise_after, seen.sent)
@@ -106,6 +120,16 @@ def noise_prior(seen: Seen) -> Scores | None:
 def row_agreement(seen: Seen) -> Scores | None:
     """How well the row agrees with other sites' rows of the class."""
     return cosines(rows(seen.sent, seen.classes), mean_of([rows_of(theirs, seen.classes) for theirs in seen.others]))
+
+
+def mean_features(sent: Payload) -> dict[int, Scores]:
+    """By class, [D]: the row of its own in its gradient, divided by the bias's, of a head that has one.
+
+    The row is the mean of (p_c - 1) f over the class's images, the bias's that of p_c - 1: a mean of features in which
+    an image weighs the more, the less the classifier takes it for what it is.
+    """
+    rows = {int(c): np.asarray(row[int(c)], np.float64) for c, row in sent.get(Part.CLASS_GRADIENTS, {}).items()}
+    return {c: row[:-1] / row[-1] for c, row in rows.items() if row[-1]}
 
 
 # With examples of every class
@@ -150,6 +174,7 @@ MODEL: Mapping[str, Attack] = {
     "head movement": head_movement,
     "feature gradient": feature_gradient,
     "head mixture": head_mixture,
+    "gradient mixture": gradient_mixture,
     "noise prior": noise_prior,
 }
 WITH_DATA: Mapping[str, Attack] = {

@@ -1,8 +1,9 @@
-"""What a server can infer about sites from what they send it: `make leakage`; three tables, and the same as markdown.
+"""What a server can infer about sites from what they send it: `make leakage`; four tables, and the same as markdown.
 
 First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
-are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_attacks`, by which a server
-or a site gets at more than it is sent; third, what of that comes out of a secure sum.
+are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_means`, features that
+gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; last, what comes
+out of a secure sum of that.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import structlog
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import attacks, leakage_attacks
+from tests.bench import attacks, leakage_attacks, leakage_means
 from tests.bench.leakage_runs import SCORED, Case, attacked
 from tests.bench.leakage_scores import Found, of_all, strongest, tried
 
 ATTACKS = "attacks"
 FEW: dict[str, Any] = {"min_samples_per_class": 10}
+SUMMED = ("fedavg", "fednh", "fedprp", "fedproc", "creff", "cwfedavg-private")
 CASES = (
     Case("digits-fedavg"),
     Case("digits-fedavg", method={"weighting": "examples"}),
@@ -36,14 +38,14 @@ CASES = (
             {"sampling": "class-balanced"},
         )
     ),
-    *(Case(recipe, rules) for recipe in ("digits-fednh", "digits-fedprp", "digits-fedproc") for rules in ({}, FEW)),
+    *(Case(f"digits-{name}", rules) for name in ("fednh", "fedprp", "fedproc", "creff") for rules in ({}, FEW)),
     *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod")),
     *(Case(f"digits-{name}") for name in ("fedamp", "fedfomo", "apple", "cfl", "ifca")),
     *(Case(f"digits-{name}", by_sites=True) for name in ("fedfomo", "apple")),  # which send models on as they are
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),
-    *(Case(f"digits-{name}", secure=True) for name in ("fedavg", "fednh", "fedprp", "fedproc", "cwfedavg-private")),
+    *(Case(f"digits-{name}", secure=True) for name in SUMMED),
     Case("digits-cwfedavg", method={"shares": "true"}, secure=True),
 )
 
@@ -76,6 +78,12 @@ def main() -> None:
     pages = [markdown(COLUMNS, rows), every_attack(outcomes)] if rows else []
     if rows:
         Console(width=170).print(table(COLUMNS, rows, title))
+    if arguments.only in leakage_means.CASE.recipe:
+        mean_rows = leakage_means.rows(seeds, arguments.rounds)
+        Console(width=170).print(
+            table(leakage_means.COLUMNS, mean_rows, f"what gradients by class tell; seeds {seeds}")
+        )
+        pages.append(markdown(leakage_means.COLUMNS, mean_rows))
     if arguments.only in ("", ATTACKS):
         attacked_rows = leakage_attacks.rows()
         Console(width=170).print(table(leakage_attacks.COLUMNS, attacked_rows, "what attacks recover, by policy"))

@@ -75,7 +75,8 @@ def test_between_sites_what_is_common_at_all_of_them_counts_for_nothing() -> Non
 
 def test_rows_that_are_sent_and_flags_say_which_classes_there_are() -> None:
     flags = {Part.CLASS_PRESENCE: {"present": HAS.astype(np.float32)}}
-    for sent in (rows(draw(0, CLASSES, WIDTH), [0, 1, 2]), flags):
+    gradients = {Part.CLASS_GRADIENTS: {str(c): draw(c, CLASSES, WIDTH + 1) for c in (0, 1, 2)}}
+    for sent in (rows(draw(0, CLASSES, WIDTH), [0, 1, 2]), flags, gradients):
         found = attacks.presence(seen(sent, {}))
         assert found is not None
         assert found.tolist() == HAS.tolist()
@@ -138,6 +139,39 @@ def test_norms_of_the_head_s_rows() -> None:
     weight = unit(draw(1, CLASSES, WIDTH)) * (1 + SHARES[:, None])
     found = attacks.head_norms(seen({Part.HEAD: {"weight": weight}}, {}))
     assert found == pytest.approx(1 + SHARES)
+
+
+def gradients_of(features: Scores, labels: Sequence[int], classifier: Scores) -> dict[str, Scores]:
+    """Of the cross-entropy by class, [CLASSES, WIDTH + 1], as sites with these features [N, WIDTH] send them."""
+    found = {}
+    for c in sorted(set(labels)):
+        inputs = np.column_stack([own := features[np.array(labels) == c], np.ones(len(own))])
+        grown = np.exp(inputs @ classifier.T)
+        errors = grown / grown.sum(axis=1, keepdims=True) - np.eye(CLASSES)[c]
+        found[str(c)] = errors.T @ inputs / len(own)
+    return found
+
+
+def test_a_head_s_step_is_taken_apart_into_gradients_by_class() -> None:
+    labels = [0] * 5 + [1] * 3 + [2] * 2  # SHARES
+    head = {"weight": draw(1, CLASSES, WIDTH), "bias": draw(2, CLASSES)}
+    gradients = gradients_of(draw(3, len(labels), WIDTH), labels, np.column_stack([head["weight"], head["bias"]]))
+    step = 0.1 * sum(SHARES[int(c)] * gradient for c, gradient in gradients.items())
+    sent = {"weight": head["weight"] - step[:, :-1], "bias": head["bias"] - step[:, -1]}
+    found = attacks.gradient_mixture(seen({Part.HEAD: sent, Part.CLASS_GRADIENTS: gradients}, {Part.HEAD: head}))
+    assert found == pytest.approx(SHARES, abs=1e-9)
+    assert attacks.gradient_mixture(seen({Part.HEAD: sent}, {Part.HEAD: head})) is None
+
+
+def test_features_come_back_from_a_gradient_by_class() -> None:
+    features, nothing = draw(3, 4, WIDTH), np.zeros((CLASSES, WIDTH + 1))
+    found = attacks.mean_features({Part.CLASS_GRADIENTS: gradients_of(features, [0, 0, 0, 2], nothing)})
+    assert found.keys() == {0, 2}
+    np.testing.assert_allclose(found[0], features[:3].mean(axis=0))
+    np.testing.assert_allclose(found[2], features[3])
+    sure = np.column_stack([np.outer(np.eye(CLASSES)[0], features[:2].sum(axis=0)), np.zeros(CLASSES)])
+    (one,) = attacks.mean_features({Part.CLASS_GRADIENTS: gradients_of(features[:3], [0] * 3, sure)}).values()
+    np.testing.assert_allclose(one, features[2], atol=0.1)  # the only one that this classifier gets wrong
 
 
 def test_noise_shows_what_a_model_has_learnt_to_say() -> None:

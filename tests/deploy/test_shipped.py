@@ -124,9 +124,10 @@ def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, trio: b
     settings = tomllib.loads((shipped.folder("sites") / f"{site}.toml").read_text(encoding="utf-8"))
     data = Data.model_validate(settings["data"])
     digits = [shipped.recipe(path.stem) for path in RECIPES if path.stem.startswith("digits-")]
-    same = [recipe for recipe in digits if (recipe.name == "digits-trio") == trio]
+    same = [recipe.data for recipe in digits if (recipe.name == "digits-trio") == trio]
     assert same
-    assert all(recipe.data == data for recipe in same)
+    # Auxiliary images are an evaluator's setting: a recipe that needs them takes them from these sites' images.
+    assert all(d is not None and d.model_copy(update={"auxiliary_per_class": None}) == data for d in same)
 
 
 @pytest.mark.parametrize("name", ["strict", "standard", "open"])

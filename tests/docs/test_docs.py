@@ -53,7 +53,7 @@ def _tracked(*patterns: str) -> list[Path]:
 
 PAGES = _tracked("*.md")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
-TOP = {"extends", *Recipe.model_fields, *ServerSettings.model_fields, *ClientSettings.model_fields}
+TOP = {"extends", "unset", *Recipe.model_fields, *ServerSettings.model_fields, *ClientSettings.model_fields}
 COMMANDS = {path[1:]: command for path, command in tables.commands()}
 GROUPS = {path for path, command in COMMANDS.items() if getattr(command, "commands", None)}
 

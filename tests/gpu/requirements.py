@@ -16,8 +16,9 @@ from packaging.utils import canonicalize_name
 from tests.checkout import ROOT
 
 EXTRA = "client"
-# What a machine for PyTorch has, of its own versions; a second copy of a library with compiled parts would disturb it.
-PRESENT = ("torch", "torchvision", "numpy", "scikit-learn", "matplotlib", "pillow")
+# What a machine for PyTorch has, of its own versions, or these bring along; a second copy of a library with compiled
+# parts would disturb it.
+PRESENT = ("torch", "jinja2", "torchvision", "numpy", "scikit-learn", "scipy", "matplotlib", "pillow")
 HEADER = """\
 # What `python -m tests.gpu` needs beside PyTorch, torchvision, NumPy, scikit-learn and matplotlib, on Linux with
 # Python 3.12; docs/how-to/gpu.md. Renew: .venv/bin/python -m tests.gpu.requirements > tests/gpu/requirements.txt

@@ -34,6 +34,7 @@ FORMS: Sequence[dict[str, Any]] = [
     {"name": "fedproc", "weighting": "examples"},
     {"name": "fedbabu", "weighting": "examples"},
     {"name": "fedadam", "weighting": "examples"},
+    {"name": "creff", "weighting": "examples"},
     TRUE,
     {**TRUE, "layers": "head"},
     {**TRUE, "weighting": "examples"},
@@ -75,6 +76,8 @@ def update(method: ServerMethod, state: Payload, site: int, held: set[int], dtyp
     p = present * rng.uniform(0.1, 1.0, CLASSES)
     made[Part.LABEL_DISTRIBUTION] = {"shares": (p / p.sum()).astype(dtype)}
     expected = method.expects(state)
+    rows_of_heads = [spec for spec in expected.optional if spec.part is Part.CLASS_GRADIENTS and int(spec.name) in held]
+    made[Part.CLASS_GRADIENTS] = {spec.name: rng.standard_normal(spec.shape).astype(dtype) for spec in rows_of_heads}
     parts = {spec.part for spec in (*expected.required, *expected.optional)}
     for spec in expected.required:
         if spec.name not in made.get(spec.part, {}):
@@ -181,6 +184,10 @@ def test_of_a_class_with_too_few_holders_nothing_is_summed(options: dict[str, An
     if "prototypes/mean" in old:  # FedNH's row of a class that stays is made unit again
         np.testing.assert_allclose(kept["prototypes/mean"][[0, 1, 3]], old["prototypes/mean"][[0, 1, 3]], atol=1e-15)
         assert not np.allclose(kept["prototypes/mean"][2], old["prototypes/mean"][2])
+    elif options["name"] == "creff":
+        assert kept["private/known"].tolist() == [0, 0, 1, 0]
+        moved = np.any(kept["private/features"] != old["private/features"], axis=(1, 2))
+        assert moved.tolist() == [False, False, True, False]
     elif layout.form.rows is not None:
         assert {path for path in kept if path.startswith("prototypes/")} == {"prototypes/2"}
 
@@ -237,6 +244,18 @@ def test_what_is_not_of_the_layout_is_refused() -> None:
             layout.numbers(replace(one, payload={**one.payload, **change}))
     with pytest.raises(SecureSumError, match="model has no"):
         SumLayout.of(layout.form, describe(one.payload), {Part.BODY: state[Part.BODY]})
+
+
+def test_rows_as_large_as_what_they_are_like_have_one_row_a_class() -> None:
+    method = half({"name": "creff"})
+    state = first(method)
+    layout, one = layout_of(method, state), update(method, state, 0, {1})
+    shapes = {field.key: field.shape for field in layout.fields}
+    assert shapes["rows"] == (CLASSES, CLASSES, FEATURES + 1)
+    np.testing.assert_array_equal(layout.named(layout.numbers(one))["rows"][1], one.payload[Part.CLASS_GRADIENTS]["1"])
+    for shape in ((FEATURES + 1,), (CLASSES, FEATURES)):
+        with pytest.raises(SecureSumError):
+            layout.numbers(replace(one, payload={**one.payload, Part.CLASS_GRADIENTS: {"1": np.zeros(shape)}}))
 
 
 def test_a_form_by_counts_needs_the_count() -> None:

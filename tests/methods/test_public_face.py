@@ -22,9 +22,9 @@ CLIENT = """
 Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Distance
 Exchange ExchangingMethod FailureReason FitContext FitStart Loss MethodHead ParameterGroup Part Payload Personal
 PrototypeHead RefiningMethod SiteId SplitModel Step SumForm SummableMethod TaskFailedError Tensors Trained Update
-Weigher Weighting balanced_softmax class_means class_shares client_methods distance distillation distribution_gap dump
-frequent frozen held inter_class intra_class load losses_of mixed mixture model_contrast named prototypical_contrast
-proximal remembered site_models stacked supervised train train_head
+Weigher Weighting balanced_softmax class_gradients class_means class_shares client_methods distance distillation
+distribution_gap dump frequent frozen held inter_class intra_class load load_joined losses_of mixed mixture
+model_contrast named prototypical_contrast proximal remembered site_models stacked supervised train train_head
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload

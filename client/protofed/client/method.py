@@ -12,8 +12,9 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 from protofed.client.models.calibration import CalibratedEnsemble
 from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixed, mixture, site_models
-from protofed.client.models.split import SplitModel, dump, held, load
+from protofed.client.models.split import SplitModel, dump, held, load, load_joined
 from protofed.client.training.candidates import distance, losses_of
+from protofed.client.training.class_gradients import class_gradients
 from protofed.client.training.context import FitContext, FitStart
 from protofed.client.training.cores import Cores
 from protofed.client.training.loop import (
@@ -85,6 +86,7 @@ __all__ = [
     "Weigher",
     "Weighting",
     "balanced_softmax",
+    "class_gradients",
     "class_means",
     "class_shares",
     "client_methods",
@@ -98,6 +100,7 @@ __all__ = [
     "inter_class",
     "intra_class",
     "load",
+    "load_joined",
     "losses_of",
     "mixed",
     "mixture",

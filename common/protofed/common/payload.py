@@ -72,7 +72,8 @@ _DISCLOSES = {
     Part.CONTROL: "Control variates, the mean gradient of the site's examples along its training: what body and head "
     "tell, once more.",
     Part.CLASS_GRADIENTS: "For each class the classifier's mean gradient, from which its mean features can be "
-    "computed; which ones are there tells which classes the site has.",
+    "computed, or those of the few images that the classifier gets wrong; which ones are there tells which classes the "
+    "site has.",
     Part.CHOICE: "Which of several models suits the site's examples, or how well each does: so which sites have "
     "classes like its own.",
     Part.STEPS: "How many steps the site trained: with epochs and batch size, about how many examples it has.",
@@ -82,8 +83,13 @@ _DISCLOSES = {
 # True distributions exist in simulations alone; what a server or a site keeps for itself leaves in no message.
 NOT_ON_THE_WIRE = frozenset({Part.LABEL_DISTRIBUTION, Part.PRIVATE})
 FROM_THE_SERVER = frozenset({Part.CLASS_MODELS, Part.SITE_MODELS})  # no site sends them
-# Who counts, which one, how long: not how far an update moves the model.
-NOT_A_MOVE = frozenset({Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION, Part.CHOICE, Part.STEPS})
+# Who counts, which one, how long, or what another classifier gets wrong: not how far an update moves the model.
+NOT_A_MOVE = frozenset(
+    {
+        *(Part.CLASS_PRESENCE, Part.CLASS_SHARES, Part.LABEL_DISTRIBUTION, Part.CHOICE, Part.STEPS),
+        Part.CLASS_GRADIENTS,
+    }
+)
 Payload: TypeAlias = Mapping[Part, Tensors]
 
 

@@ -91,6 +91,11 @@ def is_plugin(kind: PluginKind, name: str) -> bool:
     return ":" in name or name in _entry_points(kind)
 
 
+def path_of(kind: PluginKind, name: str) -> str | None:
+    """The `package.module:attribute` of a plug-in; None: the name is none of a plug-in. Imports nothing."""
+    return name if ":" in name else _entry_points(kind).get(name)
+
+
 def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[str] | None = None) -> Any:
     """Import the object of a plug-in.
 
@@ -103,7 +108,7 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
         ConfigError: there is no such plug-in, it is not allowed (then nothing of it is imported), or it cannot be
             imported.
     """
-    path = name if ":" in name else _entry_points(kind).get(name)
+    path = path_of(kind, name)
     if path is None:
         raise unknown(kind, name, {*known, *_entry_points(kind)})
     if name not in (_allowed if allowed is None else allowed):

@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from protofed.common.config.recipe import Recipe, overlay, parse
+from protofed.common.config.recipe import Recipe, parse
+from protofed.common.config.toml_files import overlay
 from protofed.common.errors import ConfigError
 
 

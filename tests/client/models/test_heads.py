@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from protofed.client.models.catalogue import build
 from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.models.split import SplitModel, dump, load, load_joined
 from protofed.common.codec import decode, encode
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import CodecError
@@ -240,3 +240,16 @@ def test_around_wraps_once() -> None:
     assert PrototypeHead.of(SplitModel(nn.Identity(), head)) is head
     with pytest.raises(TypeError, match="the head is a Linear"):
         PrototypeHead.of(SplitModel(nn.Identity(), own))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_head_is_loaded_from_one_matrix(bias: bool) -> None:
+    head, matrix = nn.Linear(2, 3, bias=bias), np.arange(9 if bias else 6, dtype=np.float32).reshape(3, -1)
+    load_joined(head, matrix)
+    np.testing.assert_array_equal(head.weight.detach(), matrix[:, :2])
+    if bias:
+        np.testing.assert_array_equal(head.bias.detach(), matrix[:, 2])
+    for wrong in (matrix[:2], matrix[:, :-1], np.zeros((3, 4), np.float32), np.zeros(3, np.float32)):
+        with pytest.raises(CodecError, match="model expects"):
+            load_joined(head, wrong)
+    np.testing.assert_array_equal(head.weight.detach(), matrix[:, :2])

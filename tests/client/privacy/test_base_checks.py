@@ -98,6 +98,19 @@ def test_what_a_method_puts_in_the_heads_place_is_checked(
     assert (problem is not None) == refused
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_another_head_in_one_matrix_is_the_built_head_in_the_first_round(bias: bool) -> None:
+    head = {name: array for name, array in built()[Part.HEAD].items() if bias or name == "weight"}
+    model = {**built(), Part.HEAD: head}
+    joined = np.column_stack([head["weight"], head["bias"]]) if bias else head["weight"]
+    for matrix, refused in ((joined, False), (joined[::-1], True)):
+        base = {**model, Part.HEAD: {**head, "retrained": matrix}}
+        problem = base_checks.first_problem(base, model, {})
+        assert (problem is not None) == refused
+    assert problem is not None
+    assert (problem.check, problem.layer) == (Check.FIRST_MODEL, "head/retrained")
+
+
 def test_class_models_of_the_first_round_are_copies_of_the_built_head() -> None:
     head = built()[Part.HEAD]
     stacks = {name: np.stack([array] * 6) for name, array in head.items()}

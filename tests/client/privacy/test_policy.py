@@ -23,7 +23,7 @@ from protofed.client.privacy.policy import (
 )
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
-from protofed.common.config.recipe import read_table
+from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, Tensors, Update, describe
 from protofed.common.protocol.score_names import SCALARS

@@ -125,6 +125,22 @@ def test_before_its_first_fit_a_site_has_what_was_sent(local_of: LocalOf) -> Non
     assert with_own_buffers(received, local) is received
 
 
+class Distant(dict[Part, Any]):
+    """A payload that is fetched when a part is looked at, as an export's is."""
+
+    def __getitem__(self, part: Part) -> Any:
+        raise AssertionError("nobody asked for it")
+
+
+def test_nothing_is_read_of_what_was_sent_before_the_method_asks(local_of: LocalOf) -> None:
+    local = local_of([1.0], buffers="local")
+    local.memory = dict(OWN)
+    made = with_own_buffers(Distant({Part.BODY: {}}), local)
+    assert list(made) == [Part.BODY]
+    with pytest.raises(AssertionError, match="nobody asked"):
+        made[Part.BODY]
+
+
 OWN: Payload = {Part.PRIVATE: {"buffers.body.bn.running_mean": np.array([1.0, 2.0]), "seen": np.array(7)}}
 
 

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.problems import HALLMARKS
-from protofed.common.config.recipe import Recipe, parse, read_table, read_toml
+from protofed.common.config.recipe import Recipe, parse, read_toml
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, nearest
 from protofed.common.ids import check_id
 from protofed.deploy import shipped

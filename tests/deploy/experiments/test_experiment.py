@@ -10,47 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from tests.support.results import result_of
 
-from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, StateError
 from protofed.deploy import shipped
 from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
-from protofed.deploy.experiments.curves import draw, over_rounds, spaced
-from protofed.deploy.experiments.experiment import (
-    ExperimentJob,
-    Result,
-    jobs_of,
-    read_contents,
-    refuse_foreign,
-    varied,
-    write_contents,
-)
-from protofed.deploy.experiments.table import Comparison, as_json, comma_separated, markdown, show
+from protofed.deploy.experiments.contents import ExperimentContents, read_contents, refuse_foreign, write_contents
+from protofed.deploy.experiments.curves import curves_of, draw, over_rounds, spaced
+from protofed.deploy.experiments.exact import as_json, comma_separated
+from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, varied
+from protofed.deploy.experiments.shown import caption, markdown, show
+from protofed.deploy.experiments.table import CompareOptions, Comparison
 
 Recipes = Callable[..., Recipe]
-
-
-def result_of(recipe: Recipe, seed: int, *accuracies: float) -> Result:
-    """Two sites and an evaluator; one accuracy of the global model a round."""
-    scores = {
-        round_: {
-            "evaluator": {"global.accuracy": value, "global.recall.0": 0.9, "global.recall.1": 0.1},
-            "site-1": {"personal.pm_v": 0.5, "personal.pm_l": 0.4, "personal.local.accuracy": 1.0, "loss": 2.0},
-            "site-2": {"personal.pm_v": 0.7, "personal.pm_l": 0.8, "personal.local.accuracy": 0.2, "loss": 1.0},
-        }
-        for round_, value in enumerate(accuracies, 1)
-    }
-    return Result(
-        recipe=recipe.model_copy(update={"seed": seed}),
-        protofed="0",
-        seconds=1.5,
-        state=Digest("0" * 64),
-        scores=scores,
-        cohorts=dict.fromkeys(scores, ("site-1",)),
-        train_examples={"site-1": 5, "site-2": 5},
-        local_test_examples={"site-1": 3, "site-2": 1},
-    )
 
 
 @pytest.fixture
@@ -129,10 +102,12 @@ def test_a_folder_with_something_else_is_refused(recipe_of: Recipes, tmp_path: P
         refuse_foreign(tmp_path)
     with pytest.raises(StateError, match="is a file"):
         refuse_foreign(tmp_path / "thesis.txt")
-    write_contents(tmp_path, jobs_of([recipe_of("fedavg")], [0, 2], None, tmp_path), 5)
+    contents = ExperimentContents(jobs=("small-fedavg-seed0", "small-fedavg-seed2"), shortened=5)
+    write_contents(tmp_path, contents)
     refuse_foreign(tmp_path)
-    contents = read_contents(tmp_path)
-    assert (contents.jobs, contents.shortened) == (("small-fedavg-seed0", "small-fedavg-seed2"), 5)
+    assert read_contents(tmp_path) == contents
+    (tmp_path / "comparison.json").write_text('{"jobs": ["a-seed0"], "shortened": null}')  # of before 0.2.1
+    assert read_contents(tmp_path) == ExperimentContents(jobs=("a-seed0",))
 
 
 def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared: Comparison) -> None:
@@ -146,7 +121,7 @@ def test_a_table_has_a_row_a_recipe_with_mean_and_deviation_over_seeds(compared:
     assert avg["fairness"] == "20.0 ± 0.0"
     assert avg["local"] == "80.0 ± 0.0"  # (3 * 1.0 + 1 * 0.2) / 4
     assert "few" not in avg
-    assert "sample standard deviation (n - 1) over seeds" in compared.caption
+    assert "sample standard deviation (n - 1) over seeds" in caption(compared)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +139,7 @@ def test_the_caption_says_on_how_many_test_images_own_models_were_scored(
     recipes = [recipe_of(m, evaluation={"personal_test_images": n}) for m, n in (("fedavg", avg), ("fednh", nh))]
     results = [(r, result_of(r, 0, 0.2).model_copy(update={"test_images": 10_000})) for r in recipes]
     made = Comparison.of(results)
-    assert made.caption.endswith(f"In %.{said}")
+    assert caption(made).endswith(f"In %.{said}")
     assert [row["personal_test_images"] for row in json.loads(as_json(made))["rows"]] == [avg, nh]
 
 
@@ -196,7 +171,7 @@ def test_a_column_that_no_run_will_have_is_refused_before_the_first_job(
 def test_columns_may_be_named(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     metrics = ["loss", "personal.pm_v:worst", "personal.pm_v:active", "global.accuracy:recent", "loss:std"]
-    comparison = Comparison.of([(recipe, result_of(recipe, 0, 0.2, 0.4))], metrics, shortened=7)
+    comparison = Comparison.of([(recipe, result_of(recipe, 0, 0.2, 0.4))], CompareOptions(metrics, shortened=7))
     (cells,) = _rows(markdown(comparison))
     assert dict(zip(*cells, strict=True)) == {
         "recipe": "small-fedavg",
@@ -207,12 +182,12 @@ def test_columns_may_be_named(recipe_of: Recipes) -> None:
         "global.accuracy:recent": "30.0",
         "loss:std": "0.5000",
     }
-    assert "ounds shortened to 7" in comparison.caption
-    assert "over seeds" not in comparison.caption
+    assert "ounds shortened to 7" in caption(comparison)
+    assert "over seeds" not in caption(comparison)
     with pytest.raises(ConfigError, match=r"'global\.accuracy'"):
-        Comparison.of([(recipe, result_of(recipe, 0, 0.2))], ["global.acuracy"])
+        Comparison.of([(recipe, result_of(recipe, 0, 0.2))], CompareOptions(["global.acuracy"]))
     with pytest.raises(ConfigError, match="'worst'"):
-        Comparison.of([(recipe, result_of(recipe, 0, 0.2))], ["loss:wurst"])
+        Comparison.of([(recipe, result_of(recipe, 0, 0.2))], CompareOptions(["loss:wurst"]))
 
 
 def test_a_local_score_without_a_size_is_an_error(recipe_of: Recipes) -> None:
@@ -235,12 +210,14 @@ def test_a_table_that_is_too_wide_is_cut_and_nothing_of_it_is_lost(width: int, c
 
 
 def test_curves_are_drawn_of_what_there_is(compared: Comparison, tmp_path: Path) -> None:
-    paths = draw(compared.results, tmp_path)
+    (tmp_path / "curve-global-few.png").touch()  # of an earlier call
+    paths = draw(curves_of(compared.results), tmp_path)
     names = ("global-accuracy", "personal-pm_v", "personal-pm_l", "personal-local-accuracy")
     assert {path.name for path in paths} == {f"curve-{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
     before = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in draw(compared.results, tmp_path)] == before
+    assert set(tmp_path.iterdir()) == set(paths)
+    assert [path.read_bytes() for path in draw(curves_of(compared.results), tmp_path)] == before
 
 
 def test_a_curve_has_the_rounds_that_all_seeds_have(recipe_of: Recipes) -> None:
@@ -288,8 +265,9 @@ def test_of_many_useless_models_the_option_is_named_that_shows_all(recipe_of: Re
 
 
 def _rows(text: str) -> list[tuple[list[str], list[str]]]:
-    """Each row of a markdown table with the headers."""
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    """Each row of the first markdown table with the headers."""
+    table = text.partition("\n\n")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     return [(lines[0], row) for row in lines[2:]]
 
 

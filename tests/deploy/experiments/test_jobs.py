@@ -17,10 +17,15 @@ import pytest
 import torch
 from rich.console import Console
 
+from protofed.client.models.catalogue import device_model
+from protofed.client.models.split import SplitModel, dump
+from protofed.common import codec
 from protofed.common.config.recipe import Recipe
+from protofed.common.payload import Part
 from protofed.common.storage.files import Lock
 from protofed.deploy.cli import main
-from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.code_digest import code_of
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, RoundTraffic, jobs_of
 from protofed.deploy.experiments.job import run_job
 from protofed.deploy.experiments.jobs import Processes, Worker, run_jobs
 from protofed.deploy.experiments.view import CompareView
@@ -39,6 +44,10 @@ def result_of(job: ExperimentJob) -> Result:
     result = job.result()
     assert result is not None
     return result
+
+
+def build(recipe: Recipe) -> SplitModel:
+    return device_model(recipe, CPU, frozenset())
 
 
 def deaf(done: int, doing: str) -> None:
@@ -95,6 +104,19 @@ def test_a_result_has_all_that_tables_need(recipe_of: Recipes, tmp_path: Path) -
     assert "global.accuracy" in result.scores[3]["evaluator"]
     assert tuple(result.train_examples) == sites
     assert sum(result.train_examples.values()) == 1797 - 520  # all digits but the test set of 52 a class
+    assert result.code == code_of(job.recipe)
+    assert result.machine.endswith("device cpu")
+    assert result.trained == dict.fromkeys((1, 2, 3), result.train_examples)  # one epoch
+    model = len(codec.encode({part: dump(getattr(build(job.recipe), part)) for part in (Part.BODY, Part.HEAD)}))
+    assert result.traffic == dict.fromkeys((1, 2, 3), RoundTraffic(up=3 * model, down=3 * model))
+
+
+def test_under_secure_sums_no_bytes_are_told_that_nobody_would_send(recipe_of: Recipes, tmp_path: Path) -> None:
+    job = claimed(recipe_of("fedavg", rounds=1, federation={"min_sites": 3, "secure": True}), tmp_path)
+    run_job(job, CPU, deaf)
+    result = result_of(job)
+    assert result.traffic == {}
+    assert result.trained == {1: result.train_examples}
 
 
 def test_failed_and_killed_jobs_do_not_stop_the_others(recipe_of: Recipes, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION
 from protofed.deploy.cli import main
 from protofed.deploy.experiments import ray_node
+from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
 from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
@@ -63,7 +64,8 @@ def jobs(recipe_of: Recipes, tmp_path: Path) -> list[ExperimentJob]:
 
 
 def ordered(job: ExperimentJob, *, mark: str = "nowhere", **changes: str) -> str:
-    known = {"protofed": VERSION, "recipe": job.recipe.model_dump_json(), "device": "cpu", **changes}
+    code = code_of(job.recipe).whole
+    known = {"protofed": VERSION, "code": code, "recipe": job.recipe.model_dump_json(), "device": "cpu", **changes}
     return NodeOrder(folder=job.folder, mark=mark, **known).model_dump_json()
 
 
@@ -121,6 +123,12 @@ def test_a_job_that_fails_on_a_node_says_why(recipe_of: Recipes, tmp_path: Path)
 def test_a_node_of_another_version_does_nothing(jobs: list[ExperimentJob]) -> None:
     answer = answered(carry_out(ordered(jobs[0], protofed="9.9"), deaf))
     assert answer.failed == f"protofed {VERSION} is there, not 9.9"
+
+
+def test_a_node_with_other_code_does_nothing(jobs: list[ExperimentJob]) -> None:
+    answer = answered(carry_out(ordered(jobs[0], code="0" * 64), deaf))
+    assert "other code is there" in (answer.failed or "")
+    assert {path.name for path in jobs[0].folder.iterdir()} == {"recipe.json"}
 
 
 def test_a_job_that_is_cancelled_leaves_nothing(

@@ -114,6 +114,12 @@ def test_what_it_sends_is_judged_as_every_update_is(refining: Lab, spoilt: str) 
     assert refining.value == 4.0
 
 
+def test_how_far_it_may_move_the_mean_does_not_grow_with_the_sites_models(make: MakeLab) -> None:
+    lab = trained(make(**FEDIC, federation={"max_relative_norm": 1.0}).begin(), ann=-4.0, bob=0.0, cyd=7.0)
+    assert lab.push("eva", lab.model(2.5)).verdict is Verdict.INVALID  # the mean is 1.0, and moves by 1.0 at most
+    assert lab.push("eva", lab.model(1.75)).verdict is Verdict.ACCEPTED
+
+
 def test_no_site_can_refine_in_its_place(refining: Lab) -> None:
     with pytest.raises(ProtocolError, match="no such task"):
         refining.push("ann", refining.model(9.0), refining.task("eva"))

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from protofed.client.transfer import to_arrays, to_tensors
 from protofed.common.errors import CodecError
-from protofed.common.payload import Tensors
+from protofed.common.payload import Array, Tensors
 
 
 class SplitModel(nn.Module):
@@ -58,6 +58,19 @@ def load(module: nn.Module, tensors: Tensors) -> None:
     to_tensors(tensors, elsewhere)
     for name in state.keys() - elsewhere.keys():
         np.copyto(state[name].numpy(), tensors[name], casting="unsafe")  # as PyTorch casts
+
+
+def load_joined(head: nn.Module, matrix: Array) -> None:
+    """Load a linear head from one matrix: [C, D], or [C, D + 1] of a head with a bias, which is the last column.
+
+    Raises:
+        CodecError: the matrix is not of the head's shape; the head is unchanged.
+    """
+    weight, bias = head.get_parameter("weight"), dict(head.named_parameters()).get("bias")
+    expected = (weight.shape[0], weight.shape[1] + (bias is not None))
+    if matrix.shape != expected:
+        raise CodecError(f"a head in one matrix is {matrix.shape}: the model expects {expected}")
+    load(head, {"weight": matrix} if bias is None else {"weight": matrix[:, :-1], "bias": matrix[:, -1]})
 
 
 def held(module: nn.Module, tensors: Tensors) -> Callable[[Tensor], Tensor]:

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from protofed.common.payload import Array, Part, Payload
+from protofed.common.payload import Array, Part, Payload, Tensors
 
 # Between platforms the same seed gives the same numbers, but for the last digits of a few functions (log, sqrt of a
 # vectorised library, an SVD): 1e-4 of a tensor's norm is far above these, and far below one step of training.
@@ -117,8 +117,9 @@ def statistics(model: Payload) -> BaseStatistics:
 def first_problem(base: Payload, built: Payload, options: Mapping[str, object]) -> BaseProblem | None:
     """Whether the model of round 1 is the one that this site built itself from the recipe's seed.
 
-    What a method's server half puts in its place is checked as far as it is known: class models are copies of the
-    built head, prototypes are no longer than unit vectors, a number is the recipe's option of that name.
+    What a method's server half puts in its place is checked as far as it is known: class models, and another head in
+    one matrix, are copies of the built head, prototypes are no longer than unit vectors, and a number is the option of
+    that name in the recipe.
 
     Args:
         built: BODY and HEAD.
@@ -233,8 +234,12 @@ def _class_models_problem(base: Payload, built: Payload) -> BaseProblem | None:
 
 
 def _head_problem(base: Payload, built: Payload, options: Mapping[str, object]) -> BaseProblem | None:
+    joined = _joined(built[Part.HEAD])
     for name in sorted(set(base.get(Part.HEAD, {})) - set(built[Part.HEAD])):
         array, option = base[Part.HEAD][name], options.get(name)
+        if joined is not None and array.shape == joined.shape and not _equal(array, joined):
+            text = "is not the head that this site builds from the recipe's seed, in one matrix"
+            return BaseProblem(Check.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
         if array.size == 1 and array.dtype.kind == "f":
             value = float(array.reshape(()))
             if isinstance(option, int | float):
@@ -245,6 +250,13 @@ def _head_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
                 text = f"is {value:.6g}: expected {expected}"
                 return BaseProblem(Check.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
     return None
+
+
+def _joined(head: Tensors) -> Array | None:
+    """A linear head in one matrix, [C, D], or [C, D + 1] with the bias as the last column; None of any other head."""
+    if head.keys() == {"weight", "bias"}:
+        return np.column_stack([head["weight"], head["bias"]])
+    return head["weight"] if head.keys() == {"weight"} else None
 
 
 def _prototypes_problem(base: Payload) -> BaseProblem | None:

@@ -7,7 +7,7 @@ handed what the server sent with this site's own statistics in place, those that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -26,11 +26,7 @@ def with_own_buffers(received: Payload, local: FitContext) -> Payload:
     Class models, of which a site makes its own mixture, and models of other sites have them in each row [R, ...].
     """
     own = _remembered(local.memory)
-    if local.plan.buffers != "local" or not own:
-        return received
-    replaced = {part: _replaced(received[part], own, f"{part}.") for part in MODEL if part in received}
-    replaced |= {part: _replaced(received[part], own) for part in STACKS if part in received}
-    return {**received, **replaced}
+    return _WithOwn(received, own) if local.plan.buffers == "local" and own else received
 
 
 def memory_with_buffers(local: FitContext, update: Payload, before: Payload) -> Payload:
@@ -49,6 +45,25 @@ def memory_with_buffers(local: FitContext, update: Payload, before: Payload) -> 
     }
     own = {PREFIX + path: array for path, array in _remembered(before).items()} | sent
     return {**local.memory, Part.PRIVATE: {**local.memory.get(Part.PRIVATE, {}), **own}} if own else local.memory
+
+
+class _WithOwn(Mapping[Part, Tensors]):
+    """What was received, with own statistics in place as a part is looked at: an export reads no more than it needs."""
+
+    def __init__(self, received: Payload, own: Mapping[str, Array]) -> None:
+        self._received, self._own = received, own
+
+    def __getitem__(self, part: Part) -> Tensors:
+        tensors = self._received[part]
+        if part in MODEL:
+            return _replaced(tensors, self._own, f"{part}.")
+        return _replaced(tensors, self._own) if part in STACKS else tensors
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(self._received)
+
+    def __len__(self) -> int:
+        return len(self._received)
 
 
 def _remembered(memory: Payload) -> dict[str, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -27,6 +26,7 @@ from protofed.common.config.tables import Model as Model
 from protofed.common.config.tables import NamedOptions as NamedOptions
 from protofed.common.config.tables import Share
 from protofed.common.config.tables import StrictModel as StrictModel
+from protofed.common.config.toml_files import read_extended, read_table
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id as Id
 from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
@@ -43,7 +43,6 @@ Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 FEWEST_BITS_WEIGHED = 25  # of sums weighed by n / 2^20: of one example's weight 5 bits are left
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
-MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
 # Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
 # them, so that its daemons go on, and its runs are continued as runs of the same recipe.
 SINCE_0_2_0: dict[str, frozenset[str]] = {
@@ -81,7 +80,7 @@ class Federation(StrictModel):
     deadline_s: Seconds = 600.0  # after that a round is closed with what it has, or abandoned
     grace: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the deadline that a quorum still waits for the rest
     required_sites: Annotated[tuple[Id, ...], Field(max_length=1000)] = ()  # sites without whose update no round counts
-    min_contributors: Sites = 2  # to a class, or its prototype stays; 1: in simulations only
+    min_contributors: Sites = 2  # to a class, or what there is of it stays; 1: in simulations only
     stall_timeout_s: Seconds = 120.0  # without progress, a site counts as lost
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
     site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
@@ -279,40 +278,6 @@ def read_recipe(path: Path) -> Recipe:
     return parse(read_extended(path), Recipe, str(path))
 
 
-def read_extended(path: Path) -> dict[str, Any]:
-    """A recipe's table; with `extends = "other.toml"`, a path relative to it, over that file's keys.
-
-    Tables are merged as by `overlay`.
-
-    Raises:
-        ConfigError: as of `read_table`, or a chain of `extends` that is too long or circular.
-    """
-    table, extending = read_table(path), [path]
-    while (base := table.pop("extends", None)) is not None:
-        extending.append(extending[-1].parent / str(base))
-        if len(extending) > MAX_EXTENDED:
-            raise ConfigError(f"{path} extends {MAX_EXTENDED} files; expected one that extends nothing at the end")
-        table = overlay(read_table(extending[-1]), table)
-    return table
-
-
-def overlay(base: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
-    """`base` updated by `table`, key by key.
-
-    A table that changes its `name` or `kind` replaces the other's as a whole, whose options are of another class.
-    """
-    merged = {**base, **table}
-    for key, value in table.items():
-        old = base.get(key)
-        if isinstance(old, dict) and isinstance(value, dict) and not _replaces_base(value, old):
-            merged[key] = overlay(old, value)
-    return merged
-
-
-def _replaces_base(table: dict[str, Any], base: dict[str, Any]) -> bool:
-    return any(key in table and table[key] != base.get(key) for key in ("name", "kind"))
-
-
 def read_toml(path: Path, model: type[M]) -> M:
     """A TOML file as `model`.
 
@@ -320,23 +285,6 @@ def read_toml(path: Path, model: type[M]) -> M:
         ConfigError: no such file, no TOML, an unknown key, or a value out of range, with the path of the key.
     """
     return parse(read_table(path), model, str(path))
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """A TOML file as plain tables and values.
-
-    Raises:
-        ConfigError: there is no such file, or it is no TOML.
-    """
-    try:
-        # utf-8-sig: Windows' Notepad and PowerShell begin a UTF-8 file with a byte order mark.
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a TOML file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: it is not UTF-8; save it again in that encoding") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
 def parse(table: dict[str, Any], model: type[M], where: str) -> M:

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.config.problems import explain
-from protofed.common.config.recipe import Data, StrictModel, read_table
+from protofed.common.config.recipe import Data, StrictModel
+from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import Role

@@ -24,15 +24,17 @@ WEIGHT, ROWS, HOLDERS, MASS = "weight", "rows", "holders", "mass"  # keys of a l
 
 @dataclass(frozen=True)
 class ClassRows:
-    """Rows [D] by class, of which a site sends those that it has.
+    """Rows by class, of which a site sends those that it has: [D] each, or [C, D].
 
     Attributes:
         part: of the update, in which a row has its class's number as a name.
         like: part and name of a tensor [C, D] that every site is sent: it says how many classes there are, and D.
+        whole: each row is as large as all of `like`, [C, D].
     """
 
     part: Part
     like: tuple[Part, str]
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class SumForm:
 
     Attributes:
         means: parts x of which the sums are w x and w; w = 1, or n_k / 2**20.
-        rows: class rows: the sums are 1_c row_c [C, D] and 1_c [C].
+        rows: class rows: the sums are 1_c row_c, [C, D] or [C, C, D], and 1_c [C].
         mixtures: parts x of which the sums are w p_c x [C, ...] and w p_c [C].
         shares: the part whose one tensor [C] is p; of CLASS_PRESENCE p_c is 0 or 1.
     """
@@ -123,7 +125,8 @@ class SumLayout:
         if form.rows is not None:
             matrix = _matrix(sent, *form.rows.like)
             classes = len(matrix)
-            fields += [Field(ROWS, matrix.shape, dtype_name(matrix.dtype)), Field(HOLDERS, (classes,), "float64")]
+            shape = (classes, *matrix.shape) if form.rows.whole else matrix.shape
+            fields += [Field(ROWS, shape, dtype_name(matrix.dtype)), Field(HOLDERS, (classes,), "float64")]
         if form.shares is not None:
             shapes = [spec.shape for spec in specs if spec.part is form.shares]
             if len(shapes) != 1 or len(shapes[0]) != 1:

@@ -44,7 +44,7 @@ class Sums:
         return {part: {**state[part], **self.mean(part)} for part in self.layout.form.means if part in state}
 
     def row_means(self) -> dict[str, Array]:
-        """The mean row [D] over its holders, by class; classes that nobody holds, or too few, are not there."""
+        """The mean row, [D] or [C, D], over its holders by class; classes that nobody holds, or too few, are absent."""
         holders, rows = self._tensors[HOLDERS], self._tensors[ROWS]
         dtype = next(field.dtype for field in self.layout.fields if field.key == ROWS)
         return {str(c): (rows[c] / holders[c]).astype(dtype) for c in np.flatnonzero(holders > 0)}

@@ -113,8 +113,8 @@ def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> P
 
 def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:
     """The daemon's settings, with placeholders for required ones that are not about data."""
-    from protofed.common.config.recipe import read_table
     from protofed.common.config.settings import ClientSettings, read_settings
+    from protofed.common.config.toml_files import read_table
 
     from_file = {} if file is None else read_table(file)
     for name in ("site", "policy", "state"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +36,7 @@ def compare(
         str | None, typer.Option(help="Seeds of runs and data, as 0,1,2; default: the recipes' own.")
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for tables, curves and all runs; unfinished work in it continues.")
+        Path, typer.Option(help="Folder for tables, curves, page and all runs; unfinished work in it continues.")
     ] = Path("runs/compare"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel; default: one for --workers cores.")] = None,
     workers: Annotated[
@@ -58,6 +60,30 @@ def compare(
         str | None,
         typer.Option(help="Run every recipe with each of these values, as method.prototype_momentum=0.1,0.5,0.9."),
     ] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Recipe that the others are compared with, seed by seed; default: the first.")
+    ] = None,
+    reach: Annotated[
+        str | None,
+        typer.Option(help="Add what it takes to reach a score: rounds, bytes, local epochs, as global.accuracy=0.8."),
+    ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="First choose one of these values for each recipe, on a validation part of the training images, as "
+            "plan.lr=0.01,0.1. Several make a grid."
+        ),
+    ] = None,
+    tune_by: Annotated[
+        str | None,
+        typer.Option(
+            help="Score that chooses, as personal.pm_v; of several with commas, the first that a recipe's runs have. "
+            "Default: the first that all have of balanced accuracy of the global model, its accuracy, and own models'."
+        ),
+    ] = None,
+    keep_old: Annotated[
+        bool, typer.Option("--keep-old", help="Keep finished runs that other code than the installed one computed.")
+    ] = False,
     ray: Ray = None,
     gpus_per_job: GpusPerJob = None,
     assignments: Set = None,
@@ -67,16 +93,62 @@ def compare(
 
     Example: `protofed compare digits-fednh digits-fedavg --seeds 0,1,2`
     """
-    from protofed.deploy.experiments import experiment
+    from protofed.deploy.experiments import experiment, tuning
     from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
+    from protofed.deploy.report.comparison import page
     from protofed.deploy.shipped import recipe
 
     read = [recipe(name, assignments or ()) for name in recipes or []]
     request = CompareRequest(
-        out, read_seeds(seeds), rounds, jobs, device, output, metric or (), ray, gpus_per_job, workers
+        out,
+        read_seeds(seeds),
+        rounds,
+        jobs,
+        device,
+        output,
+        metric or (),
+        ray,
+        gpus_per_job,
+        workers,
+        keep_old,
+        against,
+        reach,
+        tuning.read_grid(tune or ()),
+        tuning.read_scores(tune_by),
+        command_line(
+            list(recipes or ()),
+            {
+                "seeds": seeds,
+                "rounds": rounds,
+                "vary": vary,
+                "tune": tune,
+                "tune-by": tune_by,
+                "set": assignments,
+                "device": None if device == "cpu" else device,
+            },
+        ),
     )
     chosen = experiment.varied(read, vary) if vary else read
     if dry_run:
-        show_dry_run([job.recipe for job in experiment.jobs_of(chosen, request.seeds, rounds, out)], simulated=True)
+        asked = chosen, request.grid, request.tune_by, request.seeds, rounds, out
+        made = tuning.search(*asked)[1] if tune else experiment.jobs_of(chosen, request.seeds, rounds, out)
+        show_dry_run([job.recipe for job in made], simulated=True)
         return
-    compare(chosen, request)
+    compare(chosen, request, page)
+
+
+def command_line(recipes: Sequence[str], options: Mapping[str, object]) -> str:
+    """What computes the same again, for others: without the folders of this machine.
+
+    Args:
+        options: by name; those that are None were not given.
+    """
+    from protofed.deploy.report.comparison import without_folder
+
+    words = ["protofed", "compare", *(Path(name).name for name in recipes)]
+    for name, value in options.items():
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None:
+                key, equals, text = str(one).partition("=")
+                words += [f"--{name}", shlex.quote(f"{key}{equals}{without_folder(key, text)}")]
+    return " ".join(words)

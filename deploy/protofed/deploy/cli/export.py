@@ -217,7 +217,8 @@ def _recipe(name: str | None, assignments: list[str] | None) -> Recipe | None:
 
 def _site_data(file: Path | None, partition_index: int | None) -> tuple[Data, int] | None:
     """The data of the site's daemon and its partition index, from the daemon's settings file."""
-    from protofed.common.config.recipe import Data, parse, read_table
+    from protofed.common.config.recipe import Data, parse
+    from protofed.common.config.toml_files import read_table
 
     if file is None:
         if partition_index is not None:

@@ -10,6 +10,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import unknown
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import LOSS, OWN_METRIC, SCALARS, ScoreNames
+from protofed.common.statistics import lower_is_better
+from protofed.deploy.experiments.cost import Cost, Target, costs
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.summary import LocalAccuracy, Summary, best_round, summary
 
@@ -21,22 +23,43 @@ class TableColumn:
     Attributes:
         meaning: for the table's caption.
         percent: whether people are shown it times 100.
+        digits: behind the point, as people are shown it.
+        cost: it says what a run costs, not how good it is.
+        lower_is_better: of a score.
+        tested: whether differences to a reference are shown where no column is asked for.
     """
 
     header: str
     meaning: str
     read: Callable[[Summary], float | None]
     percent: bool = True
+    digits: int = 1
+    cost: bool = False
+    lower_is_better: bool = False
+    tested: bool = False
 
 
 def summarise(result: Result) -> Summary:
     """A finished run as the papers report it."""
-    return summary(result.scores, result.cohorts, result.local_test_examples, result.sums)
+    return summary(result.scores, result.cohorts, result.local_test_examples, result.sums, costs(result))
 
 
 def usual(runs: Sequence[Summary]) -> list[TableColumn]:
     """Those of the usual columns that any of the runs has."""
     return [column for column in USUAL if any(column.read(run) is not None for run in runs)]
+
+
+def to_reach(target: Target) -> list[TableColumn]:
+    """What it takes until a score is reached: rounds, bytes and local epochs; None for a run that never reaches it."""
+    when = f"the first scored round whose {target.score}, mean over sites, is {target.shown} or better"
+    cost = partial(TableColumn, percent=False, cost=True, lower_is_better=True)
+    return [
+        cost(
+            f"rounds to {target.shown}", f"{when} (–: never, or not scored)", partial(_reached, target, None), digits=0
+        ),
+        cost(f"MB to {target.shown}", "megabytes up to it", partial(_reached, target, _megabytes)),
+        cost(f"epochs to {target.shown}", "local epochs up to it", partial(_reached, target, _epochs)),
+    ]
 
 
 def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
@@ -52,7 +75,16 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
     if (take or "mean") not in TAKES:
         raise unknown("ending of a metric", take, TAKES)
     read = partial(TAKES[take or "mean"], name)
-    return TableColumn(metric, f"{name}, {MEANINGS[take or 'mean']}", read, percent=not name.endswith("loss"))
+    lower = lower_is_better(name) or take == "std"
+    return TableColumn(
+        metric,
+        f"{name}, {MEANINGS[take or 'mean']}",
+        read,
+        percent=not name.endswith("loss"),
+        digits=4 if name.endswith("loss") else 1,
+        lower_is_better=lower,
+        tested=True,
+    )
 
 
 def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
@@ -102,6 +134,25 @@ def _best(local: Mapping[int, LocalAccuracy]) -> float | None:
     return None if (number := best_round(local)) is None else local[number].pooled
 
 
+def _megabytes(cost: Cost) -> float | None:
+    return None if cost.bytes is None else cost.bytes / 1e6
+
+
+def _epochs(cost: Cost) -> float | None:
+    return cost.epochs
+
+
+def _total(read: Callable[[Cost], float | None], run: Summary) -> float | None:
+    return read(run.costs[max(run.costs)]) if run.costs else None
+
+
+def _reached(target: Target, read: Callable[[Cost], float | None] | None, run: Summary) -> float | None:
+    means = {number: of[target.score] for number, of in run.means.items() if target.score in of}
+    if (number := target.reached(means)) is None:
+        return None
+    return number if read is None else read(run.costs[number]) if number in run.costs else None
+
+
 TAKES: dict[str, Callable[[str, Summary], float | None]] = {
     "mean": _mean,
     "std": _std,
@@ -116,27 +167,46 @@ MEANINGS = {
     "active": "mean over the last cohort",
     "recent": "mean over the last 10 scored rounds and over sites",
 }
+_score = partial(TableColumn, tested=True)
+_cost = partial(TableColumn, percent=False, cost=True, lower_is_better=True)
 USUAL = (
-    TableColumn("GM", "the global model's accuracy on the test set", partial(_mean, "global.accuracy")),
-    TableColumn("balanced", "the global model's balanced accuracy", partial(_mean, "global.balanced_accuracy")),
+    _score("GM", "the global model's accuracy on the test set", partial(_mean, "global.accuracy")),
+    _score("balanced", "the global model's balanced accuracy", partial(_mean, "global.balanced_accuracy")),
     TableColumn("worst class", "the global model's smallest recall of a class", partial(_worst_class, "global")),
     TableColumn("many", "the global model on the most frequent classes", partial(_mean, "global.many")),
     TableColumn("medium", "on those between", partial(_mean, "global.medium")),
     TableColumn("few", "on the rarest ones", partial(_mean, "global.few")),
     TableColumn("groups", "mean of these three", partial(_mean, "global.groups")),
-    TableColumn("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
+    _score("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
     TableColumn("worst site", "smallest PM(V)", partial(_worst, "personal.pm_v")),
     TableColumn("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
-    TableColumn("fairness", "population standard deviation of PM(L) over sites", lambda run: run.fairness),
+    TableColumn(
+        "fairness",
+        "population standard deviation of PM(L) over sites",
+        lambda run: run.fairness,
+        lower_is_better=True,
+    ),
     TableColumn("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
     TableColumn("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
-    TableColumn("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
+    _score("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
     TableColumn(
         "GM best", "the same in its best round: too high, as every maximum", lambda run: _best(run.shared_local)
     ),
-    TableColumn("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
+    TableColumn("GM worst site", "the same at the worst site", partial(_worst, "global.local.accuracy")),
+    _score("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
     TableColumn("local best", "the same in its best round: too high, as every maximum", lambda run: _best(run.local)),
     TableColumn(
         "local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")
+    ),
+    TableColumn("local worst class", "smallest mean recall of a class there", partial(_worst_class, "personal.local")),
+    _cost(
+        "MB",
+        "10^6 bytes of updates and of the models that sites trained, over all sites and rounds",
+        partial(_total, _megabytes),
+    ),
+    _cost(
+        "epochs",
+        "local epochs that were trained, over all rounds: passes of a round's sites over their own training images",
+        partial(_total, _epochs),
     ),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
@@ -15,14 +16,23 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, unknown
 from protofed.common.storage import files
 from protofed.deploy.console.processes import usable_cores
+from protofed.deploy.experiments.code_digest import InstalledCode, shown
 from protofed.deploy.experiments.columns import check_metric
-from protofed.deploy.experiments.curves import draw
-from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_contents, refuse_foreign, write_contents
+from protofed.deploy.experiments.contents import ExperimentContents, read_contents, refuse_foreign, write_contents
+from protofed.deploy.experiments.cost import Target
+from protofed.deploy.experiments.curves import Curves, curves_of, draw
+from protofed.deploy.experiments.exact import FORMATS
+from protofed.deploy.experiments.experiment import BEFORE, ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import set_up
-from protofed.deploy.experiments.table import FORMATS, Comparison, show
+from protofed.deploy.experiments.shown import show
+from protofed.deploy.experiments.table import CompareOptions, Comparison
+from protofed.deploy.experiments.tuning import outcome, search, tuned
 
 WIDTH = 200  # of tables that go into a file
+PAGE = "page.html"
+# Of a comparison, its curves and the command that made it: HTML.
+MakePage: TypeAlias = Callable[[Comparison, Sequence[Curves], str], str]
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,12 @@ class CompareRequest:
         format: one of FORMATS for standard output; None: a table for people.
         metrics: the only columns, by name; none: those that the results have.
         workers: processes that compute for the sites of a job.
+        keep_old: jobs that other code has finished count as done, too.
+        against: the recipe that the others are compared with; None: the first.
+        reach: a score that is to be reached, as of `Target.read`; None: none.
+        grid: values by key, of which each recipe's are chosen first; empty: none.
+        tune_by: scores that choose, as of `Tuning`.
+        command: what computes the same, without paths.
     """
 
     out: Path
@@ -49,10 +65,19 @@ class CompareRequest:
     ray: str | None = None
     gpus_per_job: float | None = None
     workers: int = 1
+    keep_old: bool = False
+    against: str | None = None
+    reach: str | None = None
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tune_by: Sequence[str] = ()
+    command: str = ""
 
 
-def compare(recipes: Sequence[Recipe], request: CompareRequest) -> None:
+def compare(recipes: Sequence[Recipe], request: CompareRequest, page: MakePage | None = None) -> None:
     """Run what is not done yet, then write and print what all of it gave; without recipes, only the latter.
+
+    Args:
+        page: makes `page.html`; None: none is written.
 
     Raises:
         ConfigError: the recipes cannot be compared, no result has such a metric, or there is no such format.
@@ -60,21 +85,22 @@ def compare(recipes: Sequence[Recipe], request: CompareRequest) -> None:
         RunFailedError: jobs failed; the others were run and written nevertheless.
         UnavailableError: there is no such cluster.
     """
-    _check(request)
-    if recipes:
-        for metric in request.metrics:
-            check_metric(metric, recipes)
-    else:
+    _check(recipes, request)
+    if not recipes:
         read_contents(request.out)  # before the folder is made
     with _locked(request.out):
-        failures = {}
-        if recipes:
-            jobs = _prepare(recipes, request)
-            failures = _run(jobs, request)
-        report(request)
+        failures: dict[ExperimentJob, str] = {}
+        count = 0
+        try:
+            if recipes:
+                failures, count = _run_all(recipes, request)
+        except RunFailedError:
+            report(request, page)
+            raise
+        report(request, page)
     if failures:
         details = "".join(f"\n  {job.name}: {reason}; see {job.log}" for job, reason in failures.items())
-        raise RunFailedError(f"{len(failures)} of {len(jobs)} jobs failed:{details}")
+        raise RunFailedError(f"{len(failures)} of {count} jobs failed:{details}")
 
 
 def read_seeds(text: str | None) -> list[int] | None:
@@ -90,28 +116,67 @@ def read_seeds(text: str | None) -> list[int] | None:
     return [int(seed) for seed in text.split(",")]
 
 
-def report(request: CompareRequest) -> None:
-    """Tables and curves of a folder's results into the folder; the table to standard output, too."""
+def report(request: CompareRequest, page: MakePage | None = None) -> None:
+    """Tables, curves and page of a folder's results into the folder; the table to standard output, too."""
     contents = read_contents(request.out)
     jobs = [ExperimentJob.claimed(request.out / name) for name in contents.jobs]
-    comparison = Comparison.of([(job.recipe, job.result()) for job in jobs], request.metrics, contents.shortened)
+    results = [(job.recipe, job.result()) for job in jobs]
+    comparison = Comparison.of(results, _options(contents, results, request))
     for suffix, written in FORMATS.items():
         files.write(request.out / f"table.{suffix}", written(comparison).encode(), files.PUBLIC)
-    pictures = draw(comparison.results, request.out)
+    curves = curves_of(comparison.results)
+    draw(curves, request.out)
+    if page is not None:
+        files.write(request.out / PAGE, page(comparison, curves, _command(contents, request)).encode(), files.PUBLIC)
     if request.format is None:
         show(comparison, Console(width=None if sys.stdout.isatty() else WIDTH))
     else:
         print(FORMATS[request.format](comparison), end="")  # noqa: T201
-    curves = " · curve-*.png and .svg" if pictures else ""
-    Console(stderr=True).print(
-        f"In {request.out}: table.md, table.csv, table.json{curves}", soft_wrap=True, highlight=False
+    made = [PAGE] if page is not None else []
+    made += ["table.md", "table.csv", "table.json", *(["curve-*.png and .svg"] if curves else [])]
+    _say(f"In {request.out}: {', '.join(made)}")
+
+
+def _command(contents: ExperimentContents, request: CompareRequest) -> str:
+    """What computes and shows the same."""
+    shown_by = [("--against", request.against or contents.against), ("--reach", request.reach or contents.reach)]
+    shown_by += [("--metric", metric) for metric in request.metrics]
+    return " ".join([contents.command, *(f"{name} {value}" for name, value in shown_by if value)]).strip()
+
+
+def _options(
+    contents: ExperimentContents, results: Sequence[tuple[Recipe, Result | None]], request: CompareRequest
+) -> CompareOptions:
+    """How the folder's results are compared: as asked now, or else as when they were computed."""
+    reach = request.reach or contents.reach
+    other, code = dict[str, list[int]](), InstalledCode()
+    for recipe, result in results:
+        if result is not None and code.of(recipe).changes(result.code):
+            other.setdefault(recipe.name, []).append(recipe.seed)
+    against = request.against or contents.against
+    if against is not None and against not in (names := {recipe.name for recipe, _ in results}) and results:
+        raise unknown("recipe of this comparison", against, names)
+    return CompareOptions(
+        metrics=request.metrics,
+        against=against,
+        target=None if reach is None else Target.read(reach),
+        shortened=contents.shortened,
+        tuned=[] if contents.tuning is None else outcome(contents.tuning, request.out),
+        other_code=other,
     )
 
 
-def _check(request: CompareRequest) -> None:
+def _check(recipes: Sequence[Recipe], request: CompareRequest) -> None:
     """Refuse what cannot work before a folder or a process is made."""
     if request.format is not None and request.format not in FORMATS:
         raise unknown("format", request.format, FORMATS)
+    if recipes:
+        for metric in (*request.metrics, *([Target.read(request.reach).score] if request.reach else [])):
+            check_metric(metric, recipes)
+        if request.against is not None and request.against not in (names := {recipe.name for recipe in recipes}):
+            raise unknown("recipe of this comparison", request.against, names)
+    if request.tune_by and not request.grid:
+        raise ConfigError("--tune-by chooses among the values of --tune; add that, or remove it")
     if request.ray is not None:
         set_up(request.ray)
         from protofed.deploy.experiments.ray_cluster import resources
@@ -121,6 +186,36 @@ def _check(request: CompareRequest) -> None:
             raise ConfigError("--workers is for jobs of this machine; with --ray, more jobs take more cores")
     elif request.gpus_per_job is not None:
         raise ConfigError("--gpus-per-job is for --ray; without it, jobs share the --device")
+
+
+def _run_all(recipes: Sequence[Recipe], request: CompareRequest) -> tuple[dict[ExperimentJob, str], int]:
+    """Run the search, if there is one, and then what is compared; the jobs that failed, of how many.
+
+    Raises:
+        RunFailedError: no settings of a recipe have a score of every seed.
+    """
+    longest = max(recipe.rounds for recipe in recipes)
+    contents = ExperimentContents(
+        shortened=request.rounds if request.rounds and request.rounds < longest else None,
+        against=request.against,
+        reach=request.reach,
+        command=request.command,
+    )
+    compared, folders = list(recipes), dict[str, str]()
+    if request.grid:
+        asked = request.grid, request.tune_by, request.seeds, request.rounds, request.out
+        tuning, tried = search(recipes, *asked)
+        contents = contents.model_copy(update={"tuning": tuning})
+        _prepare(tried, contents, request)
+        _say(f"first a search on a validation part: {len(tried)} runs")
+        unsettled = [job for job in tried if job.failure() is None]
+        failed = {job: why for job, why in _run(unsettled, request).items() if job.failure() is None}
+        if failed:
+            return failed, len(tried)
+        compared, folders = tuned(recipes, outcome(tuning, request.out))
+    jobs = jobs_of(compared, request.seeds, request.rounds, request.out, folders)
+    _prepare(jobs, contents.model_copy(update={"jobs": tuple(job.name for job in jobs)}), request)
+    return _run(jobs, request), len(jobs)
 
 
 def _run(jobs: Sequence[ExperimentJob], request: CompareRequest) -> dict[ExperimentJob, str]:
@@ -134,16 +229,37 @@ def _run(jobs: Sequence[ExperimentJob], request: CompareRequest) -> dict[Experim
         return run_jobs(jobs, request.at_once or place.room, place)
 
 
-def _prepare(recipes: Sequence[Recipe], request: CompareRequest) -> list[ExperimentJob]:
-    """Jobs in their folders, none of which holds anything else."""
-    jobs = jobs_of(recipes, request.seeds, request.rounds, request.out)
+def _prepare(jobs: Sequence[ExperimentJob], contents: ExperimentContents, request: CompareRequest) -> None:
+    """Jobs in their folders, none of which holds anything else, or what other code has computed."""
     for job in jobs:
         job.check()
-    longest = max(recipe.rounds for recipe in recipes)
-    write_contents(request.out, jobs, request.rounds if request.rounds and request.rounds < longest else None)
+    _drop_old(jobs, keep=request.keep_old)
+    write_contents(request.out, contents)
     for job in jobs:
         job.claim()
-    return jobs
+
+
+def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
+    """Begin those again that other code has computed, or begun, and say so.
+
+    Args:
+        keep: those that it has finished stay.
+    """
+    code = InstalledCode()
+    changed = {job: changes for job in jobs if (changes := job.changes(code.of(job.recipe)))}
+    kept = [job for job in changed if keep and job.result() is not None]
+    for job in (again := [job for job in changed if job not in kept]):
+        job.begin_again()
+    what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
+    if again:
+        hint = "" if keep else f" (scores are kept in {BEFORE}; --keep-old takes finished jobs as they are)"
+        _say(f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}")
+    if kept:
+        _say(f"{len(kept)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Scores over rounds as pictures: a line a recipe, named at its end, with a band over its seeds."""
+"""Scores over rounds, bytes or epochs as pictures: a line a recipe, named at its end, with a band over its seeds."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from matplotlib import rc_context
@@ -16,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from protofed.common.storage import files
+from protofed.deploy.experiments.cost import Cost, costs
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.summary import over_sites
 
@@ -31,25 +34,113 @@ FAMILIES = {
     "personal.local.accuracy": "Sites' own models on their local tests, mean over sites",
     "global.local.accuracy": "Global model on the sites' local tests, mean over sites",
 }
+SAME = 0.05  # share by which steps of one axis may differ and be called equal
+Curve: TypeAlias = tuple[Sequence[float], NDArray[np.float64]]  # places on the axis, and values [seeds, places]
 _GAP = 0.055  # between two names, as a share of the picture's height
 
 
-def draw(results: Mapping[str, Sequence[Result]], out: Path) -> list[Path]:
-    """One picture for each family of scores that the results have, as `curve-<name>.png` and `.svg`; their paths.
+@dataclass(frozen=True)
+class Curves:
+    """One picture: a score of all recipes that have it.
+
+    Attributes:
+        series: by recipe.
+    """
+
+    score: str
+    title: str
+    axis: Axis
+    series: Mapping[str, Curve]
+
+    @property
+    def figure(self) -> NotebookFigure:
+        """Drawn anew."""
+        return picture(self.series, self.title, self.axis.label)
+
+    @property
+    def stem(self) -> str:
+        """Of the files' names."""
+        return "-".join(["curve", self.score.replace(".", "-"), *([] if self.axis is ROUNDS else [self.axis.key])])
+
+
+def draw(curves: Sequence[Curves], out: Path) -> list[Path]:
+    """Write each as `curve-<score>.png` and `.svg`, those over bytes and epochs as `curve-<score>-bytes` …; the paths.
+
+    Those of an earlier call that are not drawn any more are removed.
+    """
+    paths = []
+    for one in curves:
+        figure = one.figure
+        for suffix in ("png", "svg"):
+            paths.append(out / f"{one.stem}.{suffix}")
+            files.write(paths[-1], rendered(figure, suffix), files.PUBLIC)
+    for old in {*out.glob("curve-*.png"), *out.glob("curve-*.svg")} - set(paths):
+        old.unlink()
+    return paths
+
+
+def curves_of(results: Mapping[str, Sequence[Result]]) -> list[Curves]:
+    """One for each family of scores that the results have; of the papers' scores over bytes and epochs, too.
+
+    Not where a round is the same step for all recipes: the curves over rounds say as much.
 
     Args:
         results: by recipe, one for each seed.
     """
-    paths = []
+    found = []
     for name, title in FAMILIES.items():
-        series = {label: found for label, seeds in results.items() if (found := over_rounds(seeds, name)) is not None}
-        if not series:
-            continue
-        figure = picture(series, title)
-        for suffix in ("png", "svg"):
-            paths.append(out / f"curve-{name.replace('.', '-')}.{suffix}")
-            files.write(paths[-1], rendered(figure, suffix), files.PUBLIC)
-    return paths
+        for axis in AXES if name in OVER_COST else (ROUNDS,):
+            of = {label: over_axis(seeds, name, axis) for label, seeds in results.items()}
+            series = {label: curve for label, curve in of.items() if curve is not None}
+            if series and (axis is ROUNDS or not _is_rescaled(results, name, axis)):
+                found.append(Curves(name, title, axis, series))
+    return found
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What scores are drawn over; `read` gives its value at the end of a round of a run, if that is known."""
+
+    key: str
+    label: str
+    read: Callable[[int, Mapping[int, Cost]], float | None]
+
+
+def _bytes(number: int, of_run: Mapping[int, Cost]) -> float | None:
+    moved = None if number not in of_run else of_run[number].bytes
+    return None if moved is None else moved / 1e6
+
+
+ROUNDS = Axis("rounds", "round", lambda number, _: number)
+AXES = (
+    ROUNDS,
+    Axis("bytes", "MB (10^6 bytes) between server and sites, up to the round", _bytes),
+    Axis("epochs", "local epochs, up to the round", lambda number, of: of[number].epochs if number in of else None),
+)
+OVER_COST = ("global.accuracy", "personal.pm_v", "personal.local.accuracy", "global.local.accuracy")
+
+
+def over_axis(results: Sequence[Result], name: str, axis: Axis) -> tuple[list[float], NDArray[np.float64]] | None:
+    """As `over_rounds`, with the mean over seeds of the axis in place of rounds; None: also where it is not known."""
+    if (found := over_rounds(results, name)) is None:
+        return None
+    rounds, values = found
+    by_seed = [costs(result) for result in results]
+    places = [[axis.read(number, of_seed) for number in rounds] for of_seed in by_seed]
+    known = [[place for place in of_seed if place is not None] for of_seed in places]
+    if any(len(of_seed) < len(rounds) for of_seed in known):
+        return None
+    return np.array(known, dtype=float).mean(0).tolist(), values
+
+
+def _is_rescaled(results: Mapping[str, Sequence[Result]], name: str, axis: Axis) -> bool:
+    """Whether a round is the same step on this axis for all recipes, so that the picture over rounds says as much."""
+    steps = []
+    for seeds in results.values():
+        over, of_rounds = over_axis(seeds, name, axis), over_rounds(seeds, name)
+        if over is not None and of_rounds is not None:
+            steps += [place / number for place, number in zip(over[0], of_rounds[0], strict=True)]
+    return bool(steps) and max(steps) <= (1 + SAME) * min(steps)
 
 
 def over_rounds(results: Sequence[Result], name: str) -> tuple[list[int], NDArray[np.float64]] | None:
@@ -89,8 +180,8 @@ class NotebookFigure(Figure):
         return drawn.getvalue()
 
 
-def picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: str) -> NotebookFigure:
-    """A line for each series in percent: its name, rounds and values [seeds, rounds]."""
+def picture(series: Mapping[str, Curve], title: str, axis: str = "round") -> NotebookFigure:
+    """A line for each series in percent: its name, rounds (or what `axis` says) and values [seeds, rounds]."""
     figure = NotebookFigure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
     for place, (rounds, values) in enumerate(series.values()):
@@ -101,9 +192,9 @@ def picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: 
         if len(values) > 1:
             axes.fill_between(rounds, percent.min(0), percent.max(0), color=colour, alpha=0.15, linewidth=0)
     axes.set_title(title, loc="left", fontsize=11)
-    axes.set_xlabel("round")
+    axes.set_xlabel(axis)
     axes.set_ylabel("%", rotation=0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=axis == "round"))
     axes.grid(axis="y", color="0.9", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
@@ -114,10 +205,11 @@ def picture(series: Mapping[str, tuple[list[int], NDArray[np.float64]]], title: 
     return figure
 
 
-def _name_lines(axes: Axes, series: Mapping[str, tuple[list[int], NDArray[np.float64]]]) -> None:
+def _name_lines(axes: Axes, series: Mapping[str, Curve]) -> None:
     """Each line's name right of the picture, in its colour, clear of the others, with a thread to the line's end."""
     low, high = axes.get_ylim()
     ends = [(rounds[-1], float(100 * values.mean(0)[-1])) for rounds, values in series.values()]
+    last = max(end for end, _ in ends)
     heights = spaced([(end - low) / (high - low) for _, end in ends], _GAP)
     for place, (label, end, height) in enumerate(zip(series, ends, heights, strict=True)):
         colour, style = _look(place)
@@ -133,7 +225,8 @@ def _name_lines(axes: Axes, series: Mapping[str, tuple[list[int], NDArray[np.flo
                 "arrowstyle": "-",
                 "relpos": (0, 0.5),
                 "color": colour,
-                "linestyle": style,
+                # A line that ends before others do must not seem to go on.
+                "linestyle": style if end[0] == last else (0, (1, 4)),
                 "linewidth": 1,
                 "shrinkA": 2,
                 "shrinkB": 0,

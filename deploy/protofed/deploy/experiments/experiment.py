@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,19 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.statistics import Spread
 from protofed.common.storage import files
+from protofed.deploy.experiments.code_digest import CodeDigest, shown
 from protofed.deploy.overrides import leaves
 
-_CONTENTS, _RECIPE, RESULT = "comparison.json", "recipe.json", "result.json"
+_RECIPE, RESULT, BEFORE = "recipe.json", "result.json", "result-before.json"
+_CODE, FAILURE, SECONDS = "code.json", "failure.json", "seconds"
 LOG = "job.log"
+
+
+class RoundTraffic(StrictModel):
+    """Bytes of one round, of all its sites together: of updates (`up`) and of the models that are trained (`down`)."""
+
+    up: int
+    down: int
 
 
 class Result(StrictModel):
@@ -33,6 +46,10 @@ class Result(StrictModel):
         cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
         test_images: size of the test set that all sites share; 0: there is none; None: 0.2.0 did not write it.
+        code: that computed it; None: it was not recorded yet.
+        machine: the kind of machine that computed it; empty: likewise.
+        traffic: by round from 1. Empty: likewise, or under secure sums, whose numbers a simulation does not mask.
+        trained: by round and site, examples that the site trained on, repetitions counted; empty: not recorded yet.
     """
 
     recipe: Recipe
@@ -45,18 +62,10 @@ class Result(StrictModel):
     local_test_examples: dict[SiteId, int]
     test_images: int | None = None
     sums: dict[int, dict[str, Spread]] = Field(default_factory=dict)
-
-
-class ExperimentContents(StrictModel):
-    """What a comparison's folder is about; its presence says that the folder is one.
-
-    Attributes:
-        jobs: names of the jobs' folders.
-        shortened: rounds to which recipes were cut.
-    """
-
-    jobs: tuple[str, ...]
-    shortened: int | None = None
+    code: CodeDigest | None = None
+    machine: str = ""
+    traffic: dict[int, RoundTraffic] = Field(default_factory=dict)
+    trained: dict[int, dict[SiteId, int]] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,52 @@ class ExperimentJob:
         """The job is done."""
         files.write(self.folder / RESULT, result.model_dump_json().encode())
 
+    def failure(self) -> str | None:
+        """Why its run failed, which it would do again; None: it did not."""
+        path = self.folder / FAILURE
+        return str(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+    def write_failure(self, why: str) -> None:
+        """The run has failed: not the process, which would go on, but what it computes."""
+        files.write(self.folder / FAILURE, json.dumps(why).encode())
+
+    def begin(self, code: CodeDigest) -> None:
+        """A process begins, or goes on, with the job.
+
+        Raises:
+            StateError: what is there was computed by other code.
+        """
+        if self.state.exists() and (changes := self.changes(code)):
+            raise StateError(
+                f"{self.folder} was begun by other code (changed: {shown(changes)}); the same command begins it again"
+            )
+        files.write(self.folder / _CODE, code.model_dump_json().encode())
+
+    def changes(self, code: CodeDigest) -> list[str]:
+        """What of the code has changed since the job was computed, or begun; none: nothing, or it was not begun.
+
+        Raises:
+            ConfigError: a file is none that this version can read.
+        """
+        path, result = self.folder / _CODE, self.result()
+        if result is not None:
+            held = result.code
+        elif path.exists():
+            held = parse_json(path.read_text(encoding="utf-8"), CodeDigest, str(path))
+        elif self.state.exists():
+            held = None
+        else:
+            return []
+        return code.changes(held)
+
+    def begin_again(self) -> None:
+        """Set the result aside, and remove the run."""
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(self.folder / RESULT, self.folder / BEFORE)
+        for name in (_CODE, FAILURE, SECONDS):
+            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.state, ignore_errors=True)
+
     def check(self) -> None:
         """Another recipe's work is never mixed with this one's, nor thrown away.
 
@@ -130,13 +185,18 @@ class ExperimentJob:
 
 
 def jobs_of(
-    recipes: Sequence[Recipe], seeds: Sequence[int] | None, rounds: int | None, out: Path
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int] | None,
+    rounds: int | None,
+    out: Path,
+    folders: Mapping[str, str] | None = None,
 ) -> list[ExperimentJob]:
     """All recipes with the first seed, then with the second, …; a seed deals the data, too.
 
     Args:
         seeds: in place of the recipes' own.
         rounds: the most that a recipe may have.
+        folders: by a recipe's name, what its jobs' folders are called, but for the seed; None: as the recipe.
 
     Raises:
         ConfigError: two recipes of one name, a seed given twice, or a recipe without [data].
@@ -149,68 +209,59 @@ def jobs_of(
     own: list[int | None] = [None]
     variants = (_with_seed(recipe, seed) for seed in seeds or own for recipe in recipes)
     cut = [recipe.model_copy(update={"rounds": min(recipe.rounds, rounds or recipe.rounds)}) for recipe in variants]
-    return [ExperimentJob(recipe, out / f"{recipe.name}-seed{recipe.seed}") for recipe in cut]
+    called = folders or {}
+    return [ExperimentJob(one, out / f"{called.get(one.name, one.name)}-seed{one.seed}") for one in cut]
+
+
+def read_values(text: str) -> tuple[str, list[Any]]:
+    """A key and values of it, as in `method.prototype_momentum=0.1,0.5,0.9`.
+
+    Raises:
+        ConfigError: it is no key and values, or a value stands there twice.
+    """
+    key, equals, values = text.partition("=")
+    try:
+        parsed = tomllib.loads(f"values = [{values}]")["values"] if equals else []
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"'{text}': {values} are no TOML values ({error}); text needs quotes") from error
+    if not parsed:
+        raise ConfigError(f"'{text}': expected a key and values, as in method.prototype_momentum=0.1,0.5,0.9")
+    if twice := next((value for place, value in enumerate(parsed) if value in parsed[:place]), None):
+        raise ConfigError(f"'{text}': expected each value once, and {twice} is there twice")
+    return key, parsed
 
 
 def varied(recipes: Sequence[Recipe], vary: str) -> list[Recipe]:
-    """Each recipe once for every value of one key, as in `method.prototype_momentum=0.1,0.5,0.9`; values end names.
+    """Each recipe once for every value of one key, as of `read_values`; values end names.
 
     Raises:
         ConfigError: no key and values, a key that cannot be set, or a value that the recipe cannot have.
     """
-    path, equals, values = vary.partition("=")
-    try:
-        parsed = tomllib.loads(f"values = [{values}]")["values"] if equals else []
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"'{vary}': {values} are no TOML values ({error}); text needs quotes") from error
-    if not parsed:
-        raise ConfigError(f"'{vary}': expected a key and values, as in method.prototype_momentum=0.1,0.5,0.9")
-    return [_with(recipe, path.split("."), value) for recipe in recipes for value in parsed]
+    key, values = read_values(vary)
+    return [with_settings(recipe, {key: value}) for recipe in recipes for value in values]
 
 
-def _with(recipe: Recipe, path: Sequence[str], value: object) -> Recipe:
+def with_settings(recipe: Recipe, settings: Mapping[str, Any], *, rename: bool = True) -> Recipe:
+    """The recipe with these values of keys, such as `plan.lr`.
+
+    Args:
+        rename: its name ends in the values, so that it can stand beside others of the kind.
+
+    Raises:
+        ConfigError: a key that cannot be set, or a value that the recipe cannot have.
+    """
     table = recipe.model_dump(mode="json")
-    *tables, key = path
-    inner: Any = table
-    for name in tables:
-        inner = inner.get(name)
-        if not isinstance(inner, dict):
-            raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({'.'.join(path)})")
-    inner[key] = value
-    table["name"] = "-".join([recipe.name, key, str(value)]).lower().replace("_", "-").replace(".", "-")
+    for path, value in settings.items():
+        *tables, key = path.split(".")
+        inner: Any = table
+        for name in tables:
+            inner = inner.get(name)
+            if not isinstance(inner, dict):
+                raise ConfigError(f"recipe '{recipe.name}' has no table '{name}' ({path})")
+        inner[key] = value
+        if rename:
+            table["name"] = "-".join([table["name"], key, str(value)]).lower().replace("_", "-").replace(".", "-")
     return parse(table, Recipe, f"recipe '{recipe.name}'")
-
-
-def read_contents(out: Path) -> ExperimentContents:
-    """What was compared in a folder.
-
-    Raises:
-        StateError: nothing was.
-    """
-    path = out / _CONTENTS
-    try:
-        return parse_json(path.read_text(encoding="utf-8"), ExperimentContents, str(path))
-    except OSError as error:
-        raise StateError(f"{out} holds no comparison ({error.strerror}); name recipes to begin one") from error
-
-
-def write_contents(out: Path, jobs: Sequence[ExperimentJob], shortened: int | None) -> None:
-    """Make a folder a comparison's."""
-    contents = ExperimentContents(jobs=tuple(job.name for job in jobs), shortened=shortened)
-    files.write(out / _CONTENTS, contents.model_dump_json(indent=2).encode())
-
-
-def refuse_foreign(out: Path) -> None:
-    """A folder with something else in it is left alone.
-
-    Raises:
-        StateError: it is neither empty nor a comparison's.
-    """
-    if out.exists() and not out.is_dir():
-        raise StateError(f"{out} is a file; name a folder with --out")
-    held = {path.name for path in out.iterdir()} if out.exists() else set()
-    if _CONTENTS not in held and any(name != "lock" and not name.startswith(files.TEMPORARY) for name in held):
-        raise StateError(f"{out} holds something else than a comparison; name another folder with --out")
 
 
 def _with_seed(recipe: Recipe, seed: int | None) -> Recipe:

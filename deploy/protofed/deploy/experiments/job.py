@@ -20,16 +20,15 @@ from protofed.client.agent import device as devices
 from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.malloc import keep_memory
 from protofed.common.storage import files
-from protofed.common.version import VERSION
 from protofed.deploy.daemons.signals import stoppable
-from protofed.deploy.experiments.experiment import ExperimentJob, Result
+from protofed.deploy.experiments.code_digest import code_of
+from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob
+from protofed.deploy.experiments.finished import result_of
+from protofed.deploy.experiments.machine import machine_class
 from protofed.deploy.logs import setup
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation
 from protofed.deploy.simulation.worker_processes import crew_of
-from protofed.server.storage.rows import one_a_site
-
-_SECONDS = "seconds"
 
 
 def run_job(
@@ -43,16 +42,19 @@ def run_job(
 
     Raises:
         ConfigError, DataError: the recipe or its data cannot be used.
-        StateError: the folder is in use, or its state is another recipe's.
+        StateError: the folder is in use, or its state is another recipe's or other code's.
         RunFailedError: the run failed.
     """
-    clock = _Stopwatch(job.folder / _SECONDS)
+    code = code_of(job.recipe)
+    job.begin(code)
+    clock = _Stopwatch(job.folder / SECONDS)
     report(0, "loading")
     with simulation(job.recipe, job.state, device, crew=crew) as running:
         _go(running, clock, report)
         if running.runs.failed:
-            raise RunFailedError(f"run failed: {running.runs.failed[0]}; remove {job.folder} to begin it again")
-        job.write_result(_result(running, clock.seconds))
+            job.write_failure(why := f"{running.runs.failed[0]}{running.refused}")
+            raise RunFailedError(f"run failed: {why}; remove {job.folder} to begin it again")
+        job.write_result(result_of(running, clock.seconds, code, machine_class(device)))
 
 
 def _go(running: Simulation, clock: _Stopwatch, report: Callable[[int, str], None]) -> None:
@@ -68,31 +70,6 @@ def _go(running: Simulation, clock: _Stopwatch, report: Callable[[int, str], Non
 
     turned()
     running.go(on_task=turned)
-
-
-def _result(running: Simulation, seconds: float) -> Result:
-    recipe, ledger, held = running.recipe, running.ledger, running.data
-    run, published = recipe.name, [row for row in ledger.rounds(recipe.name) if row.state is not None]
-    scores, cohorts = ledger.scores(run), dict[int, tuple[str, ...]]()
-    for row in published[1:]:  # the first one is the model before training
-        used = one_a_site(ledger.updates(run, row.round, row.attempt))
-        cohorts[row.round] = tuple(update.task.site for update in used)
-        for update in used if row.round in scores and not recipe.federation.secure else []:
-            if "loss" in update.metrics:
-                scores[row.round].setdefault(update.task.site, {})["loss"] = update.metrics["loss"]
-    assert published[-1].state is not None  # noqa: S101  (see above)
-    return Result(
-        recipe=recipe,
-        protofed=VERSION,
-        seconds=seconds,
-        state=published[-1].state,
-        scores=scores,
-        sums=ledger.score_sums(run),
-        cohorts=cohorts,
-        train_examples={site: len(data.train) for site, data in held.items()},
-        local_test_examples={site: len(data.local_test) for site, data in held.items() if data.local_test is not None},
-        test_images=max((len(data.test) for data in held.values()), default=0),
-    )
 
 
 class _Stopwatch:

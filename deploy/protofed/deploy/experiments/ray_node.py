@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, StrictModel, parse_json
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION, install_hint
 from protofed.deploy.console.processes import end
+from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import LOG, RESULT, ExperimentJob
 from protofed.deploy.experiments.jobs import Worker
 from protofed.server.storage.filesystem import network_type_of
@@ -31,12 +33,14 @@ class NodeOrder(StrictModel):
 
     Attributes:
         protofed: the caller's version.
+        code: digest of the code by which the caller would compute the job.
         recipe: as the file says it; it may have keys that only the caller's version knows.
         folder: the job's at the caller, with an empty file of the name `mark` in it.
         data: the caller's PROTOFED_DATA, for nodes that have none of their own.
     """
 
     protofed: str
+    code: Digest
     recipe: str
     folder: Path
     mark: str
@@ -50,12 +54,14 @@ class NodeResult(StrictModel):
     Attributes:
         node: its host name.
         failed: why, if it did.
+        run_failed: as `ExperimentJob.failure`, if what the job computes failed; None where the caller sees it, too.
         result: the text of result.json; None if it failed, or stands where the caller sees it.
         log: the text of job.log; empty where the caller sees it.
     """
 
     node: str
     failed: str | None = None
+    run_failed: str | None = None
     result: str | None = None
     log: str = ""
 
@@ -82,12 +88,17 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
     asked, node = parse_json(order, NodeOrder, "an order"), platform.node()
     if asked.protofed != VERSION:
         return NodeResult(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
+    if code_of(parse_json(asked.recipe, Recipe, "the recipe")).whole != asked.code:
+        why = "other code is there: another state of protofed or of a plug-in, or libraries of other versions"
+        return NodeResult(node=node, failed=why).model_dump_json()
     with _folder(asked) as folder:
         kept = folder == asked.folder
         failed = _run(folder, asked, report, kept)
         result = None if failed or kept else (folder / RESULT).read_text(encoding="utf-8")
+        run_failed = None if kept else ExperimentJob.claimed(folder).failure()
         log = "" if kept else _end_of(folder / LOG)
-    return NodeResult(node=node, failed=failed, result=result, log=log).model_dump_json()
+    answer = NodeResult(node=node, failed=failed, run_failed=run_failed, result=result, log=log)
+    return answer.model_dump_json()
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from protofed.common.config.recipe import parse_json
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.console.processes import TERMINATE_S
+from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import RESULT, ExperimentJob, Result
 from protofed.deploy.experiments.jobs import JobProgress
 from protofed.deploy.experiments.ray_node import DATA, NodeOrder, NodeResult, carry_out
@@ -73,6 +74,7 @@ class Tasks:
         self._mark(job).touch()
         order = NodeOrder(
             protofed=VERSION,
+            code=code_of(job.recipe).whole,
             recipe=job.recipe.model_dump_json(),
             folder=job.folder.absolute(),
             mark=self._mark(job).name,
@@ -135,6 +137,8 @@ class Tasks:
         if answer.log:
             with job.log.open("a", encoding="utf-8") as log:
                 log.write(answer.log)
+        if answer.run_failed is not None:
+            job.write_failure(answer.run_failed)
         if answer.result is not None:
             parse_json(answer.result, Result, f"what came from {answer.node}")
             files.write(job.folder / RESULT, answer.result.encode())

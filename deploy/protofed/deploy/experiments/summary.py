@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from protofed.common.errors import DataError
 from protofed.common.payload import SiteId
 from protofed.common.statistics import Spread, lower_is_better, spreads
+from protofed.deploy.experiments.cost import Cost
 
 SiteScores: TypeAlias = Mapping[SiteId, Mapping[str, float]]
 Scores: TypeAlias = Mapping[int, SiteScores]  # by scored round, as `Ledger.scores`
@@ -48,6 +49,8 @@ class Summary:
         local: accuracy of the sites' own models on their own test sets in every round; empty where sizes of test sets
             are not known.
         shared_local: likewise of the global model.
+        means: by round and score, the mean over sites.
+        costs: by round, of all rounds up to it; empty: they were not recorded.
     """
 
     round: int
@@ -59,10 +62,16 @@ class Summary:
     fairness: float | None
     local: Mapping[int, LocalAccuracy]
     shared_local: Mapping[int, LocalAccuracy]
+    means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    costs: Mapping[int, Cost] = field(default_factory=dict)
 
 
 def summary(
-    scores: Scores, cohorts: Mapping[int, Collection[SiteId]], tested: Mapping[SiteId, int], sums: Sums | None = None
+    scores: Scores,
+    cohorts: Mapping[int, Collection[SiteId]],
+    tested: Mapping[SiteId, int],
+    sums: Sums | None = None,
+    costs: Mapping[int, Cost] | None = None,
 ) -> Summary:
     """Everything that reports say of a finished run.
 
@@ -70,6 +79,7 @@ def summary(
         scores: by round, site and name.
         cohorts: by scored round, the sites whose updates it aggregated.
         sums: what secure sums say of the sites' own scores.
+        costs: by round, as of `Summary`.
         tested: n_k, examples in each site's own test set; empty where they are not known.
 
     Raises:
@@ -88,6 +98,8 @@ def summary(
         fairness=sites[FAIRNESS].std if FAIRNESS in sites else None,
         local=local_accuracies(scores, tested, OWN_LOCAL) if tested else {},
         shared_local=local_accuracies(scores, tested, SHARED_LOCAL) if tested else {},
+        means={number: {name: spread.mean for name, spread in of.items()} for number, of in by_round.items()},
+        costs=costs or {},
     )
 
 

@@ -31,8 +31,8 @@ class CompareView:
             BarColumn(pulse_style="bar.back"),  # a waiting job's bar stands still
             MofNCompleteColumn(),
             TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
             speed_estimate_period=600,  # seconds; a round may last minutes
             disable=not self._has_bars,
         )

@@ -14,7 +14,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 from protofed.deploy.console.progress import progress
-from protofed.deploy.experiments.experiment import ExperimentJob, read_contents
+from protofed.deploy.experiments.contents import read_contents
+from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
 from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of

@@ -62,6 +62,7 @@ class Result(_Header):
 
     Attributes:
         failed: what the error said, if it failed; nothing else is there then.
+        trained: examples that a fit trained on, repetitions counted.
         shared: parts of the own model that are those of the update, and are not sent twice.
     """
 
@@ -70,6 +71,7 @@ class Result(_Header):
     scores: dict[str, float] | None = None
     metrics: dict[str, float] = {}
     weight: float | None = None
+    trained: int = 0
     shared: tuple[Part, ...] = ()
 
 

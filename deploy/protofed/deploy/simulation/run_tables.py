@@ -142,7 +142,7 @@ def simulate_with_progress(
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
         view, best = overview(running.ledger, recipe.name), best_of(running.ledger, running.blobs, recipe.name)
-        warnings = warnings_of(running.ledger, recipe.name)
+        warnings, refused = warnings_of(running.ledger, recipe.name), running.refused
         assert view is not None  # noqa: S101  (it was just run)
         bar.to(view.round, view.phase)  # which may be fewer than planned
     console = Console(stderr=True)
@@ -157,7 +157,7 @@ def simulate_with_progress(
     for line in sentences(warnings):
         console.print(Text(line, "bold yellow"))
     if view.failed:
-        raise RunFailedError(f"run failed: {view.run}: {view.phase}")
+        raise RunFailedError(f"run failed: {view.run}: {view.phase}{refused}")
     return view, warnings
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ import torch
 
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.computation import Computation, Elsewhere
+from protofed.client.agent.site import Train, train_alone
 from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
@@ -28,14 +29,17 @@ from protofed.client.transport.link import Link
 from protofed.common import plugins
 from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
+from protofed.deploy.simulation.refusals import refusals, standstill
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.sum_store import settled_when_summed
+from protofed.deploy.simulation.training_log import FILE as TRAINED
+from protofed.deploy.simulation.training_log import TrainingLog
 from protofed.deploy.simulation.workers import Crew, Workers
 from protofed.server.assembly import open_server
 from protofed.server.rounds.coordinator import Coordinator
@@ -56,6 +60,8 @@ class Simulation:
         data: each site's data, without the evaluator's.
         agents: the evaluator first, then the sites in order.
         workers: compute for the sites; None: all is computed in this process.
+        violations: what a site's own policy refused last, and why.
+        training: how much each site has trained.
     """
 
     recipe: Recipe
@@ -65,6 +71,8 @@ class Simulation:
     data: Mapping[SiteId, SiteData]
     agents: Sequence[Agent]
     workers: Workers | None = None
+    violations: Mapping[SiteId, str] = field(default_factory=dict)
+    training: TrainingLog = field(default_factory=lambda: TrainingLog(None))
 
     @property
     def coordinator(self) -> Coordinator:
@@ -86,10 +94,12 @@ class Simulation:
             # Only where nobody is invited, as at the start, are all asked: of hundreds, a round invites a few.
             if self._step(self.runs.invitation, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
                 continue
-            min_sites = self.recipe.federation.min_sites
-            raise ConfigError(
-                f"the run cannot continue: {len(self.agents) - 1} sites, and federation.min_sites is {min_sites}"
-            )
+            raise ConfigError(f"the run cannot continue: {standstill(self.coordinator, self.ledger)}{self.refused}")
+
+    @property
+    def refused(self) -> str:
+        """What was refused of the newest round, as the end of a sentence on it; empty: nothing was."""
+        return refusals(self.ledger, self.recipe.name, self.violations)
 
     def _step(self, asked: Callable[[SiteId], object], on_task: Callable[[], None]) -> bool:
         """Let the agents of those sites that are asked work, in turns; whether any had a task."""
@@ -174,6 +184,8 @@ def agents_of(
     data: Mapping[SiteId, SiteData] | None = None,
     policy: Policy | None = None,
     elsewhere: Elsewhere | None = None,
+    on_violation: Callable[[SiteId, PolicyViolationError], None] = lambda _site, _violation: None,
+    train: Train = train_alone,
 ) -> list[Agent]:
     """The agents of the evaluator and of all sites of a recipe's [data], for any kind of link.
 
@@ -184,6 +196,8 @@ def agents_of(
         policy: of the sites, without what `simulated` removes; None: `everything`. The evaluator, which holds no
             site's data, always has `everything`.
         elsewhere: computes for all of them; None: this process does.
+        on_violation: called with what a site's policy refuses.
+        train: what carries out a FIT task in this process.
 
     Raises:
         ConfigError: the recipe has no [data], or names an unknown method, model or option.
@@ -205,8 +219,13 @@ def agents_of(
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
         site_store = MemoryStore() if store is None else store(name)
         rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
-        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, simulated=True)
-        return Agent(site, connect(name, roles), elsewhere=elsewhere)
+        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, fit=train, simulated=True)
+        return Agent(
+            site,
+            connect(name, roles),
+            elsewhere=elsewhere,
+            on_refusal=lambda _, violation: on_violation(name, violation),
+        )
 
     return [agent(name, examples.placed(on_device)) for name, examples in data.items()]
 
@@ -245,6 +264,8 @@ def simulation(
                 resources.callback(kept.newest_counted, recipe.name)  # which settles the last round's
             return kept
 
+        training = TrainingLog(None if state is None else state / TRAINED)
+        resources.callback(training.close)
         data, workers = data_of(recipe, sites), None
         if crew is not None:
             block = resources.enter_context(Block())
@@ -253,12 +274,21 @@ def simulation(
             data = {name: shared.site(name) for name in data}
             hired = crew(block)
             resources.callback(hired.end)
-            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get)
+            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get, training.note)
+        violations: dict[SiteId, str] = {}
         agents = agents_of(
-            recipe, lambda name, roles: DirectLink(runs, blobs, name, roles), store, device, data, policy, workers
+            recipe,
+            lambda name, roles: DirectLink(runs, blobs, name, roles),
+            store,
+            device,
+            data,
+            policy,
+            workers,
+            lambda site, violation: violations.update({site: str(violation)}),
+            training.fit,
         )
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
-        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers)
+        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers, violations, training)
 
 
 def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:

@@ -70,7 +70,9 @@ class SiteWorker:
         if work.scored is not None:
             scores = dict(score(computation, self._base, DaemonStatus()))
             return Message(Result(number=work.number, scores=scores).model_dump_json())
-        return _of_fit(work, fit(computation, self._base, DaemonStatus(), NoCheckpoints(), train_alone))
+        status = DaemonStatus()
+        outcome = fit(computation, self._base, status, NoCheckpoints(), train_alone)
+        return _of_fit(work, outcome, status.throughput.examples)
 
     def _data(self, site: SiteId) -> SiteData:
         if site not in self._placed:
@@ -78,11 +80,13 @@ class SiteWorker:
         return self._placed[site]
 
 
-def _of_fit(work: Work, outcome: FitOutcome) -> Message:
+def _of_fit(work: Work, outcome: FitOutcome, trained: int) -> Message:
     update, personal = outcome.update, outcome.personal
     shared = tuple(part for part in personal if part in update.payload and _same(personal[part], update.payload[part]))
     own = {part: tensors for part, tensors in personal.items() if part not in shared}
-    result = Result(number=work.number, metrics=dict(update.metrics), weight=update.weight, shared=shared)
+    result = Result(
+        number=work.number, metrics=dict(update.metrics), weight=update.weight, trained=trained, shared=shared
+    )
     return Message(
         result.model_dump_json(), [codec.encode(payload) for payload in (update.payload, outcome.memory, own)]
     )

@@ -19,8 +19,8 @@ from protofed.client.state.store import FitOutcome
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import RunFailedError
-from protofed.common.payload import Update
-from protofed.common.protocol.messages import Scores
+from protofed.common.payload import SiteId, Update
+from protofed.common.protocol.messages import Scores, Task
 from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
 
 log = structlog.get_logger()
@@ -71,10 +71,17 @@ class Workers:
 
     Args:
         base: the bytes of a base by its digest.
+        note: called with each fit's examples, as `TrainingLog.note`.
     """
 
-    def __init__(self, crew: Crew, beginning: Beginning, base: Callable[[Digest], bytes]) -> None:
-        self._crew, self._base = crew, base
+    def __init__(
+        self,
+        crew: Crew,
+        beginning: Beginning,
+        base: Callable[[Digest], bytes],
+        note: Callable[[Task, SiteId, int], None] = lambda _task, _site, _examples: None,
+    ) -> None:
+        self._crew, self._base, self._note = crew, base, note
         self._beginning = Message(beginning.model_dump_json())
         self._numbers, self._moment = itertools.count(), cast("Hashable", None)
         self._waiting: deque[_Job] = deque()
@@ -110,6 +117,7 @@ class Workers:
         result, frames = self._claim(work)
         if result.failed is not None:
             return None
+        self._note(work.task, work.site, result.trained)
         payload, (memory, own) = codec.view(frames[0]), map(codec.decode, frames[1:])
         personal = {**own, **{part: payload[part] for part in result.shared}}
         return FitOutcome(Update(work.site, payload, result.metrics, result.weight), memory, personal)

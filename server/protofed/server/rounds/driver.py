@@ -107,6 +107,10 @@ class Driver:
         has_own = callable(getattr(self._method, "start", None))
         return cast("OwnStartMethod", self._method).start(state, site, update) if has_own else None
 
+    def refined_from(self) -> Payload | None:
+        """What an evaluator's update is a move from. May be called from any thread."""
+        return None if self._refinements is None else self._refinements.start()
+
     def was_complete(self, row: TaskRow) -> bool | None:
         """Whether the invitation's round got all its updates, while it is being aggregated; None: ask the ledger."""
         job = self._aggregation.job

@@ -349,6 +349,8 @@ class UploadIntake:
         row = self._driver.invitations.of(site)
         if row is None or row.task_id != task_id or (published := self._driver.published) is None:
             return None
+        if row.kind is TaskKind.REFINE:
+            return self._driver.refined_from()
         # A task that is still open now was open all the time, and is of the newest state.
         return self._driver.own_start(published.state, site, update) if self._driver.invitations.has(row) else None
 

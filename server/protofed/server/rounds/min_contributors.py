@@ -16,7 +16,8 @@ from protofed.common.payload import Array, Part, Payload, Tensors
 from protofed.server.method import ExpectedUpdate
 
 FEWEST = 2  # allowed outside of simulations
-BY_CLASS = frozenset({Part.PROTOTYPES, Part.CLASS_PRESENCE})  # parts that show to which classes an update contributes
+ROWS = frozenset({Part.PROTOTYPES, Part.CLASS_GRADIENTS})  # parts of a tensor a class, named by the class's number
+BY_CLASS = ROWS | {Part.CLASS_PRESENCE}  # parts that show to which classes an update contributes
 Contribution: TypeAlias = tuple[Part, str]  # the part, and the class's number as text
 
 
@@ -30,7 +31,7 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
         raise ConfigError(
             f"recipe '{recipe.name}' is a simulation's: "
             f"federation.min_contributors = {recipe.federation.min_contributors} would publish "
-            f"class prototypes that come from one site alone; expected {FEWEST} or more (only simulations may take 1; "
+            f"what comes of a class from one site alone; expected {FEWEST} or more (only simulations may take 1; "
             f"for real sites: --set federation.min_contributors={FEWEST})"
         )
 
@@ -41,13 +42,13 @@ def shows_classes(expected: ExpectedUpdate) -> bool:
 
 
 def contributions(data: Buffer) -> frozenset[Contribution]:
-    """The classes that an encoded update contributes to; for prototypes its header is enough.
+    """The classes that an encoded update contributes to; for rows of classes its header is enough.
 
     Raises:
         CodecError: the bytes are no payload.
     """
     specs = codec.manifest(data)
-    rows: set[Contribution] = {(spec.part, spec.name) for spec in specs if spec.part is Part.PROTOTYPES}
+    rows: set[Contribution] = {(spec.part, spec.name) for spec in specs if spec.part in ROWS}
     if any(spec.part is Part.CLASS_PRESENCE for spec in specs):
         for present in codec.decode(data)[Part.CLASS_PRESENCE].values():
             rows |= {(Part.CLASS_PRESENCE, str(c)) for c in np.flatnonzero(present > 0)}
@@ -61,11 +62,11 @@ def too_few(updates: Iterable[Buffer], fewest: int) -> frozenset[Contribution]:
 
 
 def without(payload: Payload, withheld: frozenset[Contribution]) -> Payload:
-    """An update as if it did not make these contributions: their prototypes [D] removed, zeros in its presence [C]."""
+    """An update as if it did not make these contributions: their rows [...] removed, zeros in its presence [C]."""
     classes = {part: frozenset(c for of, c in withheld if of is part) for part in BY_CLASS & payload.keys()}
     changed: dict[Part, Tensors] = {}
     for part, dropped in classes.items():
-        if part is Part.PROTOTYPES:
+        if part in ROWS:
             changed[part] = {name: row for name, row in payload[part].items() if name not in dropped}
         else:
             changed[part] = {name: _cleared(present, dropped) for name, present in payload[part].items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import structlog
 
 from protofed.common.codec import Digest
+from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import TaskKind
 from protofed.server.method import NOTHING, ExpectedUpdate, RefiningMethod, ServerMethod, refining
 from protofed.server.rounds import phases
@@ -54,6 +55,13 @@ class Refinements:
     def expects(self) -> ExpectedUpdate:
         """What the evaluator's update must look like."""
         return NOTHING if self.aggregate is None else self._method.expects_refined(self.aggregate.state)
+
+    def start(self) -> Payload | None:
+        """The model that the evaluator moves: of what it is sent, all but the models of single sites."""
+        if (aggregate := self.aggregate) is None:  # read once: the round may close meanwhile
+            return None
+        sent = self._method.to_refine(aggregate.state)
+        return {part: tensors for part, tensors in sent.items() if part is not Part.SITE_MODELS}
 
     def ask(self, phase: phases.Refining) -> None:
         """Invite the evaluator.

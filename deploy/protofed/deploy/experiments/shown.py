@@ -1,0 +1,231 @@
+"""A comparison as text: tables for people, on a terminal and in Markdown, with captions made of what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy.console.tables import count
+from protofed.deploy.experiments.columns import TableColumn
+from protofed.deploy.experiments.experiment import Result
+from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid
+from protofed.deploy.experiments.paired import PairedDifference, can_show
+from protofed.deploy.experiments.table import Comparison, ComparisonRow
+from protofed.deploy.experiments.tuning import Trial, TunedRecipe
+from protofed.server.rounds.model_warnings import ModelWarning
+
+NOTHING = "–"
+FEW = 0.5  # of the last digit: a cost's deviation that rounds to 0 is not shown
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """For people; a table that is too wide for them is cut into several, one below the other."""
+    for grid in grids(comparison):
+        show_grid(grid, console)
+    for line in notes(comparison):
+        console.print(Text(line, "bold yellow"))
+
+
+def markdown(comparison: Comparison) -> str:
+    """As Markdown tables with their captions."""
+    return "\n".join([*map(markdown_grid, grids(comparison)), *(f"{note}\n" for note in notes(comparison))])
+
+
+def grids(comparison: Comparison, *, every_column: bool = False) -> list[Grid]:
+    """Scores, differences and the search, as far as there are any.
+
+    Args:
+        every_column: differences of all of them, and not of the tested ones alone.
+    """
+    columns = comparison.columns if every_column else comparison.tested
+    differing = [column for column in columns if comparison.differences[column.header]]
+    tuned = comparison.options.tuned
+    found = [_scores(comparison), _differences(comparison, differing) if differing else None]
+    return [grid for grid in (*found, _search(tuned) if tuned else None) if grid is not None]
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What speaks against the models, by recipe and seed; and which results are of other code."""
+    by_run: dict[tuple[str, int], list[ModelWarning]] = {}
+    for label, seed, found in comparison.warnings:
+        by_run.setdefault((label, seed), []).append(found)
+    lines = [
+        f"{label}, seed {seed}: {line}"
+        for (label, seed), warnings in by_run.items()
+        for line in sentences(warnings, "--format json")
+    ]
+    if other := comparison.options.other_code:
+        which = "; ".join(f"{label}, seeds {', '.join(map(str, seeds))}" for label, seeds in other.items())
+        lines.append(f"Computed by other code than the installed one: {which}.")
+    return lines
+
+
+def cell(row: ComparisonRow, column: TableColumn) -> str:
+    """Mean ± deviation; of fewer seeds than have ended, how many have the number."""
+    if (over := row.over_seeds(column.header)) is None:
+        return NOTHING
+    shown = [over.mean]
+    negligible = column.cost and over.std is not None and over.std < FEW * 10.0**-column.digits
+    if over.std is not None and not negligible:
+        shown.append(over.std)
+    having, ended = len(row.values[column.header]), len(row.finished)
+    some = f" ({having} of {ended})" if having < ended else ""
+    return f"{' ± '.join(number(value, column) for value in shown)}{some}"
+
+
+def number(value: float, column: TableColumn, sign: str = "") -> str:
+    """A column's value, shares in percent."""
+    return f"{100 * value if column.percent else value:{sign}.{column.digits}f}"
+
+
+def difference(found: PairedDifference, column: TableColumn) -> str:
+    """Mean [interval] p, with a star if it is significant."""
+    mean = number(found.mean, column, "+")
+    if found.low is None or found.high is None or found.corrected is None:
+        return mean
+    interval = f"[{number(found.low, column, '+')}, {number(found.high, column, '+')}]"
+    digits = 2 if found.corrected >= 0.1 else 3  # 0.052 must not look like 0.05
+    p = f"{found.corrected:.{digits}f}" if found.corrected >= 0.001 else "<0.001"
+    return f"{mean} {interval} p {p}{'*' if found.significant else ''}"
+
+
+def setting(trial: Trial) -> str:
+    """Such as `0.1`, or `0.1, 10` of a grid."""
+    return ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in trial.settings.values())
+
+
+def sample_of(result: Result) -> str:
+    """`a stratified 2,000 of 10,000`: images that sites' own models were scored on; empty: all of the shared ones."""
+    most, of = result.recipe.evaluation.personal_test_images, result.test_images
+    if most is None or of is None or most >= of:
+        return ""
+    return f"a stratified {most:,} of {of:,}"
+
+
+def _scores(comparison: Comparison) -> Grid:
+    chosen = {one.recipe: one.chosen for one in comparison.options.tuned}
+    header = ["recipe", "seeds", *(["tuned"] if chosen else []), *(column.header for column in comparison.columns)]
+    rows = [
+        [
+            row.label,
+            _seeds(row),
+            *([_chosen(chosen[row.label])] if chosen else []),
+            *(cell(row, column) for column in comparison.columns),
+        ]
+        for row in comparison.rows
+    ]
+    return Grid("scores", header, rows, caption(comparison))
+
+
+def caption(comparison: Comparison) -> str:
+    """What the numbers are."""
+    if not comparison.columns:
+        return "No run has finished: there is nothing to compare yet."
+    meanings = "; ".join(f"{column.header}: {column.meaning}" for column in comparison.columns)
+    several = any(len(row.seeds) > 1 for row in comparison.rows)
+    over = "Mean ± sample standard deviation (n - 1) over seeds. " if several else ""
+    plain = [column for column in comparison.columns if not column.percent]
+    losses, costs = any(not column.cost for column in plain), any(column.cost for column in plain)
+    kept = " and ".join(word for word, there in (("losses", losses), ("costs", costs)) if there)
+    unit = f"In %, {kept} as they are." if kept else "In %."
+    shortened = comparison.options.shortened
+    cut = f" Rounds shortened to {shortened}." if shortened else ""
+    return f"{meanings}. {over}{unit}{cut}{_sampled(comparison)}"
+
+
+def _sampled(comparison: Comparison) -> str:
+    """On how many of the shared test images sites' own models were scored, where not on all."""
+    by_sample: dict[str, list[str]] = {}
+    for label, results in comparison.results.items():
+        for text in {sample_of(result) for result in results}:
+            by_sample.setdefault(text, []).append(label)
+    of = {text: "" if len(by_sample) == 1 else f" ({', '.join(labels)})" for text, labels in by_sample.items()}
+    return "".join(f" Sites' own models: on {text} test images{of[text]}." for text in by_sample if text)
+
+
+def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid:
+    found = comparison.differences
+    labels = [row.label for row in comparison.rows if any(row.label in found[column.header] for column in columns)]
+
+    def pairs(label: str) -> str:
+        counts = {len(found[column.header][label].seeds) for column in columns if label in found[column.header]}
+        return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+    def shown(label: str, column: TableColumn) -> str:
+        of = found[column.header].get(label)
+        return NOTHING if of is None else difference(of, column)
+
+    rows = [[label, pairs(label), *(shown(label, column) for column in columns)] for label in labels]
+    header = ["recipe", "pairs", *(column.header for column in columns)]
+    title = f"Differences to {comparison.against}, seed by seed"
+    return Grid("differences", header, rows, differences_caption(comparison, columns), title)
+
+
+def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) -> str:
+    """What the differences are, and what so many seeds can show."""
+    found = [of for column in columns for of in comparison.differences[column.header].values()]
+    seeds = {len(of.seeds) for of in found if of.p is not None}
+    unit = "percentage points" if any(column.percent for column in columns) else "the columns' own units"
+    mean = f"Mean over the seeds that both have, in {unit}"
+    lower = [column.header for column in columns if column.lower_is_better]
+    better = f" Lower is better: {', '.join(lower)}." if lower else ""
+    if not seeds:
+        one = "One seed has neither an interval nor a test: it takes several to tell a method from its luck."
+        return f"{mean}. {one}{better}"
+    rows = max(sum(of.p is not None for of in comparison.differences[column.header].values()) for column in columns)
+    star = "; * p ≤ 0.05" if any(of.significant for of in found) else ""
+    return (
+        f"{mean} [95 % interval, Student's t of the differences]; p: exact two-sided sign-flip test of them, with "
+        f"Holm's correction over the rows of a column{star}. The interval takes differences as normal, the test does "
+        f"not. {can_show(seeds, rows)}{better}"
+    )
+
+
+def _search(tuned: Sequence[TunedRecipe]) -> Grid:
+    first = tuned[0].trials
+    header = ["recipe", "by", *(setting(trial) for trial in first), "chosen"]
+    rows = [[one.recipe, _by(one), *(_tried(one, trial) for trial in one.trials), _chosen(one.chosen)] for one in tuned]
+    return Grid("tuning", header, rows, tuning_caption(tuned), f"Tuned: {', '.join(first[0].settings)}")
+
+
+def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
+    """The search's budget, what it was scored on, and what became of it."""
+    trials = tuned[0].trials
+    seeds = len(trials[0].scores) + len(trials[0].failed) + len(trials[0].waiting)
+    fractions = " or ".join(dict.fromkeys(f"{100 * one.fraction:g} %" for one in tuned))
+    runs = f"{count(len(trials), 'setting')} × {count(seeds, 'seed')} = {count(len(trials) * seeds, 'run')}"
+    budget = (
+        f"{runs} of every recipe, each as long as those that are compared. Mean over seeds of the last scored round, "
+        f"on a validation part ({fractions}) of each class's training images. No run of the search saw the test set; "
+        "those that are compared train on all training images."
+    )
+    notes = []
+    if any(trial.failed for one in tuned for trial in one.trials):
+        notes.append("failed: a run of these settings failed or had no score, so they are not chosen.")
+    if edges := [f"{one.recipe} ({', '.join(one.at_edge)})" for one in tuned if one.at_edge]:
+        notes.append(f"The best value is the first or last that was tried: {', '.join(edges)}.")
+    if left := sum(len(trial.waiting) for one in tuned for trial in one.trials):
+        notes.append(f"{count(left, 'run')} of the search {'have' if left > 1 else 'has'} not ended.")
+    return " ".join([budget, *notes])
+
+
+def _by(one: TunedRecipe) -> str:
+    return NOTHING if one.score is None else one.score.header
+
+
+def _tried(one: TunedRecipe, trial: Trial) -> str:
+    if trial.mean is not None and one.score is not None:
+        return number(trial.mean, one.score)
+    return "failed" if trial.failed else NOTHING
+
+
+def _chosen(trial: Trial | None) -> str:
+    return NOTHING if trial is None else setting(trial)
+
+
+def _seeds(row: ComparisonRow) -> str:
+    done, total = len(row.finished), len(row.seeds)
+    return str(total) if done == total else f"{done} of {total}"

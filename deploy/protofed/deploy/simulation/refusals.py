@@ -1,0 +1,51 @@
+"""Why a simulated run stands still or failed, with what was refused: all of it is known here, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import Verdict
+from protofed.server.access.certificates import Certificates
+from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.waiting import WaitReason
+from protofed.server.storage.ledger import Ledger
+
+SHOWN = 3  # reasons in a sentence, and sites of each
+
+
+def standstill(coordinator: Coordinator, ledger: Ledger) -> str:
+    """What a run waits for while no site has a task: time stands still, so it never comes."""
+    waiting = coordinator.waiting(Certificates(ledger))
+    if waiting is None:
+        return "no site has a task"
+    rules = coordinator.recipe.federation
+    said = f"round {waiting.round} {waiting.text}"
+    if waiting.reason is WaitReason.TRAINERS:
+        said += f" (federation.min_sites is {rules.min_sites}, quorum {rules.quorum})"
+    return said
+
+
+def refusals(ledger: Ledger, run: str, by_sites: Mapping[SiteId, str]) -> str:
+    """What was refused of the newest round, by the server and by the sites, as the end of a sentence; empty: nothing.
+
+    A server tells the sites a code alone; the reason is in its ledger.
+
+    Args:
+        by_sites: what a site's own policy refused last, and why.
+    """
+    newest = ledger.newest(run)
+    rows = [] if newest is None else ledger.updates(run, newest.round)
+    found: dict[tuple[str, str], set[SiteId]] = {}
+    for row in rows:
+        if row.verdict is Verdict.INVALID:
+            found.setdefault(("the server, of", row.reason), set()).add(row.task.site)
+    for site, why in by_sites.items():
+        found.setdefault(("the policy of", why), set()).add(site)
+    listed = [f"{by} {_named(sorted(sites))}: {why}" for (by, why), sites in sorted(found.items())]
+    more = f"; and {len(listed) - SHOWN} reasons more" if len(listed) > SHOWN else ""
+    return f"; refused by {'; by '.join(listed[:SHOWN])}{more}" if listed else ""
+
+
+def _named(sites: Sequence[SiteId]) -> str:
+    return ", ".join(sites[:SHOWN]) + (f" and {len(sites) - SHOWN} more" if len(sites) > SHOWN else "")

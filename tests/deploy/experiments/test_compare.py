@@ -1,0 +1,105 @@
+"""`compare` from its recipes to its files, with jobs that a stand-in computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.experiments.code_digest import CodeDigest, code_of
+from protofed.deploy.experiments.compare import CompareRequest, compare
+from protofed.deploy.experiments.curves import Curves
+from protofed.deploy.experiments.experiment import ExperimentJob, Result
+from protofed.deploy.experiments.table import Comparison
+
+Recipes = Callable[..., Recipe]
+
+
+def finished(job: ExperimentJob) -> Result:
+    result = job.result()
+    assert result is not None
+    return result
+
+
+def of_other_code(job: ExperimentJob, module: str) -> None:
+    """Make a finished job one that other code has computed."""
+    result = finished(job)
+    code = code_of(result.recipe)
+    edited = CodeDigest(modules={**code.modules, module: "0"}, libraries=code.libraries)
+    job.write_result(result.model_copy(update={"code": edited}))
+
+
+def test_a_job_that_other_code_computed_is_run_again(
+    recipe_of: Recipes, tmp_path: Path, stand_in: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = CompareRequest(tmp_path / "out", seeds=[0, 1])
+    recipes = [recipe_of("fedavg"), recipe_of("fednh")]
+    compare(recipes, request)
+    everything, stand_in.ran = stand_in.ran, []
+    compare(recipes, request)
+    assert (len(everything), stand_in.ran) == (4, [])
+    job = ExperimentJob.claimed(tmp_path / "out" / "small-fednh-seed1")
+    of_other_code(job, "protofed.client.methods.fednh")
+    capfd.readouterr()
+    compare(recipes, replace(request, keep_old=True))
+    told = capfd.readouterr().err
+    assert stand_in.ran == []
+    assert "1 of 4 jobs are kept" in told
+    assert "protofed.client.methods.fednh" in told
+    compare(recipes, request)
+    told = capfd.readouterr().err
+    assert stand_in.ran == ["small-fednh-seed1"]
+    assert "1 of 4 jobs are run again" in told
+    assert "protofed.client.methods.fednh" in told
+    assert {"result.json", "result-before.json"} <= {path.name for path in job.folder.iterdir()}
+
+
+def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
+    recipe_of: Recipes, tmp_path: Path, stand_in: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    request = CompareRequest(tmp_path / "out", seeds=[0, 1, 2])
+    compare([recipe_of("fedavg")], request)
+    for seed in (0, 1, 2):
+        job = ExperimentJob.claimed(tmp_path / "out" / f"small-fedavg-seed{seed}")
+        job.write_result(finished(job).model_copy(update={"code": None}))
+    capfd.readouterr()
+    stand_in.ran = []
+    compare([recipe_of("fedavg")], request)
+    assert len(stand_in.ran) == 3
+    assert capfd.readouterr().err.count("run again") == 1
+
+
+def test_the_page_names_what_computes_and_shows_the_same(recipe_of: Recipes, tmp_path: Path, stand_in: Any) -> None:
+    commands: list[str] = []
+
+    def page(_: Comparison, __: Sequence[Curves], command: str) -> str:
+        commands.append(command)
+        return "<p>"
+
+    recipes = [recipe_of("fedavg"), recipe_of("fednh")]
+    asked = CompareRequest(tmp_path / "out", reach="global.accuracy=0.3", command="protofed compare a b")
+    compare(recipes, asked, page)
+    compare(
+        [], CompareRequest(tmp_path / "out", against="small-fednh", metrics=["loss"], command="protofed compare"), page
+    )
+    assert commands == [
+        "protofed compare a b --reach global.accuracy=0.3",
+        "protofed compare a b --against small-fednh --reach global.accuracy=0.3 --metric loss",
+    ]
+    assert (tmp_path / "out" / "page.html").read_text() == "<p>"
+
+
+def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_path: Path, stand_in: Any) -> None:
+    request = CompareRequest(tmp_path / "out", keep_old=True)
+    compare([recipe_of("fedavg")], request)
+    job = ExperimentJob.claimed(tmp_path / "out" / "small-fedavg-seed0")
+    (job.folder / "result.json").unlink()
+    (job.folder / "code.json").write_text(CodeDigest(modules={}, libraries={}).model_dump_json())
+    (job.state / "of the other code").touch()
+    compare([recipe_of("fedavg")], request)
+    assert stand_in.ran == ["small-fedavg-seed0"] * 2
+    assert list(job.state.iterdir()) == []

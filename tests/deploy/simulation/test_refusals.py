@@ -1,0 +1,62 @@
+"""A simulation that cannot go on says what it waits for, and what was refused; never what is not so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PolicyRules
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.deploy.simulation.simulation import everything, simulation
+
+RecipeOf = Callable[..., Recipe]
+
+
+def told(recipe: Recipe, policy: Policy | None = None) -> tuple[str, list[str], str]:
+    """The error that the run ends in, the reasons of failed runs, and what was refused."""
+    with simulation(recipe, policy=policy) as running:
+        error = ""
+        try:
+            running.go()
+        except ConfigError as stuck:
+            error = str(stuck)
+        return error, running.runs.failed, running.refused
+
+
+def federation(recipe: Recipe, **changes: Any) -> dict[str, Any]:
+    return {**recipe.federation.model_dump(exclude_defaults=True), **changes}
+
+
+def test_with_too_few_sites_the_keys_that_ask_for_more_are_named(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fedavg", federation={"min_sites": 4, "quorum": 3})
+    error, failed, refused = told(recipe)
+    for phrase in ("round 1 needs 4 trainers, has 3", "min_sites is 4", "quorum 3"):
+        assert phrase in error
+    assert (failed, refused) == ([], "")
+
+
+def test_a_site_that_is_required_and_not_there_is_named(recipe_of: RecipeOf) -> None:
+    rules = federation(recipe_of("fedavg"), required_sites=["hospital"])
+    error, _, _ = told(recipe_of("fedavg", federation=rules))
+    assert "hospital" in error
+    assert "min_sites" not in error
+
+
+def test_the_reason_of_a_refused_update_is_told(recipe_of: RecipeOf) -> None:
+    recipe = recipe_of("fedavg")
+    rules = federation(recipe, max_relative_norm=1e-6, max_attempts=1)
+    _, failed, refused = told(recipe_of("fedavg", federation=rules))
+    assert len(failed) == 1
+    assert "the server, of site-" in refused
+    assert "this run accepts at most" in refused
+
+
+def test_what_a_sites_policy_refuses_is_told(recipe_of: RecipeOf) -> None:
+    data = {"source": "digits", "partition": {"kind": "dirichlet", "sites": 5, "beta": 5.0}}
+    recipe = recipe_of("fednh", data=data)
+    rules = PolicyRules.model_validate({**dict(everything(recipe).rules), "parts": frozenset({"body"})})
+    _, failed, refused = told(recipe, Policy(rules))
+    assert len(failed) == 1
+    assert "the policy of site-1, site-2, site-3 and 1 more: " in refused  # the fifth was not asked any more
