@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.half_rounds import context, model, parts, play
+from tests.support.half_rounds import model, parts, play
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.apple import APPLEClient, decay
 from protofed.client.methods.solo import SoloClient
@@ -109,7 +110,7 @@ def test_a_core_is_found_though_some_of_its_head_left_as_it_came(local_of: Local
     untrained = model()
     updates = [Update("ann", untrained), Update("bob", other), Update("cyd", withheld)]
     server = APPLEServer()
-    state = server.aggregate(server.init(received, context(0)), updates, context(1))
+    state = server.aggregate(server.init(received, round_context(round=0)), updates, round_context(round=1))
     APPLEClient().fit(first, state)
     assert int(first.memory[Part.PRIVATE]["row"]) == 2
 
@@ -124,9 +125,11 @@ def test_a_new_site_changes_p0_and_nothing_that_was_learnt(local: FitContext) ->
 
 def test_whose_a_core_is_stays_on_the_server_and_where_it_starts_from_is_its_own() -> None:
     server = APPLEServer()
-    first = server.init(model((9.0, 9.0)), context(0))
-    state = server.aggregate(first, [Update("ann", model((1.0, 0.0))), Update("bob", model((2.0, 0.0)))], context(1))
-    state = server.aggregate(state, [Update("bob", model((3.0, 0.0)))], context(2))
+    first = server.init(model((9.0, 9.0)), round_context(round=0))
+    state = server.aggregate(
+        first, [Update("ann", model((1.0, 0.0))), Update("bob", model((2.0, 0.0)))], round_context(round=1)
+    )
+    state = server.aggregate(state, [Update("bob", model((3.0, 0.0)))], round_context(round=2))
     assert server.broadcast(state, "ann") is server.broadcast(state, "bob")
     assert state[Part.SITE_MODELS]["head.bias"][:, 0].tolist() == [1.0, 3.0]
     assert not any("ann" in name for part in state if part is not Part.PRIVATE for name in state[part])
@@ -146,13 +149,13 @@ def test_with_all_of_p_on_the_own_core_and_frozen_it_trains_alone(
 
     apple, alone = made(), made()
     play(SoloServer(), SoloClient(), alone, model(), 3)
-    server, state = APPLEServer(), APPLEServer().init(model(), context(0))
+    server, state = APPLEServer(), APPLEServer().init(model(), round_context(round=0))
     for number in (1, 2, 3):
         updates = []
         for row, (site, local) in enumerate(apple.items()):
             if number > 1 and len(sites) > 1:
                 local.memory[Part.PRIVATE] = {"row": np.array(row), "own": np.array(0.5), "others": np.full(2, -0.5)}
             updates.append(Update(site, APPLEClient(p_lr=0.0).fit(local, server.broadcast(state, site)).payload))
-        state = server.aggregate(state, updates, context(number))
+        state = server.aggregate(state, updates, round_context(round=number))
     for site, local in apple.items():
         assert same_tensors(parts(local.model), alone[site].memory)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from sklearn.cluster import AgglomerativeClustering
-from tests.support.half_rounds import context, model, play
+from tests.support.half_rounds import model, play
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.cfl import CFLClient
 from protofed.client.methods.fedavg import FedAvgClient
@@ -33,7 +34,7 @@ def after(server: CFLServer, state: Payload, round: int, **moves: tuple[float, f
     for site, move in moves.items():
         bias = server.broadcast(state, site)[Part.HEAD]["bias"]
         updates.append(Update(site, model((bias[0] + move[0], bias[1] + move[1]))))
-    return server.aggregate(state, updates, context(round))
+    return server.aggregate(state, updates, round_context(round=round))
 
 
 def bias(server: CFLServer, state: Payload, site: SiteId) -> list[float]:
@@ -41,7 +42,7 @@ def bias(server: CFLServer, state: Payload, site: SiteId) -> list[float]:
 
 
 def begun(server: CFLServer = SPLITS) -> Payload:
-    return server.init(model(), context(0))
+    return server.init(model(), round_context(round=0))
 
 
 def test_a_split_by_hand() -> None:

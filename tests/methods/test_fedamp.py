@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.half_rounds import context, model, parts, play
+from tests.support.half_rounds import model, parts, play
+from tests.support.round_contexts import round_context
 
 from protofed.client.method import proximal
 from protofed.client.methods.fedamp import FedAMPClient
@@ -30,7 +31,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "fedamp_paper_step_numpy.npz"
 def state_of(server: FedAMPServer, **bodies: float) -> Payload:
     """After a round in which each site has sent a model that differs in its one weight of the body."""
     updates = [Update(site, model(body=body)) for site, body in bodies.items()]
-    return server.aggregate(server.init(model(), context(0)), updates, context(1))
+    return server.aggregate(server.init(model(), round_context(round=0)), updates, round_context(round=1))
 
 
 def body(sent: Payload) -> float:
@@ -55,7 +56,9 @@ def test_near_models_count_more_and_messages_are_never_more_than_a_mean() -> Non
 
 def test_a_site_that_is_not_in_a_round_keeps_its_model_and_a_new_one_begins_with_the_first() -> None:
     server = FedAMPServer(sigma=4.0, alpha=1.0)
-    state = server.aggregate(state_of(server, ann=0.0, bob=2.0), [Update("ann", model(body=4.0))], context(2))
+    state = server.aggregate(
+        state_of(server, ann=0.0, bob=2.0), [Update("ann", model(body=4.0))], round_context(round=2)
+    )
     xi = 0.25 * math.exp(-1)
     assert body(server.broadcast(state, "bob")) == pytest.approx(2 + xi * 2)  # 4 now, as far as 0 was
     near = 0.25 * np.exp(-np.array([9.0, 1.0]) / 4)  # the first model is 1
@@ -69,7 +72,7 @@ def test_buffers_are_no_distance_and_are_averaged() -> None:
 
     server = FedAMPServer(sigma=1.0, alpha=0.5)
     updates = [Update("ann", normalised(0.0)), Update("bob", normalised(8.0))]
-    state = server.aggregate(server.init(normalised(0.0), context(0)), updates, context(1))
+    state = server.aggregate(server.init(normalised(0.0), round_context(round=0)), updates, round_context(round=1))
     assert server.broadcast(state, "ann")[Part.BODY]["1.running_mean"] == pytest.approx([4.0])  # xi = .5: no distance
 
 

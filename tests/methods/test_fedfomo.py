@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import assert_near, two_layers
-from tests.support.half_rounds import context, model, parts, play
+from tests.support.half_rounds import model, parts, play
+from tests.support.round_contexts import round_context
 from torch import nn
 
 from protofed.client.data.site_data import Examples, SiteData
@@ -138,9 +139,9 @@ def others_of(server: FedFomoServer, state: Payload, site: SiteId) -> list[float
 
 
 def rounds(server: FedFomoServer, *updates: Sequence[Update], seed: int = 0) -> Payload:
-    state = server.init(model((9.0, 9.0)), context(0, seed=seed))
+    state = server.init(model((9.0, 9.0)), round_context(round=0, seed=seed))
     for number, of_round in enumerate(updates, 1):
-        state = server.aggregate(state, of_round, context(number, seed=seed))
+        state = server.aggregate(state, of_round, round_context(round=number, seed=seed))
     return state
 
 
@@ -149,9 +150,9 @@ def test_a_site_is_sent_what_has_gained_it_most_without_names() -> None:
     state = rounds(server, THREE)
     (shown,) = others_of(server, state, "ann")
     assert shown in (2.0, 3.0)
-    worse = server.aggregate(state, [Update("ann", sent(1.0, -0.5))], context(2))
+    worse = server.aggregate(state, [Update("ann", sent(1.0, -0.5))], round_context(round=2))
     assert others_of(server, worse, "ann") == [5.0 - shown]  # what harmed is sent last
-    better = server.aggregate(state, [Update("ann", sent(1.0, 0.5))], context(2))
+    better = server.aggregate(state, [Update("ann", sent(1.0, 0.5))], round_context(round=2))
     assert others_of(server, better, "ann") == [shown]
     own = server.broadcast(better, "ann")
     assert own[Part.HEAD]["bias"].tolist() == [1.0, 0.0]
@@ -163,7 +164,7 @@ def test_affinities_add_up() -> None:
     state = rounds(server, THREE)
     for number in (2, 3):
         gains = [{2.0: 0.1, 3.0: 0.3}[shown] * number for shown in others_of(server, state, "ann")]
-        state = server.aggregate(state, [Update("ann", sent(1.0, *gains))], context(number))
+        state = server.aggregate(state, [Update("ann", sent(1.0, *gains))], round_context(round=number))
     assert others_of(server, state, "ann") == [3.0, 2.0]
     kept = state[Part.PRIVATE]["affinity.ann"]
     np.testing.assert_allclose(kept, [[1.0, 0.5], [2.0, 1.5]])  # rows 1 and 2 are bob's and cyd's
@@ -177,7 +178,7 @@ def test_exploration_falls_from_round_to_round_and_comes_from_the_runs_seed() ->
         """To site a, which is sure of what it has got, in the round of this number."""
         state = rounds(likes, first, seed=seed)
         row = int(others_of(likes, state, "a")[0])
-        state = likes.aggregate(state, [Update("a", sent(0.0, 1.0))], context(number, seed=seed))
+        state = likes.aggregate(state, [Update("a", sent(0.0, 1.0))], round_context(round=number, seed=seed))
         return float(others_of(likes, state, "a") == [float(row)])
 
     assert all(shown(4, seed) for seed in range(20))  # 1 - .25 * 4: no chance is left
@@ -207,5 +208,5 @@ def test_a_weight_of_a_model_that_was_not_sent_counts_for_nothing() -> None:
     state = rounds(server, [replace(update, payload=sent(9.0, *[0.0] * 4)) for update in THREE])
     lie = sent(1.0, 0.0, 0.0, 5.0, 5.0)
     assert server.start(state, "ann", lie)[Part.HEAD]["bias"].tolist() == [9.0, 0.0]
-    after = server.aggregate(state, [Update("ann", lie)], context(2))[Part.PRIVATE]["affinity.ann"]
+    after = server.aggregate(state, [Update("ann", lie)], round_context(round=2))[Part.PRIVATE]["affinity.ann"]
     assert after.tolist() == [[1.0, 0.0], [2.0, 0.0]]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.support.half_rounds import context, model, parts, play
+from tests.support.half_rounds import model, parts, play
+from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.ifca import IFCAClient
@@ -54,13 +55,13 @@ def test_a_site_predicts_with_the_model_that_suits_it(local_of: LocalOf, linear:
 def test_a_round_by_hand() -> None:
     """Two chose the first model, one the second, nobody the third."""
     server = IFCAServer(clusters=3)
-    state = server.init(model((1.0, 3.0)), context(0))
+    state = server.init(model((1.0, 3.0)), round_context(round=0))
     updates = [
         Update("ann", sent((1.0, 0.0, 0.0), (2.0, 0.0))),
         Update("bob", sent((0.0, 1.0, 0.0), (7.0, 7.0))),
         Update("cyd", sent((1.0, 0.0, 0.0), (4.0, 0.0))),
     ]
-    new = server.aggregate(state, updates, context(1))
+    new = server.aggregate(state, updates, round_context(round=1))
     assert new[Part.HEAD]["bias"].tolist() == [3.0, 0.0]
     second, third = site_models(new)
     assert second[Part.HEAD]["bias"].tolist() == [7.0, 7.0]
@@ -79,7 +80,7 @@ def test_the_other_models_have_the_first_ones_numbers_in_an_order_of_their_own()
         Part.BODY: {"0.weight": np.arange(12.0, dtype=np.float32).reshape(3, 4)},
         Part.HEAD: {"weight": np.arange(6.0).reshape(2, 3), "bias": np.array([5.0, 6.0]), "scale": np.array(2.0)},
     }
-    models = site_models(IFCAServer(clusters=4).init(first, context(0)))
+    models = site_models(IFCAServer(clusters=4).init(first, round_context(round=0)))
     assert len(models) == 3
     for other in models:
         for part, name in ((Part.BODY, "0.weight"), (Part.HEAD, "weight"), (Part.HEAD, "bias"), (Part.HEAD, "scale")):
@@ -88,7 +89,9 @@ def test_the_other_models_have_the_first_ones_numbers_in_an_order_of_their_own()
             assert sorted(other[part][name].ravel()) == sorted(first[part][name].ravel())
     bodies = {other[Part.BODY]["0.weight"].tobytes() for other in (first, *models)}
     assert len(bodies) == 4
-    again, other_seed = (site_models(IFCAServer(clusters=4).init(first, context(0, seed=seed))) for seed in (0, 1))
+    again, other_seed = (
+        site_models(IFCAServer(clusters=4).init(first, round_context(round=0, seed=seed))) for seed in (0, 1)
+    )
     assert all(same_tensors(one, other) for one, other in zip(models, again, strict=True))
     assert not any(same_tensors(one, other) for one, other in zip(models, other_seed, strict=True))
 

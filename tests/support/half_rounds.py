@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from tests.support.round_contexts import round_context
 
 from protofed.client.method import ClientMethod
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.server.method import RoundContext, ServerMethod
+from protofed.server.method import ServerMethod
 from protofed.server.rounds.broadcast import sent
-
-
-def context(round: int, sites: int = 3, seed: int = 0) -> RoundContext:
-    return RoundContext(round=round, rounds=20, sites=sites, classes=2, seed=seed)
 
 
 def model(bias: tuple[float, float] = (0.0, 0.0), body: float = 1.0) -> Payload:
@@ -33,11 +30,11 @@ def play(
     server: ServerMethod, client: ClientMethod, sites: Mapping[SiteId, FitContext], first: Payload, rounds: int
 ) -> list[Payload]:
     """The state that the first model makes, and those of so many rounds of all sites."""
-    states = [server.init(first, context(0, len(sites)))]
+    states = [server.init(first, round_context(round=0, sites=len(sites)))]
     for number in range(1, rounds + 1):
         updates = []
         for site, local in sorted(sites.items()):
             local.round, local.start = number, None
             updates.append(Update(site, client.fit(local, sent(server, states[-1], site)).payload))
-        states.append(server.aggregate(states[-1], updates, context(number, len(sites))))
+        states.append(server.aggregate(states[-1], updates, round_context(round=number, sites=len(sites))))
     return states
