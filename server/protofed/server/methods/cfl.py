@@ -41,7 +41,7 @@ class CFLServer:
     eps1: Annotated[float, Field(ge=0)] = 0.4  # a cluster is split where ||mean dW|| is below
     eps2: Annotated[float, Field(ge=0)] = 1.6  # and max ||dW|| above
     first_rounds: Annotated[int, Field(ge=0)] = 20  # in which none is
-    linkage: Linkage = "complete"  # of the bipartition, as in the authors' code; "single": the paper's Algorithm 1
+    linkage: Linkage = "single"  # of the bipartition, as in the paper's Algorithm 1; "complete": the authors' code
 
     def init(self, model: Payload, context: RoundContext) -> Payload:
         """One cluster."""
