@@ -12,7 +12,7 @@ from torch import nn
 from protofed.client.agent.heartbeat import TaskAbortedError
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.training.candidates import distance, losses_of
+from protofed.client.training.candidates import WORST, distance, losses_of
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, Plan
 from protofed.common.errors import CodecError
@@ -47,6 +47,11 @@ def test_batches_change_nothing(local: FitContext, monkeypatch: pytest.MonkeyPat
     at_once = losses_of(local, [model(1.0, -1.0)], SOME)
     monkeypatch.setattr("protofed.client.training.candidates.BATCH", 2)
     assert losses_of(local, [model(1.0, -1.0)], SOME) == pytest.approx(at_once)
+
+
+def test_a_model_that_gives_no_numbers_is_the_worst(local: FitContext) -> None:
+    found = losses_of(local, [model(np.nan, 0.0), model(3e38, -3e38), model(0.0, 0.0)], SOME)
+    assert found == [WORST, WORST, pytest.approx(math.log(2))]
 
 
 def test_a_model_of_another_shape_is_refused_and_an_aborted_task_ends(local: FitContext) -> None:

@@ -68,7 +68,7 @@ class FedFomoClient:
 
 
 def first_order(own: float, losses: Sequence[float], distances: Sequence[float]) -> Array:
-    """Eq. (3), [M]: w_kj = (L_k(w_k) - L_k(w_j)) / ||w_j - w_k||: the slope of the loss towards w_j."""
+    """[M], w_kj = (L_k(w_k) - L_k(w_j)) / ||w_j - w_k||: the slope of the loss towards w_j."""
     return (own - np.asarray(losses)) / (np.asarray(distances) + NEAR)
 
 

@@ -14,11 +14,13 @@ from protofed.common.payload import Part, Payload
 from protofed.common.tensors import norm_of
 
 BATCH = 512  # images at a time, as in evaluation
+WORST = 1e6  # of a cross-entropy: a probability of e^-1000000
 
 
 def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) -> list[float]:
     """The plan's mean loss of each model over these examples, in evaluation mode and without augmentation.
 
+    One that is larger than `WORST`, or no number, counts as `WORST`: such a model, of whoever it is, is never the best.
     `local.model` has the last one's numbers afterwards.
 
     Args:
@@ -38,7 +40,8 @@ def losses_of(local: FitContext, models: Iterable[Payload], examples: Examples) 
             for images, labels in local.data.ordered(examples, BATCH):
                 local.check()
                 total += supervised(local, local.model(images), labels) * len(labels)
-        losses.append(total.item() / len(examples))
+        loss = total.item() / len(examples)
+        losses.append(loss if loss < WORST else WORST)  # NaN is not below
     return losses
 
 
