@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from protofed.common import codec
 from protofed.common.payload import Part, Payload
-from protofed.common.tensors import HolderMeans, Mean, same_tensors, unit
+from protofed.common.tensors import HolderMeans, Mean, same_tensors, towards, unit
+from protofed.common.tensors import weights as weights_of
 
 
 def body(*values: float, dtype: str = "float32") -> Payload:
@@ -218,3 +219,26 @@ def test_same_tensors_sees_every_difference() -> None:
     assert not same_tensors(body(1.0), {Part.HEAD: body(1.0)[Part.BODY]})
     assert not same_tensors(body(1.0), {Part.BODY: {"y": np.ones(1, np.float32)}})
     assert not same_tensors(body(1.0), {**body(1.0), Part.HEAD: {}})
+
+
+def model(weight: float, variance: float, seen: int, scale: float) -> Payload:
+    statistics = {"bn.running_var": np.array([variance], np.float32), "bn.num_batches_tracked": np.array(seen)}
+    body = {"bn.weight": np.array([weight], np.float32), **statistics}
+    return {Part.BODY: body, Part.HEAD: {"scale": np.array(scale, np.float32)}, Part.PROTOTYPES: {"0": np.ones(2)}}
+
+
+def test_weights_go_towards_a_mean_by_any_factor_and_statistics_all_the_way() -> None:
+    moved = towards(model(1.0, 1.0, 1, 2.0), model(3.0, 4.0, 9, 1.0), 2.5, (Part.BODY, Part.HEAD))
+    expected = model(1 + 2.5 * 2, 4.0, 9, 2 - 2.5 * 1)
+    assert same_tensors(moved, {part: expected[part] for part in (Part.BODY, Part.HEAD)})
+    assert all(isinstance(array, np.ndarray) for array in moved[Part.HEAD].values())
+
+
+def test_all_the_way_is_the_mean_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    old, new = (body(*rng.standard_normal(10_000)) for _ in range(2))
+    assert same_tensors(towards(old, new, 1.0, (Part.BODY,)), new)
+
+
+def test_a_models_weights_have_their_parts_in_their_names() -> None:
+    assert weights_of(model(1.0, 1.0, 1, 2.0)).keys() == {"body.bn.weight", "head.scale"}

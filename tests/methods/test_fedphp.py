@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.scripted_server import RUN, AgentHarness, work
 from torch import nn
 
 from protofed.client.method import mean_discrepancy, soft_labels
@@ -16,7 +17,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedphp import FedPHPClient
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
 
 LocalOf = Callable[..., FitContext]
@@ -95,6 +96,20 @@ def test_what_is_inherited_grows_with_the_fits_of_the_site(
     w = FedPHPClient().fit(local, FIRST).payload[Part.HEAD]["bias"]
     expected = mu * OWN[Part.HEAD]["bias"] + (1 - mu) * w
     np.testing.assert_allclose(local.memory[Part.HEAD]["bias"], expected, atol=1e-12)
+
+
+def test_how_often_a_site_may_expect_to_train_is_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = AgentHarness(recipe={**RUN, "federation": {**RUN["federation"], "participation": 0.25}})
+    told, fit = [], FedAvgClient.fit
+
+    def recorded(half: FedAvgClient, local: FitContext, received: Payload) -> Update:
+        told.append(local.participation)
+        return fit(half, local, received)
+
+    monkeypatch.setattr(FedAvgClient, "fit", recorded)
+    site.fit(1)
+    work(site.agent(), 1)
+    assert told == [0.25]
 
 
 @pytest.mark.parametrize("transfer", ["kd", "mmd"])
