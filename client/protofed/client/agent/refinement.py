@@ -23,9 +23,9 @@ def warn_if_it_cannot(site: Site, run: PreparedRun) -> None:
     """Say at once, and not after hours of the sites' training, that this evaluator has nothing to refine models on."""
     if Role.EVALUATOR in site.roles and refining(run.method) is not None and run.data.auxiliary is None:
         log.warning(
-            "this evaluator scores, and declines to refine the model: it has no auxiliary images "
-            "(data.auxiliary_per_class)",
+            "this evaluator scores, and declines to refine the model: it has no auxiliary images",
             run=run.recipe.name,
+            missing="data.auxiliary_per_class",
         )
 
 

@@ -2,7 +2,9 @@
 METHODS §5.11).
 
 A classifier is one matrix [C, E], its gradients are like it: [C, D], or [C, D + 1] with the bias as the last column.
-Everything is computed in float64, in an order that follows from the arguments alone.
+Everything is computed in float64, in an order that follows from the arguments alone: by `einsum`, for the products of a
+linear algebra library differ in the last digits with the number of its threads, and a round would have other bytes on
+another machine.
 """
 
 from __future__ import annotations
@@ -64,9 +66,10 @@ def matched(features: Array, classes: Array, classifier: Array, wanted: Array, e
         p = _probabilities(inputs, weights)  # [S, n, C]
         errors = p - own
         _, slope = distances(_mean_products(errors, inputs), goal, wide)  # [S, C, E]
-        u = inputs @ slope.swapaxes(1, 2)  # [S, n, C]
+        u = np.einsum("sne,sce->snc", inputs, slope)
         through_p = p * (u - (p * u).sum(axis=2, keepdims=True))
-        step = errors @ slope + through_p @ weights  # [S, n, E]; the last column of a bias has no feature
+        through_own = np.einsum("snc,sce->sne", errors, slope)
+        step = through_own + np.einsum("snc,ce->sne", through_p, weights)  # the last column of a bias has no feature
         inputs[..., :wide] -= lr / inputs.shape[1] * step[..., :wide]
     return inputs[..., :wide].astype(features.dtype)
 
@@ -83,7 +86,8 @@ def retrained(features: Array, epochs: int, lr: float, *, bias: bool) -> Array:
     for _ in range(epochs):
         for batch in batches:
             errors = (_probabilities(batch, classifier) - own).reshape(-1, len(inputs))
-            classifier -= lr / len(errors) * errors.T @ batch.reshape(-1, batch.shape[-1])
+            features_of = batch.reshape(-1, batch.shape[-1])
+            classifier -= lr / len(errors) * np.einsum("bs,be->se", errors, features_of)
     return classifier
 
 
@@ -101,14 +105,14 @@ def _targets(classes: Array, classifier: Array) -> Array:
 
 def _probabilities(inputs: Array, classifier: Array) -> Array:
     """[S, n, E] -> [S, n, C]."""
-    logits = inputs @ classifier.T
+    logits = np.einsum("...e,ce->...c", inputs, classifier)
     grown = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(grown / grown.sum(axis=-1, keepdims=True))
 
 
 def _mean_products(errors: Array, inputs: Array) -> Array:
     """[S, n, C], [S, n, E] -> [S, C, E]."""
-    return np.asarray(errors.swapaxes(1, 2) @ inputs / inputs.shape[1])
+    return np.asarray(np.einsum("snc,sne->sce", errors, inputs) / inputs.shape[1])
 
 
 def _by_row(made: Array, wanted: Array) -> tuple[Array, Array]:

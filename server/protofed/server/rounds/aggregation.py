@@ -271,8 +271,8 @@ class Aggregation:
             return
         self._ledger.publish(*at, new.address, **closed, statistics=new.statistics)
         reach("round-published")
-        made_by = {"refined_by": min(phase.sites)} if phase.refines else {"sites": len(phase.sites)}
-        log.info("round published", run=self._run, round=phase.round, **made_by, complete=complete)
+        fields = {"refined_by": min(phase.sites)} if phase.refines else {"sites": len(phase.sites)}
+        log.info("round published", run=self._run, round=phase.round, **fields, complete=complete)
         if self._context.keep_rounds:
             before = phase.round - self._context.keep_rounds
             prune(self._ledger, self._context.blobs, self._run, before, self._rankings)
