@@ -15,8 +15,11 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.chunks import MARKS
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage import files
+from protofed.deploy.experiments.curves import draw
+from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.export import model_folder
 from protofed.server.storage.uploads import Quota, Uploads
+from protofed.testing.small_recipe import small_recipe
 
 THEIRS = ("thesis.txt", "a.b.c", "notes.safetensors", ".tmp-notes", "2023", "no-suffix", "results.part", "x.held")
 
@@ -89,3 +92,22 @@ def test_an_export_over_files_that_are_no_model(force: bool, folder: Path) -> No
     with pytest.raises(ConfigError, match="--out"):
         model_folder.check_vacant(folder, force=force)
     check(folder)
+
+
+def test_curves_of_an_earlier_comparison(tmp_path: Path) -> None:
+    theirs, earlier = tmp_path / "curve-of-mine.png", tmp_path / "curve-global-accuracy-bytes.svg"
+    theirs.write_text("years of work")
+    earlier.touch()
+    assert draw([], tmp_path) == []
+    assert theirs.read_text() == "years of work"
+    assert not earlier.exists()
+
+
+def test_a_run_of_other_code_is_set_aside_each_time(tmp_path: Path) -> None:
+    job = ExperimentJob(small_recipe("solo"), tmp_path)
+    for number in (1, 2):
+        job.state.mkdir()
+        (job.state / "thesis.txt").write_text(f"{number} years of work")
+        job.begin_again()
+        assert not job.state.exists()
+        assert (tmp_path / f"state-before-{number}" / "thesis.txt").read_text() == f"{number} years of work"

@@ -252,7 +252,7 @@ def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
         job.begin_again()
     what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
     if again:
-        hint = "" if keep else f" (scores are kept in {BEFORE}; --keep-old takes finished jobs as they are)"
+        hint = "" if keep else f" (set aside: {BEFORE}, state-before-…; --keep-old takes finished jobs as they are)"
         _say(f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}")
     if kept:
         _say(f"{len(kept)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")

@@ -60,7 +60,7 @@ class Curves:
     @property
     def stem(self) -> str:
         """Of the files' names."""
-        return "-".join(["curve", self.score.replace(".", "-"), *([] if self.axis is ROUNDS else [self.axis.key])])
+        return _stem(self.score, self.axis)
 
 
 def draw(curves: Sequence[Curves], out: Path) -> list[Path]:
@@ -74,9 +74,16 @@ def draw(curves: Sequence[Curves], out: Path) -> list[Path]:
         for suffix in ("png", "svg"):
             paths.append(out / f"{one.stem}.{suffix}")
             files.write(paths[-1], rendered(figure, suffix), files.PUBLIC)
-    for old in {*out.glob("curve-*.png"), *out.glob("curve-*.svg")} - set(paths):
-        old.unlink()
+    drawable = {
+        out / f"{_stem(name, axis)}.{suffix}" for name in FAMILIES for axis in AXES for suffix in ("png", "svg")
+    }
+    for old in drawable - set(paths):  # by name: people keep pictures of their own beside these
+        old.unlink(missing_ok=True)
     return paths
+
+
+def _stem(score: str, axis: Axis) -> str:
+    return "-".join(["curve", score.replace(".", "-"), *([] if axis is ROUNDS else [axis.key])])
 
 
 def curves_of(results: Mapping[str, Sequence[Result]]) -> list[Curves]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -142,12 +142,14 @@ class ExperimentJob:
         return code.changes(held)
 
     def begin_again(self) -> None:
-        """Set the result aside, and remove the run."""
+        """Set the result and the run aside: they may be days of work, and somebody may want the old code back."""
         with contextlib.suppress(FileNotFoundError):
             os.replace(self.folder / RESULT, self.folder / BEFORE)
+        if self.state.exists():
+            aside = (self.folder / f"{self.state.name}-before-{number}" for number in count(1))
+            os.rename(self.state, next(path for path in aside if not path.exists()))
         for name in (_CODE, FAILURE, SECONDS):
             (self.folder / name).unlink(missing_ok=True)
-        shutil.rmtree(self.state, ignore_errors=True)
 
     def check(self) -> None:
         """Another recipe's work is never mixed with this one's, nor thrown away.
