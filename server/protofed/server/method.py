@@ -53,6 +53,7 @@ __all__ = [
     "towards",
     "unit",
     "weight_of",
+    "weighted_mean",
     "weights",
 ]
 
@@ -185,6 +186,18 @@ def weight_of(update: Update, weighting: Weighting) -> float:
     if update.weight is None:
         raise StateError(f"the update of {update.site} has no example count; expected one in every accepted update")
     return update.weight
+
+
+def weighted_mean(updates: Iterable[Update], parts: Iterable[Part], weighting: Weighting) -> Payload:
+    """sum_k p_k x_k of these parts x of the updates, which are read once.
+
+    Raises:
+        StateError: as of `weight_of`.
+    """
+    mean = Mean(parts)
+    for update in updates:
+        mean.add(update.payload, weight_of(update, weighting))
+    return mean.result()
 
 
 def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -41,11 +42,11 @@ class FEDICClient:
     exchanges: ClassVar[frozenset[Exchange]] = frozenset({Exchange.SHARE})  # with the evaluator
 
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
-    steps: int = 100  # of each of the evaluator's three trainings, rounded up to whole epochs
-    refine_lr: float = 1e-3  # of their Adam
-    refine_decay: float = 2e-4  # of all weights
-    distilled: float = 0.5  # lambda: share of the distillation in the last one's loss
-    temperature: float = 2.0  # T
+    steps: Annotated[int, Field(ge=1)] = 100  # of each of the evaluator's three trainings, rounded up to whole epochs
+    refine_lr: Annotated[float, Field(gt=0)] = 1e-3  # of their Adam
+    refine_decay: Annotated[float, Field(ge=0)] = 2e-4  # of all weights
+    distilled: Annotated[float, Field(ge=0, le=1)] = 0.5  # lambda: share of the distillation in the last one's loss
+    temperature: Annotated[float, Field(gt=0)] = 2.0  # T
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the global model."""

@@ -17,6 +17,7 @@ from enum import StrEnum
 import numpy as np
 
 from protofed.common.payload import Array, Part, Payload, Tensors
+from protofed.common.tensors import is_buffer
 
 # Between platforms the same seed gives the same numbers, but for the last digits of a few functions (log, sqrt of a
 # vectorised library, an SVD): 1e-4 of a tensor's norm is far above these, and far below one step of training.
@@ -40,7 +41,6 @@ FLOOR = 1e-3  # least norm of a layer that a movement is compared with, as a sha
 SLACK_OF_HEADS = 4.0
 MOST_SCALAR = 100.0  # of a number that a method puts in place of the head, such as a logit scale
 MOST_ROWS, SKETCH = 1024, 512  # rows and columns of a layer that the search for twins compares
-RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # statistics of BatchNorm, no weights
 _MATRICES = (Part.BODY, Part.HEAD)
 
 
@@ -95,7 +95,7 @@ class BaseStatistics:
     """Of a model all that the checks of its structure compare.
 
     Attributes:
-        squares: by tensor, its shape and the sum of its squares; without `RUNNING`.
+        squares: by tensor, its shape and the sum of its squares; without buffers.
         matrices: by tensor, for weights of two and more dimensions.
     """
 
@@ -206,7 +206,7 @@ def _weights(model: Payload, parts: Iterable[Part]) -> Iterator[tuple[str, Array
     for part in parts:
         for name in sorted(model.get(part, {})):
             array = model[part][name]
-            if array.dtype.kind == "f" and name.rpartition(".")[2] not in RUNNING:
+            if array.dtype.kind == "f" and not is_buffer(name):
                 yield f"{part}/{name}", array
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from protofed.server.method import (
     ExpectedUpdate,
-    Mean,
     Method,
     Part,
     Payload,
@@ -20,7 +19,7 @@ from protofed.server.method import (
     Weighting,
     like,
     server_methods,
-    weight_of,
+    weighted_mean,
 )
 
 
@@ -59,10 +58,7 @@ class FedAvgServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The (weighted) mean of the sites' models."""
-        mean = Mean((Part.BODY, Part.HEAD))
-        for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
-        return mean.result()
+        return weighted_mean(updates, (Part.BODY, Part.HEAD), self.weighting)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

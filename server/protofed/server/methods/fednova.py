@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from protofed.server.method import (
     ExpectedUpdate,
-    Mean,
     Method,
     Part,
     Payload,
@@ -22,7 +21,7 @@ from protofed.server.method import (
     like,
     server_methods,
     towards,
-    weight_of,
+    weighted_mean,
 )
 
 MODEL = (Part.BODY, Part.HEAD)
@@ -51,11 +50,8 @@ class FedNovaServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """tau_eff = sum_k p_k a_k is a mean, too."""
-        mean = Mean((*MODEL, Part.STEPS))
-        for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
-        averaged = mean.result()
-        return towards(state, averaged, float(averaged[Part.STEPS]["steps"]), MODEL)
+        mean = weighted_mean(updates, (*MODEL, Part.STEPS), self.weighting)
+        return towards(state, mean, float(mean[Part.STEPS]["steps"]), MODEL)
 
     def sum_form(self) -> SumForm:
         """The whole model, and the steps."""

@@ -13,7 +13,6 @@ from pydantic import Field
 from protofed.server.method import (
     Array,
     ExpectedUpdate,
-    Mean,
     Method,
     Part,
     Payload,
@@ -27,7 +26,7 @@ from protofed.server.method import (
     is_buffer,
     like,
     server_methods,
-    weight_of,
+    weighted_mean,
 )
 
 MOMENTS = ("m", "v")
@@ -55,10 +54,7 @@ class FedOptServer(ABC):
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """One step towards the (weighted) mean of the sites' models."""
-        mean = Mean((Part.BODY, Part.HEAD))
-        for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
-        return self._stepped(state, mean.result())
+        return self._stepped(state, weighted_mean(updates, (Part.BODY, Part.HEAD), self.weighting))
 
     def sum_form(self) -> SumForm:
         """The whole model."""

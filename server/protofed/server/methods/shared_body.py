@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from protofed.server.method import (
     ExpectedUpdate,
-    Mean,
     Method,
     Part,
     Payload,
@@ -20,7 +19,7 @@ from protofed.server.method import (
     Weighting,
     like,
     server_methods,
-    weight_of,
+    weighted_mean,
 )
 
 
@@ -49,10 +48,7 @@ class SharedBodyServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """The (weighted) mean of the sites' bodies."""
-        mean = Mean((Part.BODY,))
-        for update in updates:
-            mean.add(update.payload, weight_of(update, self.weighting))
-        return {**state, **mean.result()}
+        return {**state, **weighted_mean(updates, (Part.BODY,), self.weighting)}
 
     def sum_form(self) -> SumForm:
         """The body."""
