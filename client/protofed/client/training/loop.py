@@ -178,28 +178,52 @@ def class_means(
         embed: images [B, channels, H, W] -> features [B, D].
         weigh: features [B, D] and labels [B] -> positive weights [B]; the mean is weighted by them.
     """
+
+    def of_batch(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        features = in_full(embed(images))
+        if weigh is None:
+            return features, torch.ones_like(labels, dtype=features.dtype)
+        weights = weigh(features, labels).to(features.dtype)
+        return features * weights.unsqueeze(1), weights
+
+    return means_by_class(local, of_batch, 512)
+
+
+def means_by_class(
+    local: FitContext, of_batch: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], batch: int
+) -> dict[int, Tensor]:
+    """Of each class that the site has, the sum of its training examples' values over the sum of their weights.
+
+    In evaluation mode, without augmentation and gradients, in one pass that draws no random number.
+
+    Args:
+        of_batch: images [B, channels, H, W], labels [B] -> values, times their weights, [B, ...], and weights [B].
+        batch: B at most.
+
+    Returns:
+        By class, [...].
+    """
     local.model.eval()
     sums = counts = None
     with torch.no_grad():
-        for images, labels in local.data.ordered(local.data.train, 512):
+        for images, labels in local.data.ordered(local.data.train, batch):
             local.check()
-            features = embed(images)
-            # Sums in float32 at least: thousands of bfloat16 features would lose whole digits.
-            features = features.to(torch.promote_types(features.dtype, torch.float32))
+            values, weights = of_batch(images, labels)
             if sums is None or counts is None:
-                sums = features.new_zeros(local.classes, features.shape[1])
-                counts = features.new_zeros(local.classes)
-            weights = torch.ones_like(labels, dtype=features.dtype)
-            if weigh is not None:
-                weights = weigh(features, labels).to(features.dtype)
-                features = features * weights.unsqueeze(1)
-            sums.index_add_(0, labels, features)
+                sums = values.new_zeros(local.classes, *values.shape[1:])
+                counts = values.new_zeros(local.classes)
+            sums.index_add_(0, labels, values)
             counts.index_add_(0, labels, weights)
     if sums is None or counts is None:
         return {}
     present = counts.nonzero().flatten()  # [P] the only time that the device is waited for
-    means = sums[present] / counts[present].unsqueeze(1)  # [P, D]
+    means = sums[present] / counts[present].view(-1, *(1,) * (sums.ndim - 1))
     return dict(zip(present.tolist(), means.unbind(), strict=True))
+
+
+def in_full(values: Tensor) -> Tensor:
+    """In float32 at least, before they are summed: thousands of bfloat16 numbers would lose whole digits."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def frequent(local: FitContext, means: Mapping[int, Tensor], at_least: int) -> dict[int, Tensor]:
