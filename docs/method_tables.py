@@ -6,7 +6,7 @@ from docs.markdown import first_lines, table
 
 from protofed.client.method import ClientMethod, client_methods
 from protofed.common.errors import ConfigError
-from protofed.common.payload import NOT_ON_THE_WIRE, Part
+from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Part
 from protofed.common.secure_sums.linear_form import SumForm, form_of
 from protofed.server.method import server_methods
 
@@ -25,8 +25,14 @@ def parts() -> str:
     for part in Part:
         if part not in NOT_ON_THE_WIRE:
             senders = ", ".join(f"`{name}`" for name in client_methods if part in sends(name))
-            rows.append([f"`{part}`", part.discloses, senders or "none; it comes from the server"])
+            rows.append([f"`{part}`", part.discloses, senders or _not_by_a_method(part)])
     return table(["part", "what it discloses", "sent by"], rows)
+
+
+def _not_by_a_method(part: Part) -> str:
+    if part is Part.SECURE_SUM:
+        return "sites in runs with federation.secure = true"
+    return "the server alone" if part in FROM_THE_SERVER else "no method of this version"
 
 
 def methods() -> str:
