@@ -210,13 +210,15 @@ def test_a_table_that_is_too_wide_is_cut_and_nothing_of_it_is_lost(width: int, c
 
 
 def test_curves_are_drawn_of_what_there_is(compared: Comparison, tmp_path: Path) -> None:
-    (tmp_path / "curve-global-few.png").touch()  # of an earlier call
+    earlier, foreign = tmp_path / "curve-global-balanced_accuracy.png", tmp_path / "curve-of-mine.png"
+    earlier.touch()
+    foreign.touch()
     paths = draw(curves_of(compared.results), tmp_path)
     names = ("global-accuracy", "personal-pm_v", "personal-pm_l", "personal-local-accuracy")
     assert {path.name for path in paths} == {f"curve-{name}.{kind}" for name in names for kind in ("png", "svg")}
     assert all(path.read_bytes().startswith((b"\x89PNG", b"<?xml")) for path in paths)
     before = [path.read_bytes() for path in paths]
-    assert set(tmp_path.iterdir()) == set(paths)
+    assert set(tmp_path.iterdir()) == {*paths, foreign}
     assert [path.read_bytes() for path in draw(curves_of(compared.results), tmp_path)] == before
 
 

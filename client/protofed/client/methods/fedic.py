@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, inf
 from typing import Annotated, ClassVar
 
@@ -61,12 +61,15 @@ class FEDICClient:
 
     def refine(self, local: FitContext, received: Payload) -> Update:
         """Fine-tune the mean; train the calibration of the sites' ensemble; distil that into the mean."""
+        adam = partial(
+            ParameterGroup, lr=self.refine_lr, weight_decay=self.refine_decay, max_grad_norm=inf, optimizer="adam"
+        )
         model, epochs = local.model, ceil(self.steps / ceil(len(local.data.train) / local.plan.batch_size))
         self.install(local, received)
-        train(local, lambda x, y: cross_entropy(model(x), y), self._adam(model.parameters()), epochs)
+        train(local, lambda x, y: cross_entropy(model(x), y), [adam(model.parameters())], epochs)
         tuned = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         teacher = CalibratedEnsemble(model, site_models(received), tuned)
-        train(local, lambda x, y: cross_entropy(teacher(x), y), self._adam(teacher.parameters()), epochs)
+        train(local, lambda x, y: cross_entropy(teacher(x), y), [adam(teacher.parameters())], epochs)
         self.install(local, received)
 
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
@@ -76,9 +79,5 @@ class FEDICClient:
             kept = distillation(logits, towards, self.temperature)
             return self.distilled * kept + (1 - self.distilled) * cross_entropy(logits, labels)
 
-        trained = train(local, objective, self._adam(model.parameters()), epochs)
+        trained = train(local, objective, [adam(model.parameters())], epochs)
         return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
-
-    def _adam(self, tensors: Iterable[Tensor]) -> list[ParameterGroup]:
-        rates = {"lr": self.refine_lr, "weight_decay": self.refine_decay}
-        return [ParameterGroup(tensors, **rates, max_grad_norm=inf, optimizer="adam")]
