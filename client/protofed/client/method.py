@@ -14,7 +14,7 @@ from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, Pro
 from protofed.client.models.mixture import mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load, load_joined
 from protofed.client.training.class_gradients import class_gradients
-from protofed.client.training.context import FitContext
+from protofed.client.training.context import FitContext, FitStart
 from protofed.client.training.loop import (
     Loss,
     Step,
@@ -65,6 +65,7 @@ __all__ = [
     "ExchangingMethod",
     "FailureReason",
     "FitContext",
+    "FitStart",
     "Loss",
     "MethodHead",
     "ParameterGroup",

@@ -14,7 +14,7 @@ from protofed.client.models.split import dump, load
 from protofed.client.privacy.own_norm import within_bounds
 from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.state.store import FitOutcome, SiteState
-from protofed.client.training.context import Checkpoints, NoCheckpoints
+from protofed.client.training.context import Checkpoints, FitStart, NoCheckpoints
 from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
 from protofed.common.failpoint import reach
@@ -83,13 +83,15 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
         PolicyRefusedError: as of `withhold_rare_units`.
     """
     local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
-    start = start_of(base, local.data.label_frequencies())
+    received = FitStart(start_of(base, local.data.label_frequencies()))
     update = train(work.run, work.task, local, with_own_buffers(base, local))
     reach("fit-done")
     memory = memory_with_buffers(local, update.payload, work.state.memory)
-    leaving = withhold_rare_units(update.payload, start, local.model, local.data, work.fewest)
+    start = local.start or received
+    sent = start.sent or start.model
+    leaving = withhold_rare_units(update.payload, sent, local.model, local.data, work.fewest, first=start.model)
     if work.run.recipe.federation.secure:
-        leaving = within_bounds(leaving, start, work.run.recipe.federation)
+        leaving = within_bounds(leaving, sent, work.run.recipe.federation)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
     return FitOutcome(replace(update, payload=leaving), memory, personal)
 

@@ -39,15 +39,18 @@ class UnitLayer:
     columns: list[tuple[Part, str]] = field(default_factory=list)
 
 
-def withhold_rare_units(payload: Payload, base: Payload, model: SplitModel, data: SiteData, fewest: int) -> Payload:
+def withhold_rare_units(
+    payload: Payload, base: Payload, model: SplitModel, data: SiteData, fewest: int, first: Payload | None = None
+) -> Payload:
     """The update, in which units that are active for fewer than `fewest` training images are as received.
 
-    A unit counts as rare if it is so in the received model, or if it is in the trained one without being dead there.
+    A unit counts as rare if it is so in the first model, or if it is in the trained one without being dead there.
 
     Args:
         payload: an update; one without a body is returned as it is.
-        base: what the fit started from.
+        base: the update's tensors as the fit started from them.
         model: as the fit left it; it is so again afterwards.
+        first: what the fit computed with at first; None: `base`.
 
     Raises:
         PolicyRefusedError: a tensor that reads a rare unit was not received: there is nothing to put in its place.
@@ -58,7 +61,7 @@ def withhold_rare_units(payload: Payload, base: Payload, model: SplitModel, data
     trained = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
     after = active_images(model, data, layers)
     try:
-        load(model.body, base[Part.BODY])
+        load(model.body, (first or base)[Part.BODY])
         before = active_images(model, data, layers)
     finally:
         model.body.load_state_dict(trained)

@@ -123,6 +123,20 @@ class SingleProcess:
         """Nothing to align: `seeded` has seeded the only process."""
 
 
+@dataclass(frozen=True)
+class FitStart:
+    """What a fit began with, where that is not the model that was received.
+
+    Attributes:
+        model: BODY and HEAD that its first step computed with; what few images teach is found by its units.
+        sent: the tensors that the update has, as they were then and as the server knows them: what may not leave leaves
+            like this; None: as in `model`.
+    """
+
+    model: Payload
+    sent: Payload | None = None
+
+
 @dataclass
 class FitContext:
     """Everything that a method's client half may touch in one round.
@@ -131,6 +145,7 @@ class FitContext:
         rounds: of the whole run; learning rate schedules and FedProc's loss need it.
         model: made by `install` from what was received; after `fit` it is the personal model
             of a method whose `personal` is "trained".
+        data: a fit may take a part of it instead, which it trains on.
         classes: C, of the run.
         rng: a CPU generator made by `seeded`; all randomness of a fit comes from it.
         memory: tensors of any shapes that the site keeps from round to round for this run; they are stored with the
@@ -143,6 +158,7 @@ class FitContext:
         ranks: the processes that train together.
         participation: the recipe's: of the enrolled trainers, the share that a round needs, and so of the rounds the
             share that a site may expect to train in.
+        start: set by a fit that begins with another model than the one received.
     """
 
     site: SiteId
@@ -161,6 +177,7 @@ class FitContext:
     train_calls: int = 0
     ranks: Ranks = field(default_factory=SingleProcess)
     participation: float = 1.0
+    start: FitStart | None = None
 
     @property
     def lr(self) -> float:
