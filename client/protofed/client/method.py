@@ -11,8 +11,9 @@ from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 from protofed.client.models.calibration import CalibratedEnsemble
 from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
-from protofed.client.models.mixture import mixture, site_models
+from protofed.client.models.mixture import mixed, mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load, load_joined
+from protofed.client.training.candidates import distance, losses_of
 from protofed.client.training.class_gradients import class_gradients
 from protofed.client.training.context import FitContext, FitStart
 from protofed.client.training.loop import (
@@ -90,6 +91,7 @@ __all__ = [
     "class_means",
     "class_shares",
     "client_methods",
+    "distance",
     "distillation",
     "distribution_gap",
     "dump",
@@ -100,7 +102,9 @@ __all__ = [
     "intra_class",
     "load",
     "load_joined",
+    "losses_of",
     "mean_discrepancy",
+    "mixed",
     "mixture",
     "model_contrast",
     "named",

@@ -332,3 +332,26 @@ def test_images_that_are_alike_have_no_contrast_and_a_single_one_has_no_pair() -
     assert alike.take(torch.tensor([0])).contrast() == math.inf
     mostly = Examples(torch.cat([alike.images, torch.zeros(200, 1, 2, 2, dtype=torch.uint8)]), torch.zeros(800).long())
     assert mostly.contrast() == 0.0
+
+
+def test_a_part_is_held_out_of_training_and_is_the_same_each_time() -> None:
+    data = site(count=40)  # ten examples of each of four classes
+    rest, held_out = data.held_out(0.2)
+    assert held_out.labels.bincount().tolist() == [2] * 4
+    assert rest.train.labels.bincount().tolist() == [8] * 4
+    both = torch.cat([rest.train.images, held_out.images]).flatten(1)
+    assert sorted(both.tolist()) == sorted(data.train.images.flatten(1).tolist())
+    assert (rest.test, rest.classes) == (data.test, data.classes)
+    again, held_again = data.held_out(0.2)
+    assert again.train is rest.train  # with its normalised copy: a fit in every round asks for it
+    assert held_again is held_out
+    other, _ = site(count=40).held_out(0.2)
+    assert torch.equal(other.train.images, rest.train.images)
+    assert len(data.held_out(0.5)[1]) == 20
+
+
+def test_of_few_examples_nothing_is_held_out() -> None:
+    data = site(count=7)
+    rest, held_out = data.held_out(0.2)
+    assert len(held_out) == 0
+    assert len(rest.train) == 7

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.client.data.site_data import Examples
-from protofed.client.data.stratified import stratified_sample
+from protofed.client.data.stratified import stratified_sample, stratified_share
 
 
 def labels_of(*counts: int) -> torch.Tensor:
@@ -67,3 +67,20 @@ def test_examples_are_drawn_once_and_all_of_them_are_no_copy() -> None:
     assert examples.sample(4, 0) is some
     assert examples.sample(4, 1) is not some
     assert examples.sample(9, 0) is examples
+
+
+@pytest.mark.parametrize(
+    ("counts", "fraction", "expected"),
+    [((50, 30, 20), 0.2, [10, 6, 4]), ((9, 4, 5), 0.2, [1, 0, 1]), ((1, 1), 0.5, [0, 0]), ((0, 4), 0.5, [0, 2])],
+)
+def test_a_share_of_each_class_is_rounded_down(counts: tuple[int, ...], fraction: float, expected: list[int]) -> None:
+    labels = labels_of(*counts)
+    assert labels[stratified_share(labels, fraction)].bincount(minlength=len(counts)).tolist() == expected
+
+
+def test_a_share_is_always_the_same_and_not_the_first_ones() -> None:
+    labels = torch.zeros(100, dtype=torch.int64)
+    taken = stratified_share(labels, 0.2)
+    assert torch.equal(taken, stratified_share(labels, 0.2))
+    assert not torch.equal(taken, torch.arange(100) < 20)
+    assert not torch.equal(taken, torch.arange(100) >= 80)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.client.models.mixture import mixture
+from protofed.client.models.mixture import mixed, mixture
 from protofed.common.errors import CodecError
-from protofed.common.payload import Array, Part
+from protofed.common.payload import Array, Part, Payload
 
 P = torch.tensor([0.25, 0.75])
 
@@ -44,3 +44,28 @@ def test_other_tensors_are_refused(wrong: dict[str, Array]) -> None:
         mixture(models(**wrong), P)
     with pytest.raises(CodecError, match="without factors"):
         mixture({"head.weight": np.ones((2, 2))}, P)
+
+
+def single(value: float) -> Payload:
+    body = {"w": np.full(2, value, np.float32), "seen": np.array(int(value))}
+    return {Part.BODY: body, Part.HEAD: {"scale": np.array(value, np.float32)}}
+
+
+def test_several_models_are_mixed_by_any_weights() -> None:
+    made = mixed([single(1.0), single(4.0)], [2.0, -0.25])
+    assert made[Part.BODY]["w"].tolist() == [1.0, 1.0]
+    assert made[Part.HEAD]["scale"].shape == ()
+    assert {array.dtype.name for array in (made[Part.BODY]["w"], made[Part.HEAD]["scale"])} == {"float32"}
+    assert made[Part.BODY]["seen"] == 1
+
+
+def test_with_all_weight_on_one_model_it_is_that_one() -> None:
+    own = single(0.1)
+    made = mixed([own, single(1e30)], np.array([1.0, 0.0]))
+    assert made[Part.BODY]["w"].tolist() == own[Part.BODY]["w"].tolist()
+
+
+def test_models_of_different_shapes_are_not_mixed() -> None:
+    for wrong in ({"w": np.zeros(3, np.float32), "seen": np.array(1)}, {"seen": np.array(1)}):
+        with pytest.raises(CodecError):
+            mixed([single(1.0), {**single(1.0), Part.BODY: wrong}], [0.5, 0.5])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
-from protofed.client.data.stratified import stratified_sample
+from protofed.client.data.stratified import stratified_sample, stratified_share
 from protofed.client.transfer import page_locked
 from protofed.common.config.plan import Sampling
 from protofed.common.config.recipe import Augment as Augment
@@ -40,7 +40,7 @@ class Examples:
 
     images: Tensor
     labels: Tensor
-    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `_once`
+    _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `once`
 
     def __post_init__(self) -> None:
         images, labels = self.images, self.labels
@@ -70,22 +70,22 @@ class Examples:
         def drawn() -> Examples:
             return self.take(stratified_sample(self.labels.cpu(), count, seed).to(self.images.device))
 
-        return self._once(("sample", count, seed), drawn)
+        return self.once(("sample", count, seed), drawn)
 
     def on(self, device: torch.device) -> Examples:
         """The same examples on a device, moved there once."""
         if self.images.device == device:
             return self
-        return self._once(("on", device), lambda: Examples(self.images.to(device), self.labels.to(device)))
+        return self.once(("on", device), lambda: Examples(self.images.to(device), self.labels.to(device)))
 
     def normalised(self, input_: Input) -> Tensor:
         """All images as the model takes them, float32 [N, channels, H, W], made once."""
         key = ("normalised", input_.mean, input_.std)
-        return self._once(key, lambda: normaliser(input_, self.images.dtype, self.images.device)(self.images))
+        return self.once(key, lambda: normaliser(input_, self.images.dtype, self.images.device)(self.images))
 
     def with_normalised(self, input_: Input, images: Tensor) -> Examples:
         """These examples, given what `normalised` would make, float32 [N, channels, H, W]."""
-        self._once(("normalised", input_.mean, input_.std), lambda: images)
+        self.once(("normalised", input_.mean, input_.std), lambda: images)
         return self
 
     def frequencies(self, classes: int, device: torch.device) -> Tensor:
@@ -95,7 +95,7 @@ class Examples:
             counts = self.labels.bincount(minlength=classes)
             return (counts / max(len(self), 1)).to(device)
 
-        return self._once(("frequencies", classes, device), counted)
+        return self.once(("frequencies", classes, device), counted)
 
     def contrast(self) -> float:
         """By how much two images typically differ: the median root mean square over pairs, of pixels in 0..1.
@@ -120,7 +120,8 @@ class Examples:
         """Bytes of the images and labels, and of the normalised copy."""
         return self.images.nbytes + self.labels.nbytes + self.kept_bytes
 
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, made at the first call with this key and kept as long as the examples."""
         if key not in self._made:
             self._made[key] = make()
         made: T = self._made[key]
@@ -216,6 +217,21 @@ class SiteData:
         local, auxiliary = (None if examples is None else examples.on(device) for examples in others)
         train, test = self.train.on(device), self.test.on(device)
         return replace(self, train=train, test=test, local_test=local, auxiliary=auxiliary, device=device)
+
+    def held_out(self, fraction: float) -> tuple[SiteData, Examples]:
+        """These data without a part of the training examples, and that part, for a method to compare models on.
+
+        Always the same part, as long as the site's examples are: a model that is judged by it was never trained on it.
+        Each class gives this share of its examples, rounded down; so the part may be empty.
+        """
+
+        def drawn() -> tuple[Examples, Examples]:
+            labels = self.train.labels.cpu()
+            taken = stratified_share(labels, fraction).to(self.train.images.device)
+            return self.train.take((~taken).nonzero().flatten()), self.train.take(taken.nonzero().flatten())
+
+        train, held_out = self.train.once(("held out", fraction), drawn)
+        return replace(self, train=train), held_out
 
     def batches(
         self,

@@ -1,4 +1,4 @@
-"""A stratified sample of a test set: fewer images to score, with every class as frequent as before."""
+"""A stratified sample of examples: fewer of them, with every class as frequent as before."""
 
 from __future__ import annotations
 
@@ -19,12 +19,29 @@ def stratified_sample(labels: Tensor, count: int, seed: int) -> Tensor:
     """
     if count >= len(labels):
         return torch.arange(len(labels))
-    taken = _allotted(totals := labels.bincount(), count)
+    by_class, place, totals = _shuffled(labels, seed)
+    taken = _allotted(totals, count)
+    return by_class[place < taken[labels[by_class]]].sort().values
+
+
+def stratified_share(labels: Tensor, fraction: float) -> Tensor:
+    """[N] bool: this share of each class's examples, rounded down, drawn by a seed of its own; equal for equal labels.
+
+    Args:
+        labels: [N] int64, on the CPU.
+    """
+    by_class, place, totals = _shuffled(labels, "share")
+    taken = torch.zeros(len(labels), dtype=torch.bool)
+    taken[by_class] = place < (fraction * totals[labels[by_class]].double()).floor()
+    return taken
+
+
+def _shuffled(labels: Tensor, seed: int | str) -> tuple[Tensor, Tensor, Tensor]:
+    """[N] indices class by class, in random order within each; their places within their class; [C] the totals."""
     digest = hashlib.blake2b(f"stratified/{seed}".encode(), digest_size=7).digest()
     drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(int.from_bytes(digest, "big")))
-    by_class = drawn[labels[drawn].argsort(stable=True)]  # [N] class by class, in random order within each
-    place = torch.arange(len(labels)) - (totals.cumsum(0) - totals)[labels[by_class]]
-    return by_class[place < taken[labels[by_class]]].sort().values
+    by_class, totals = drawn[labels[drawn].argsort(stable=True)], labels.bincount()
+    return by_class, torch.arange(len(labels)) - (totals.cumsum(0) - totals)[labels[by_class]], totals
 
 
 def _allotted(totals: Tensor, count: int) -> Tensor:

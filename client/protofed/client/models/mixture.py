@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from torch import Tensor
 
@@ -67,6 +69,27 @@ def led_by_controls(base: Payload, length: float) -> Payload:
             raise CodecError(f"control variate '{path}' {list(control.shape)} is of no tensor of the model")
         led[Part(part)][name] = np.asarray(tensor - length * control, dtype=tensor.dtype)
     return led
+
+
+def mixed(models: Sequence[Payload], weights: Sequence[float] | Array) -> Payload:
+    """sum_m weights_m * model_m, BODY and HEAD; integer tensors (BatchNorm's counters) are the first model's.
+
+    Args:
+        models: M of one structure, at least one.
+        weights: [M], of any sum; they are rounded to the tensors' own dtype.
+
+    Raises:
+        CodecError: a tensor is missing in one of them, or of another shape: a server sent them.
+    """
+    sums: dict[Part, dict[str, Array]] = {}
+    for part in (Part.BODY, Part.HEAD):
+        for name, first in models[0][part].items():
+            arrays = [model.get(part, {}).get(name) for model in models]
+            if any(array is None or array.shape != first.shape for array in arrays):
+                raise CodecError(f"{part}/{name} is not {list(first.shape)} in all {len(models)} models")
+            terms = [array * array.dtype.type(w) for array, w in zip(arrays, weights, strict=True) if array is not None]
+            sums.setdefault(part, {})[name] = np.asarray(sum(terms[1:], terms[0])) if first.dtype.kind == "f" else first
+    return sums
 
 
 def mixture(models: Tensors, shares: Tensor) -> Payload:
