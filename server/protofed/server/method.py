@@ -142,12 +142,15 @@ class SummableMethod(ServerMethod, Protocol):
 
 
 class OwnStartMethod(ServerMethod, Protocol):
-    """A server half whose sites do not train from what they are sent, but from a model of their own."""
+    """A server half whose sites do not train from what they are sent, but from a model of their own or their choice."""
 
-    def start(self, state: Payload, site: SiteId) -> Payload:
-        """What a site that is sent this state trains from, as far as the server knows it; a pure function.
+    def start(self, state: Payload, site: SiteId, update: Payload) -> Payload:
+        """What a site that is sent this state trained from, as far as the server knows it; a pure function.
 
         The norm of its update is taken from here, and bounded by this model's. May be called from any thread.
+
+        Args:
+            update: of the names and shapes that `expects` asks for; its numbers may be any, and need not be finite.
         """
 
 

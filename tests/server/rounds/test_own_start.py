@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, make: MakeLab) -> list[SiteId]:
     """FedAvg's half, but ann and bob train from models of their own; the sites that it was asked about."""
     sites, model = list[SiteId](), make().model
 
-    def start(_: FedAvgServer, state: Payload, site: SiteId) -> Payload:
+    def start(_: FedAvgServer, state: Payload, site: SiteId, update: Payload) -> Payload:
         sites.append(site)
         return model(OWN[site]) if site in OWN else state
 

@@ -102,10 +102,10 @@ class Driver:
         """What this round's sites were sent, if it is at this address and in memory. May be called from any thread."""
         return self._publisher.stored(address)
 
-    def own_start(self, state: Payload, site: SiteId) -> Payload | None:
+    def own_start(self, state: Payload, site: SiteId, update: Payload) -> Payload | None:
         """As `OwnStartMethod.start`; None: sites train from what they are sent."""
         has_own = callable(getattr(self._method, "start", None))
-        return cast("OwnStartMethod", self._method).start(state, site) if has_own else None
+        return cast("OwnStartMethod", self._method).start(state, site, update) if has_own else None
 
     def refined_from(self) -> Payload | None:
         """What an evaluator's update is a move from. May be called from any thread."""

@@ -28,6 +28,7 @@ from protofed.server.rounds.sum_checks import is_for_sum
 from protofed.server.rounds.sum_checks import manifest_problem as sum_manifest_problem
 from protofed.server.rounds.update_checks import (
     base_problem,
+    contents,
     examined,
     first_model_problem,
     jump_problem,
@@ -120,7 +121,9 @@ class UploadIntake:
             return (check.problem(data, manifest) or 0.0) if check is not None else 0.0
         if base is None:
             return examined(data, manifest, None, self._max_norm)
-        model, norm = self._start(site, task_id, base)
+        if isinstance(update := contents(data, manifest), UpdateProblem):
+            return update
+        model, norm = self._start(site, task_id, base, update)
         return examined(data, manifest, model, min(self._max_norm, relative_bound(norm, self._max_relative_norm)))
 
     def refuse(self, site: SiteId, task_id: str, manifest: Manifest, problem: UpdateProblem) -> Receipt:
@@ -331,9 +334,9 @@ class UploadIntake:
             sums.prepare(row)
         return problem
 
-    def _start(self, site: SiteId, task_id: str, base: Digest) -> tuple[Payload, float]:
+    def _start(self, site: SiteId, task_id: str, base: Digest, update: Payload) -> tuple[Payload, float]:
         """The model that a site trained from, and its norm."""
-        if (own := self._own_start(site, task_id)) is not None:
+        if (own := self._own_start(site, task_id, update)) is not None:
             return own, norm_of(own, {})
         with self._loading:
             if self._newest_base is None or self._newest_base[0] != base:
@@ -341,7 +344,7 @@ class UploadIntake:
                 self._newest_base = base, model, norm_of(model, {})
             return self._newest_base[1:]
 
-    def _own_start(self, site: SiteId, task_id: str) -> Payload | None:
+    def _own_start(self, site: SiteId, task_id: str, update: Payload) -> Payload | None:
         """What a site's open task trains from, if that is not what the site is sent."""
         row = self._driver.invitations.of(site)
         if row is None or row.task_id != task_id or (published := self._driver.published) is None:
@@ -349,7 +352,7 @@ class UploadIntake:
         if row.kind is TaskKind.REFINE:
             return self._driver.refined_from()
         # A task that is still open now was open all the time, and is of the newest state.
-        return self._driver.own_start(published.state, site) if self._driver.invitations.has(row) else None
+        return self._driver.own_start(published.state, site, update) if self._driver.invitations.has(row) else None
 
 
 def _arrived(row: UpdateRow, now: float) -> phases.Arrived:

@@ -71,6 +71,19 @@ def first_model_problem(manifest: Manifest, classes: int, max_model_mb: float) -
     return None
 
 
+def contents(data: Buffer, manifest: Manifest) -> UpdateProblem | Payload:
+    """The payload of an upload, if it has the tensors that were announced; else what is wrong.
+
+    No copy: an update takes its own size of memory while it is examined.
+    """
+    try:
+        if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
+            return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
+        return codec.view(data)
+    except CodecError as error:
+        return UpdateProblem(RejectionCode.DAMAGED, str(error))
+
+
 def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_norm: float) -> UpdateProblem | float:
     """The problem with the bytes of an update, or else its norm.
 
@@ -82,12 +95,9 @@ def examined(data: Buffer, manifest: Manifest, base: Payload | None, max_update_
         base: the model that the update started from; None: the update is a first model.
         max_update_norm: the largest norm that the run accepts.
     """
-    try:
-        if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
-            return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
-        payload = codec.view(data)  # no copy: an update takes its own size of memory while it is examined
-    except CodecError as error:
-        return UpdateProblem(RejectionCode.DAMAGED, str(error))
+    payload = contents(data, manifest)
+    if isinstance(payload, UpdateProblem):
+        return payload
     moves = {part: tensors for part, tensors in payload.items() if part not in NOT_A_MOVE}
     others = {part: tensors for part, tensors in payload.items() if part in NOT_A_MOVE}
     norm = norm_of(moves, base or {})  # NaN and infinity carry into the norm: models need no second pass
