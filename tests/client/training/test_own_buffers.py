@@ -74,12 +74,11 @@ def task(kind: TaskKind, number: int) -> Task:
 
 
 def with_buffers(payload: Payload, change: Callable[[Array], Any]) -> Payload:
-    """The payload with other statistics of the body."""
-    body = {
-        name: np.asarray(change(array), array.dtype) if is_buffer(name) else array
-        for name, array in payload[Part.BODY].items()
+    """The payload with other statistics of all its models."""
+    return {
+        part: {n: np.asarray(change(a), a.dtype) if is_buffer(n) else a for n, a in tensors.items()}
+        for part, tensors in payload.items()
     }
-    return {**payload, Part.BODY: body}
 
 
 def far(array: Array) -> Any:
@@ -98,7 +97,7 @@ def test_what_the_server_sends_of_them_changes_nothing(method: str) -> None:
 @pytest.mark.parametrize("method", SENDERS)
 def test_else_it_does_and_nothing_is_remembered(method: str) -> None:
     lab = Lab(method, "averaged")
-    assert not [name for name in lab.state.memory.get(Part.PRIVATE, {}) if name.startswith(PREFIX)]
+    assert not any(name.startswith(PREFIX) for name in lab.state.memory.get(Part.PRIVATE, {}))
     assert lab.second(lab.sent) != lab.second(with_buffers(lab.sent, far))
 
 
@@ -145,12 +144,12 @@ def test_nothing_is_read_of_what_was_sent_before_the_method_asks(local_of: Local
 OWN: Payload = {Part.PRIVATE: {"buffers.body.bn.running_mean": np.array([1.0, 2.0]), "seen": np.array(7)}}
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_own_ones_are_put_in_place_in_each_row_of_class_models(stacked: bool, local_of: LocalOf) -> None:
+@pytest.mark.parametrize("part", [Part.BODY, Part.CLASS_MODELS, Part.SITE_MODELS])
+def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
     local.memory = dict(OWN)
     theirs = {"bn.running_mean": np.zeros(2), "bn.running_var": np.ones(2), "bn.weight": np.ones(2)}
-    part = Part.CLASS_MODELS if stacked else Part.BODY
+    stacked = part is not Part.BODY
     rows = {f"body.{name}": np.stack([array] * 3) for name, array in theirs.items()}
     received: Payload = {part: rows if stacked else theirs, Part.HEAD: {"weight": np.ones(1)}}
     made = with_own_buffers(received, local)

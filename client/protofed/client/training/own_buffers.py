@@ -17,12 +17,13 @@ from protofed.common.tensors import is_buffer
 
 PREFIX = "buffers."  # of their names in the site's memory: `buffers.body.bn1.running_mean`
 MODEL = (Part.BODY, Part.HEAD)
+STACKS = (Part.CLASS_MODELS, Part.SITE_MODELS)  # whose tensors are named by both
 
 
 def with_own_buffers(received: Payload, local: FitContext) -> Payload:
     """What the method installs and trains from; what was received, before this site has sent any.
 
-    Class models, of which a site makes its own mixture, have them in each row [R, ...].
+    Class models, of which a site makes its own mixture, and models of other sites have them in each row [R, ...].
     """
     own = _remembered(local.memory)
     return _WithOwn(received, own) if local.plan.buffers == "local" and own else received
@@ -56,7 +57,7 @@ class _WithOwn(Mapping[Part, Tensors]):
         tensors = self._received[part]
         if part in MODEL:
             return _replaced(tensors, self._own, f"{part}.")
-        return _replaced(tensors, self._own) if part is Part.CLASS_MODELS else tensors
+        return _replaced(tensors, self._own) if part in STACKS else tensors
 
     def __iter__(self) -> Iterator[Part]:
         return iter(self._received)
