@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -134,7 +134,7 @@ def site_plan(
     first = server.init(model, round_context(recipe, 0, sites))
     expected = server.expects(first)
     layout = layout_of(server, first) if recipe.federation.secure and form_of(client, name) else None
-    # One such update is aggregated below: it says what the server half sends from round 2 on.
+    # Such updates are aggregated below: they say what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
@@ -209,9 +209,13 @@ def plain(plan: SitePlan) -> dict[str, Any]:
 def _after(
     server: ServerMethod, state: Payload, update: Update, layout: SumLayout | None, context: RoundContext
 ) -> Payload:
-    """The state after a round of one update; with a layout, of its sum; as an evaluator refines it, if one does."""
+    """The state after a round in which each site sent such an update, as an evaluator refines it, if one does.
+
+    With a layout, after one of the update's sum.
+    """
     if layout is None:
-        new = server.aggregate(state, [update], context)
+        others = (replace(update, site=f"{update.site}-{number}") for number in range(1, context.sites))
+        new = server.aggregate(state, [update, *others], context)
     else:
         new = cast("SummableMethod", server).from_sums(state, Sums(layout, layout.numbers(update)), context)
     if (half := refining(server)) is None:
