@@ -30,7 +30,7 @@ train_head weights
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
 RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update
-Weighting describe is_buffer like prototype_rows server_methods towards unit weight_of weighted_mean weights
+Weighting describe is_buffer like norm_of prototype_rows server_methods towards unit weight_of weighted_mean weights
 """
 
 

@@ -18,7 +18,7 @@ from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Tenso
 from protofed.common.registry import Method, Registry
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.secure_sums.sums import Sums
-from protofed.common.tensors import HolderMeans, Mean, is_buffer, towards, unit, weights
+from protofed.common.tensors import HolderMeans, Mean, is_buffer, norm_of, towards, unit, weights
 
 __all__ = [
     "NOTHING",
@@ -48,6 +48,7 @@ __all__ = [
     "describe",
     "is_buffer",
     "like",
+    "norm_of",
     "prototype_rows",
     "server_methods",
     "towards",

@@ -1,7 +1,8 @@
 """Models as rows of one matrix, and mixtures of them: class models of cwFedAVG as factors (METHODS §3).
 
 A class model is a row of Q [C, R] over R models of sites. Kept like that, a round costs O(R P) in time and memory,
-whatever the number of classes; a class model is made only when someone asks for it.
+whatever the number of classes; a class model is made only when someone asks for it. Tensors of a part whose names begin
+with no part of a model are a method's own, and belong to no row.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from protofed.server.method import Array, Mean, Part, Payload, Tensors
 
+MODEL = (Part.BODY, Part.HEAD)
 FACTORS = "factors"  # Q [C, R]: class model j is sum_r Q[j, r] * row r
 
 
@@ -25,8 +27,8 @@ def row(rows: Tensors, r: int) -> dict[Part, dict[str, Array]]:
     """The r-th of R models that `stacked` put into tensors [R, ...]."""
     model: dict[Part, dict[str, Array]] = {}
     for path, stack in rows.items():
-        if path != FACTORS:
-            part, _, name = path.partition(".")
+        part, _, name = path.partition(".")
+        if part in MODEL:
             model.setdefault(Part(part), {})[name] = np.asarray(stack[r])  # of a vector it is no array
     return model
 
