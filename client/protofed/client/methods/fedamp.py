@@ -1,0 +1,49 @@
+"""FedAMP: Huang et al., AAAI 2021, Algorithm 1, client side (METHODS §5.15)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from protofed.client.method import (
+    Exchange,
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    client_methods,
+    dump,
+    load,
+    proximal,
+    supervised,
+    train,
+)
+
+
+@client_methods.register(fedamp=("sigma",))
+@dataclass(frozen=True)
+class FedAMPClient:
+    """Each site has a model of its own, and is drawn to u_k, the server's mixture of those that are like it."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
+
+    alpha: Annotated[float, Field(gt=0)] = 1000.0  # alpha_k, the server's step
+    lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: how much being alike counts
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """Load u_k, where the site's own model begins in each round."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """w_k <- argmin F_k(w) + lambda / (2 alpha) ||w - u_k||^2, by the plan's steps from u_k."""
+        self.install(local, received)
+        model, pull = local.model, self.lam / self.alpha
+        u = [parameter.detach().clone() for parameter in model.parameters()]
+        trained = train(local, lambda x, y: supervised(local, model(x), y) + pull * proximal(model.parameters(), u))
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
