@@ -16,6 +16,7 @@ from protofed.client.models.split import SplitModel, dump, held, load, load_join
 from protofed.client.training.candidates import distance, losses_of
 from protofed.client.training.class_gradients import class_gradients
 from protofed.client.training.context import FitContext, FitStart
+from protofed.client.training.cores import Cores
 from protofed.client.training.loop import (
     Loss,
     Step,
@@ -60,6 +61,7 @@ __all__ = [
     "ComparedBy",
     "ComparingMethod",
     "ConfigError",
+    "Cores",
     "CosineHead",
     "Distance",
     "Exchange",
