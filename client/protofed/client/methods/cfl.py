@@ -1,0 +1,42 @@
+"""CFL: Sattler, Müller and Samek, IEEE TNNLS 2020, Algorithm 3, client side (METHODS §5.18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from protofed.client.method import (
+    Exchange,
+    FitContext,
+    Part,
+    Payload,
+    Personal,
+    Update,
+    client_methods,
+    dump,
+    load,
+    supervised,
+    train,
+)
+
+
+@client_methods.register(cfl=("eps1", "eps2", "first_rounds", "linkage"))
+@dataclass(frozen=True)
+class CFLClient:
+    """FedAvg from the model of the site's cluster; the site need not know which one that is."""
+
+    personal: ClassVar[Personal] = "trained"
+    sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
+
+    def install(self, local: FitContext, received: Payload) -> None:
+        """Load the cluster's model."""
+        load(local.model.body, received[Part.BODY])
+        load(local.model.head, received[Part.HEAD])
+
+    def fit(self, local: FitContext, received: Payload) -> Update:
+        """Train the cluster's model; the server takes dW_k of it."""
+        self.install(local, received)
+        model = local.model
+        trained = train(local, lambda x, y: supervised(local, model(x), y))
+        return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)

@@ -1,0 +1,98 @@
+"""CFL: Sattler, Müller and Samek, IEEE TNNLS 2020, Algorithm 3, server side (METHODS §5.18)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from protofed.server.method import (
+    ExpectedUpdate,
+    Mean,
+    Method,
+    Part,
+    Payload,
+    RoundContext,
+    SiteId,
+    Update,
+    like,
+    server_methods,
+)
+from protofed.server.methods.bipartition import Linkage, bipartition, inner_products
+from protofed.server.methods.mixtures import MODEL, row
+from protofed.server.methods.site_rows import row_numbers, rows_of, with_rows
+
+LEAST = 3  # sites of a cluster that is split
+
+
+@server_methods.register(Method("cfl", "CFL", "Sattler et al., TNNLS 2020"))
+@dataclass(frozen=True)
+class CFLServer:
+    """FedAvg in each cluster; one whose sites pull apart while its model stands still is split in two.
+
+    A row of part PRIVATE is the model of a cluster here, and a site's number that of its cluster.
+    """
+
+    global_model: ClassVar[bool] = False
+    eps1: Annotated[float, Field(ge=0)] = 0.4  # a cluster is split where ||mean dW|| is below
+    eps2: Annotated[float, Field(ge=0)] = 1.6  # and max ||dW|| above
+    first_rounds: Annotated[int, Field(ge=0)] = 20  # in which none is
+    linkage: Linkage = "single"  # of the bipartition, as in the paper's Algorithm 1; "complete": the authors' code
+
+    def init(self, model: Payload, context: RoundContext) -> Payload:
+        """One cluster."""
+        return {**model, Part.PRIVATE: with_rows({}, model, {0: model})}
+
+    def broadcast(self, state: Payload, site: SiteId) -> Payload:
+        """The model of the site's cluster; of the largest one, for a site that comes new."""
+        number = rows_of(state).get(site)
+        return {part: state[part] for part in MODEL} if number is None else row(state[Part.PRIVATE], number)
+
+    def expects(self, state: Payload) -> ExpectedUpdate:
+        """The whole model."""
+        return ExpectedUpdate(like(state, *MODEL))
+
+    def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
+        """Split clusters; then w_c <- mean of w_k, that is w_c + mean dW_k, in each. One without an update stays."""
+        known, members = rows_of(state), dict[int, list[Update]]()
+        clusters = dict(known)
+        for update in updates:
+            members.setdefault(clusters.setdefault(update.site, _largest(known)), []).append(update)
+        new, next_number = dict[int, Payload](), max(clusters.values(), default=0) + 1
+        for number, received in sorted(members.items()):
+            staying, leaving = self._parts(row(state[Part.PRIVATE], number), received, context.round)
+            new[number] = _mean(staying)
+            if leaving:
+                new[next_number] = _mean(leaving)
+                clusters |= {update.site: next_number for update in leaving}
+                next_number += 1
+        models = with_rows(state[Part.PRIVATE], state, new)
+        return {**row(models, _largest(clusters)), Part.PRIVATE: {**models, **row_numbers(clusters)}}
+
+    def _parts(self, model: Payload, updates: list[Update], round: int) -> tuple[list[Update], list[Update]]:
+        """The updates of a cluster, those of the larger part first, with which sites stay that are not in the round."""
+        if len(updates) < LEAST or round <= self.first_rounds:
+            return updates, []
+        products = inner_products(model, [update.payload for update in updates])
+        norms = np.sqrt(products.diagonal())
+        if not (np.sqrt(max(products.mean(), 0.0)) < self.eps1 and norms.max() > self.eps2):
+            return updates, []
+        parts = bipartition(products / np.maximum(np.outer(norms, norms), 1e-12), self.linkage)
+        larger, smaller = sorted(parts, key=lambda part: (-len(part), part))
+        return [updates[k] for k in larger], [updates[k] for k in smaller]
+
+
+def _mean(updates: Iterable[Update]) -> Payload:
+    mean = Mean(MODEL)
+    for update in updates:
+        mean.add(update.payload)
+    return mean.result()
+
+
+def _largest(clusters: Mapping[SiteId, int]) -> int:
+    """The cluster with the most sites; of equal ones, or if there are no sites yet, the first."""
+    return min(Counter(clusters.values()).items(), key=lambda found: (-found[1], found[0]), default=(0, 0))[0]
