@@ -43,6 +43,8 @@ CASES = (
     ),
     *(Case(f"digits-{name}", rules) for name in ("fednh", "fedprp", "fedproc", "creff") for rules in ({}, FEW)),
     *(Case(f"digits-{name}") for name in ("fedper", "fedrep", "fedbabu", "fedrod", "scaffold", "fednova")),
+    *(Case(f"digits-{name}") for name in ("fedamp", "fedfomo", "apple", "cfl", "ifca")),
+    *(Case(f"digits-{name}", by_sites=True) for name in ("fedfomo", "apple")),  # which send models on as they are
     Case("digits-cwfedavg"),
     Case("digits-cwfedavg-private"),
     Case("digits-cwfedavg-private", FEW),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from protofed.common.protocol.messages import Role, TaskKind
 from protofed.common.statistics import spreads
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, everything
+from protofed.server.method import OwnStartMethod, server_methods
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue
@@ -37,18 +38,25 @@ SCORED = ("global.accuracy", "personal.pm_v")
 
 @dataclass(frozen=True)
 class Case:
-    """A recipe with changes of its method and plan under a policy; `secure`: under secure sums."""
+    """A recipe with changes of its method and plan under a policy.
+
+    Attributes:
+        secure: under secure sums.
+        by_sites: as another site sees it, which is sent the models, and not as the server does.
+    """
 
     recipe: str
     rules: Mapping[str, Any] = field(default_factory=dict)
     method: Mapping[str, Any] = field(default_factory=dict)
     secure: bool = False
     plan: Mapping[str, Any] = field(default_factory=dict)
+    by_sites: bool = False
 
     @property
     def said(self) -> str:
         """What is other than by default."""
-        changes = {**self.rules, **self.method, **self.plan, **({"secure": True} if self.secure else {})}
+        flags = {"secure": self.secure, "as another site sees it": self.by_sites}
+        changes = {**self.rules, **self.method, **self.plan, **{name: True for name, on in flags.items() if on}}
         return ", ".join(key if value is True else f"{key} = {value}" for key, value in changes.items())
 
 
@@ -60,7 +68,7 @@ def attacked(case: Case, seed: int, rounds: int) -> tuple[list[Victim], dict[str
     ledger, number = running.ledger, recipe.rounds
     summed = ledger.score_sums(recipe.name, number).get(number, {})
     last = spreads(ledger.scores(recipe.name, number).get(number, {}), summed)
-    seen = sites_seen(running)
+    seen = sites_seen(running, by_sites=case.by_sites)
     victims = [Victim(seen[site], _counts(running, site), seed) for site in running.data]
     running.ledger.close()
     return victims, {name: last[name].mean for name in SCORED if name in last}
@@ -101,8 +109,12 @@ def posed(recipe: Recipe, policy: Policy) -> Simulation:
     return Simulation(recipe, runs, ledger, blobs, sites, [agent(name) for name in data])
 
 
-def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
-    """By site, its updates as they are in the server's ledger and blobs, round by round; if secure, the sums."""
+def sites_seen(running: Simulation, *, by_sites: bool = False) -> dict[SiteId, list[Seen]]:
+    """By site, its updates as they are in the server's ledger and blobs, round by round; if secure, the sums.
+
+    Args:
+        by_sites: as they are sent on to other sites, which know what they were sent of the site before.
+    """
     recipe = running.recipe
     secure = recipe.federation.secure
     test = data_of(recipe)[EVALUATOR].test
@@ -117,7 +129,8 @@ def sites_seen(running: Simulation) -> dict[SiteId, list[Seen]]:
             return tuple(model.body(images).double().numpy() for images in (test.normalised(recipe.input), noise))
 
     seen: dict[SiteId, list[Seen]] = {site: [] for site in running.data}
-    for sent, received in sums_of(running) if secure else rounds_of(running):
+    rounds = sums_of(running) if secure else rounds_of(running)
+    for sent, received in sent_on(rounds) if by_sites else rounds:
         known = {id(payload): features(payload) for payload in received.values()}
         for site, payload in sent.items():
             (after, noise_after), (before, noise_before) = features(payload), known[id(received[site])]
@@ -139,7 +152,31 @@ def rounds_of(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict
             if row.task.base_digest
         }
         sent = {row.task.site: codec.decode(running.blobs.get(row.digest)) for row in rows if row.counts}
-        yield sent, {row.task.site: bases[row.task.base_digest] for row in rows if row.task.base_digest}
+        received = {row.task.site: bases[row.task.base_digest] for row in rows if row.task.base_digest}
+        yield sent, {site: _started(running, number, site, sent.get(site), base) for site, base in received.items()}
+
+
+def sent_on(
+    rounds: Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]],
+) -> Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]]:
+    """The models that others are sent as they are, and what they had of each site before: at first what all have."""
+    known: dict[SiteId, Payload] = {}
+    for sent, received in rounds:
+        models: dict[SiteId, Payload] = {
+            site: {part: payload[part] for part in (Part.BODY, Part.HEAD)} for site, payload in sent.items()
+        }
+        yield models, {site: known.get(site, received[site]) for site in models}
+        known.update(models)
+
+
+def _started(running: Simulation, number: int, site: SiteId, update: Payload | None, base: Payload) -> Payload:
+    """What a site trained from: what it was sent, or what the server half says."""
+    half = server_methods.build(running.recipe.method.name, running.recipe.method.options)
+    if update is None or not hasattr(half, "start"):
+        return base
+    rounds = running.ledger.rounds(running.recipe.name)
+    (state,) = (row.state for row in rounds if row.round == number - 1 and row.state is not None)
+    return cast("OwnStartMethod", half).start(codec.decode(running.blobs.get(state)), site, update)
 
 
 def _counts(running: Simulation, site: SiteId) -> Counts:
