@@ -70,6 +70,14 @@ def test_the_best_value_is_chosen_on_a_validation_part_and_trained_on_everything
     assert [trial["mean"] for trial in of_avg["trials"]] == pytest.approx([0.81, 0.9, 0.6])
 
 
+def test_a_search_may_have_seeds_of_its_own(recipe_of: Recipes, request_: CompareRequest, stand_in: Any) -> None:
+    stand_in.score = lambda recipe: peak(0.1 if recipe.seed == 7 else 0.4)(recipe)
+    compare([recipe_of("fedavg")], replace(request_, tune_seeds=[7]))
+    assert {recipe.seed for recipe in recipes_in(request_.out, "tune-").values()} == {7}
+    compared = recipes_in(request_.out, "small-").values()
+    assert {(recipe.seed, recipe.plan.lr) for recipe in compared} == {(0, 0.1), (1, 0.1)}
+
+
 def test_a_search_goes_on_where_it_was_interrupted(recipe_of: Recipes, request_: CompareRequest, stand_in: Any) -> None:
     stand_in.score, stand_in.stop_after = peak(0.1), 4
     with pytest.raises(KeyboardInterrupt):
@@ -217,6 +225,8 @@ def test_bad_searches_are_refused_before_a_job_runs(
     ):
         with pytest.raises(ConfigError, match=said):
             compare([recipe_of("fedavg")], replace(request_, grid=grid, tune_by=by))
+    with pytest.raises(ConfigError, match="--tune-seeds"):
+        compare([recipe_of("fedavg")], replace(request_, grid={}, tune_seeds=[0]))
     for texts in (["plan.lr=0.1,0.1"], ["plan.lr=0.1", "plan.lr=0.2"], ["plan.lr"]):
         with pytest.raises(ConfigError, match=r"plan\.lr"):
             read_grid(texts)

@@ -81,6 +81,7 @@ def compare(
             "Default: the first that all have of balanced accuracy of the global model, its accuracy, and own models'."
         ),
     ] = None,
+    tune_seeds: Annotated[str | None, typer.Option(help="Seeds of the runs that choose; default: --seeds.")] = None,
     keep_old: Annotated[
         bool, typer.Option("--keep-old", help="Keep finished runs that other code than the installed one computed.")
     ] = False,
@@ -115,6 +116,7 @@ def compare(
         reach,
         tuning.read_grid(tune or ()),
         tuning.read_scores(tune_by),
+        read_seeds(tune_seeds),
         command_line(
             list(recipes or ()),
             {
@@ -123,6 +125,7 @@ def compare(
                 "vary": vary,
                 "tune": tune,
                 "tune-by": tune_by,
+                "tune-seeds": tune_seeds,
                 "set": assignments,
                 "device": None if device == "cpu" else device,
             },
@@ -130,7 +133,7 @@ def compare(
     )
     chosen = experiment.varied(read, vary) if vary else read
     if dry_run:
-        asked = chosen, request.grid, request.tune_by, request.seeds, rounds, out
+        asked = chosen, request.grid, request.tune_by, request.tuned_on, rounds, out
         made = tuning.search(*asked)[1] if tune else experiment.jobs_of(chosen, request.seeds, rounds, out)
         show_dry_run([job.recipe for job in made], simulated=True)
         return

@@ -52,6 +52,7 @@ class CompareRequest:
         reach: a score that is to be reached, as of `Target.read`; None: none.
         grid: values by key, of which each recipe's are chosen first; empty: none.
         tune_by: scores that choose, as of `Tuning`.
+        tune_seeds: of the runs that choose; None: those that are compared.
         command: what computes the same, without paths.
     """
 
@@ -70,7 +71,13 @@ class CompareRequest:
     reach: str | None = None
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     tune_by: Sequence[str] = ()
+    tune_seeds: Sequence[int] | None = None
     command: str = ""
+
+    @property
+    def tuned_on(self) -> Sequence[int] | None:
+        """The seeds of the search, as in `jobs_of`."""
+        return self.seeds if self.tune_seeds is None else self.tune_seeds
 
 
 def compare(recipes: Sequence[Recipe], request: CompareRequest, page: MakePage | None = None) -> None:
@@ -177,6 +184,8 @@ def _check(recipes: Sequence[Recipe], request: CompareRequest) -> None:
             raise unknown("recipe of this comparison", request.against, names)
     if request.tune_by and not request.grid:
         raise ConfigError("--tune-by chooses among the values of --tune; add that, or remove it")
+    if request.tune_seeds is not None and not request.grid:
+        raise ConfigError("--tune-seeds are of the runs of --tune; add that, or remove it")
     if request.ray is not None:
         set_up(request.ray)
         from protofed.deploy.experiments.ray_cluster import resources
@@ -203,7 +212,7 @@ def _run_all(recipes: Sequence[Recipe], request: CompareRequest) -> tuple[dict[E
     )
     compared, folders = list(recipes), dict[str, str]()
     if request.grid:
-        asked = request.grid, request.tune_by, request.seeds, request.rounds, request.out
+        asked = request.grid, request.tune_by, request.tuned_on, request.rounds, request.out
         tuning, tried = search(recipes, *asked)
         contents = contents.model_copy(update={"tuning": tuning})
         _prepare(tried, contents, request)
