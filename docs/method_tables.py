@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from docs.markdown import first_lines, table
 
-from protofed.client.method import ClientMethod, client_methods
+from protofed.client.method import ClientMethod, client_methods, exchanges_of
+from protofed.client.privacy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
-from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Part
+from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Exchange, Part
 from protofed.common.secure_sums.linear_form import SumForm, form_of
+from protofed.deploy.shipped import files
 from protofed.server.method import server_methods
 
 NO = "–"
 LAST_FIT = "what the site's last training left"
+OTHERS = {Exchange.RECEIVE: "a site gets models of others", Exchange.SHARE: "a site's model goes on to others"}
 
 
 def sends(name: str) -> frozenset[Part]:
@@ -36,21 +39,54 @@ def _not_by_a_method(part: Part) -> str:
 
 
 def methods() -> str:
-    """All methods: what a site and the server do in a round, what leaves and what never does, where it comes from."""
+    """All methods: what a site and the server do in a round, what never leaves, where it comes from."""
     rows = [
         [
             f"`{name}`",
             first_lines(client_methods.get(name)),
             first_lines(server_methods.get(name)),
-            ", ".join(f"`{part}`" for part in sorted(sends(name))) or "nothing but the loss",
             _kept(name),
             _own_model(name),
             server_methods.about(name).source or NO,
         ]
         for name in client_methods
     ]
-    titles = ["a site in a round", "the server", "parts that leave", "never leaves", "a site predicts with", "source"]
+    titles = ["a site in a round", "the server", "never leaves", "a site predicts with", "source"]
     return table(["method", *titles], rows)
+
+
+def disclosures() -> str:
+    """Who sees what of each method's updates, with its default options, and which shipped policies take part."""
+    rows = []
+    for name in client_methods:
+        half = client_methods.build(name, {})
+        form = _form(half, name)
+        rows.append(
+            [
+                f"`{name}`",
+                ", ".join(f"`{part}`" for part in sorted(half.sends)) or "nothing",
+                NO if form is None else "their sum alone",
+                "; ".join(OTHERS[exchange] for exchange in sorted(exchanges_of(half))) or NO,
+                _admitted(half, name, None),
+                NO if form is None else _admitted(half, name, form),
+            ]
+        )
+    titles = ["the server reads", "in a secure sum", "between sites", "policies", "policies, in secure sums"]
+    return table(["method", *titles], rows)
+
+
+def _admitted(half: ClientMethod, name: str, form: SumForm | None) -> str:
+    """The shipped policies that take part in such a run."""
+
+    def takes_part(policy: Policy) -> bool:
+        try:
+            policy.admit(name, half.sends, form, exchanges=exchanges_of(half))
+        except PolicyRefusedError:
+            return False
+        return True
+
+    read = {policy: Policy.read(path) for policy, path in files("policies").items()}
+    return ", ".join(f"`{policy}`" for policy, rules in read.items() if takes_part(rules)) or "none"
 
 
 def exports() -> str:
@@ -81,6 +117,13 @@ def _own_model(name: str) -> str:
 
 def _installed(half: type[ClientMethod]) -> str:
     return first_lines(half.install).removeprefix("Load ")
+
+
+def _form(half: ClientMethod, name: str) -> SumForm | None:
+    try:
+        return form_of(half, name)
+    except ConfigError:
+        return None
 
 
 def _sums(name: str) -> str:

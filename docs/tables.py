@@ -339,6 +339,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "telemetry": telemetry,
     "parts": method_tables.parts,
     "methods": method_tables.methods,
+    "disclosures": method_tables.disclosures,
     "exports": method_tables.exports,
     "sums": method_tables.sums,
     "options": options,
