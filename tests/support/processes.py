@@ -26,7 +26,7 @@ from protofed.deploy.operator.connection import Operator
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 Process: TypeAlias = subprocess.Popen[bytes] | WarmProcess
 
 
