@@ -36,7 +36,7 @@ def _not_by_a_method(part: Part) -> str:
 
 
 def methods() -> str:
-    """All methods: what a site and the server do in a round, what leaves and what never does, where it comes from."""
+    """All methods: what a site and the server do in a round, what leaves and what does not, where it comes from."""
     rows = [
         [
             f"`{name}`",
@@ -49,7 +49,8 @@ def methods() -> str:
         ]
         for name in client_methods
     ]
-    titles = ["a site in a round", "the server", "parts that leave", "never leaves", "a site predicts with", "source"]
+    titles = ["a site in a round", "the server", "parts that leave", "not sent of the model", "a site predicts with"]
+    titles.append("source")
     return table(["method", *titles], rows)
 
 
@@ -58,7 +59,7 @@ def exports() -> str:
     rows = []
     for name in client_methods:
         server = server_methods.get(name)
-        of_all = _installed(client_methods.get(name)) if server.global_model else NO
+        of_all = _global_model(name) if server.global_model else NO
         by_class = first_lines(server.class_model) if hasattr(server, "class_model") else NO
         rows.append([f"`{name}`", of_all, by_class, _own_model(name)])
     return table(["method", "`--model global`", "`class:N`", "`personal`"], rows)
@@ -79,8 +80,14 @@ def _own_model(name: str) -> str:
     return LAST_FIT if half.personal == "trained" else _installed(half)
 
 
+def _global_model(name: str) -> str:
+    """What an evaluator installs: it has trained nothing, and so has no model of its own."""
+    half = client_methods.get(name)
+    return "the global model" if half.personal == "installed" else _installed(half).partition(";")[0].rstrip(".")
+
+
 def _installed(half: type[ClientMethod]) -> str:
-    return first_lines(half.install).removeprefix("Load ")
+    return first_lines(half.install).removeprefix("Load ").rstrip(".")
 
 
 def _sums(name: str) -> str:
