@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 from docs.markdown import first_lines, table
 
 from protofed.client.method import ClientMethod, client_methods
@@ -10,6 +14,7 @@ from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Part
 from protofed.common.secure_sums.linear_form import SumForm, form_of
 from protofed.server.method import server_methods
 
+ROOT = Path(__file__).parents[1]
 NO = "–"
 LAST_FIT = "what the site's last training left"
 
@@ -68,6 +73,28 @@ def exports() -> str:
 def sums() -> str:
     """What of each method is summed under secure sums, with its default options."""
     return table(["method", "sums"], ([f"`{name}`", _sums(name)] for name in client_methods))
+
+
+def halves(name: str) -> str:
+    """Both halves of a method as the code has them, folded: to be read beside its section and the paper's algorithm."""
+    blocks = [_block(half) for half in (client_methods.get(name), server_methods.get(name))]
+    summary = f"<summary>The two halves of {server_methods.about(name).title} in the code</summary>"
+    return "\n\n".join([f'<details class="halves" markdown="1">\n{summary}', *blocks, "</details>"])
+
+
+def _block(half: type) -> str:
+    path = Path(inspect.getfile(half)).relative_to(ROOT)
+    return f'```python title="{path}"\n{source(half)}\n```'
+
+
+def source(half: type) -> str:
+    """A half's class, with what it inherits of its module and the module's functions that it calls."""
+    module = inspect.getmodule(half)
+    there = [base for base in reversed(half.__mro__) if base.__module__ == half.__module__]
+    text = "\n\n\n".join(inspect.getsource(base).rstrip() for base in there)
+    functions = inspect.getmembers(module, lambda one: inspect.isfunction(one) and one.__module__ == half.__module__)
+    called = [inspect.getsource(one).rstrip() for name, one in functions if re.search(rf"\b{name}\(", text)]
+    return "\n\n\n".join([text, *called])
 
 
 def _kept(name: str) -> str:
