@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 from docs.markdown import first_lines, table
 
 from protofed.client.method import ClientMethod, client_methods, exchanges_of
@@ -12,6 +16,7 @@ from protofed.common.secure_sums.linear_form import SumForm, form_of
 from protofed.deploy.shipped import files
 from protofed.server.method import server_methods
 
+ROOT = Path(__file__).parents[1]
 NO = "–"
 LAST_FIT = "what the site's last training left"
 OTHERS = {Exchange.RECEIVE: "a site gets models of others", Exchange.SHARE: "a site's model goes on to others"}
@@ -39,7 +44,7 @@ def _not_by_a_method(part: Part) -> str:
 
 
 def methods() -> str:
-    """All methods: what a site and the server do in a round, what never leaves, where it comes from."""
+    """All methods: what a site and the server do in a round, what of the model is not sent, where it comes from."""
     rows = [
         [
             f"`{name}`",
@@ -51,7 +56,7 @@ def methods() -> str:
         ]
         for name in client_methods
     ]
-    titles = ["a site in a round", "the server", "never leaves", "a site predicts with", "source"]
+    titles = ["a site in a round", "the server", "not sent of the model", "a site predicts with", "source"]
     return table(["method", *titles], rows)
 
 
@@ -94,7 +99,7 @@ def exports() -> str:
     rows = []
     for name in client_methods:
         server = server_methods.get(name)
-        of_all = _installed(client_methods.get(name)) if server.global_model else NO
+        of_all = _global_model(name) if server.global_model else NO
         by_class = first_lines(server.class_model) if hasattr(server, "class_model") else NO
         rows.append([f"`{name}`", of_all, by_class, _own_model(name)])
     return table(["method", "`--model global`", "`class:N`", "`personal`"], rows)
@@ -103,6 +108,28 @@ def exports() -> str:
 def sums() -> str:
     """What of each method is summed under secure sums, with its default options."""
     return table(["method", "sums"], ([f"`{name}`", _sums(name)] for name in client_methods))
+
+
+def halves(name: str) -> str:
+    """Both halves of a method as the code has them, folded: to be read beside its section and the paper's algorithm."""
+    blocks = [_block(half) for half in (client_methods.get(name), server_methods.get(name))]
+    summary = f"<summary>The two halves of {server_methods.about(name).title} in the code</summary>"
+    return "\n\n".join([f'<details class="halves" markdown="1">\n{summary}', *blocks, "</details>"])
+
+
+def _block(half: type) -> str:
+    path = Path(inspect.getfile(half)).relative_to(ROOT)
+    return f'```python title="{path}"\n{source(half)}\n```'
+
+
+def source(half: type) -> str:
+    """A half's class, with what it inherits of its module and the module's functions that it calls."""
+    module = inspect.getmodule(half)
+    there = [base for base in reversed(half.__mro__) if base.__module__ == half.__module__]
+    text = "\n\n\n".join(inspect.getsource(base).rstrip() for base in there)
+    functions = inspect.getmembers(module, lambda one: inspect.isfunction(one) and one.__module__ == half.__module__)
+    called = [inspect.getsource(one).rstrip() for name, one in functions if re.search(rf"\b{name}\(", text)]
+    return "\n\n\n".join([text, *called])
 
 
 def _kept(name: str) -> str:
@@ -115,8 +142,14 @@ def _own_model(name: str) -> str:
     return LAST_FIT if half.personal == "trained" else _installed(half)
 
 
+def _global_model(name: str) -> str:
+    """What an evaluator installs: it has trained nothing, and so has no model of its own."""
+    half = client_methods.get(name)
+    return "the global model" if half.personal == "installed" else _installed(half).partition(";")[0].rstrip(".")
+
+
 def _installed(half: type[ClientMethod]) -> str:
-    return first_lines(half.install).removeprefix("Load ")
+    return first_lines(half.install).removeprefix("Load ").rstrip(".")
 
 
 def _form(half: ClientMethod, name: str) -> SumForm | None:

@@ -14,6 +14,7 @@ import textwrap
 import tokenize
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "operator": lambda: proto("operator.proto"),
     "rooms": rooms,
     "failpoints": failpoints,
+    **{f"halves-{name}": partial(method_tables.halves, name) for name in client_methods},
 }
 
 if __name__ == "__main__":

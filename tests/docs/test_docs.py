@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from docs import tables
+from docs import method_tables, tables
 from pydantic import BaseModel
 from tests.e2e import pilot_guide, pilot_images
 
@@ -126,6 +126,20 @@ def test_no_file_leads_out_of_the_repository() -> None:
 
 
 # What is generated
+
+
+STEPS = re.compile(r"^\| [^\n]* by step \|.*?^\n<!-- generated: halves-([\w-]+) -->$", re.MULTILINE | re.DOTALL)
+
+
+def test_what_the_steps_of_an_algorithm_name_is_in_the_halves() -> None:
+    told = {found[1]: found[0] for found in STEPS.finditer(_text(CITED["METHODS"]))}
+    assert len(told) > 1
+    for name, rows in told.items():
+        halves = "".join(method_tables.source(registry.get(name)) for registry in (client_methods, server_methods))
+        for row in rows.splitlines()[2:-2]:
+            words = re.findall(r"`([^`]+)`", row.rpartition(" | ")[2])
+            assert words, row
+            assert [word for word in words if word not in halves] == [], row
 
 
 def test_every_mark_is_made_and_everything_made_is_shown() -> None:

@@ -49,7 +49,7 @@ class CwFedAvgClient:
         return frozenset({Part.BODY, Part.HEAD, self._shares_part})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Load the model that the server mixed for this site, or mix its own: sum_j p_j w_j^G."""
+        """Load the model that the server mixed for this site; under secure sums its own mixture, sum_j p_j w_j^G."""
         if self.shares == "true" and Part.CLASS_MODELS in received:  # else what is sent would tell the true p
             received = {**received, **mixture(received[Part.CLASS_MODELS], local.data.label_frequencies())}
         load(local.model.body, received[Part.BODY])

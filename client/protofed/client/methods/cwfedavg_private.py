@@ -35,7 +35,7 @@ class CwFedAvgPrivateClient:
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Mean body; head = sum_j p_j head_j of the class heads [C, ...], with the site's class frequencies p [C]."""
+        """Load the mean body and the head sum_j p_j head_j of the class heads [C, ...], p [C] the site's shares."""
         p = local.data.label_frequencies().cpu().numpy()  # [C]
         load(local.model.body, received[Part.BODY])
         heads = received[Part.CLASS_MODELS].items()

@@ -44,7 +44,7 @@ class FedNHClient:
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Global body; logits s W unit(f(x)) with the received prototypes W [C, D], frozen."""
+        """Load the global body, with logits s W unit(f(x)) by the received prototypes W [C, D], frozen."""
         load(local.model.body, received[Part.BODY])
         head = CosineHead.like(local.model.head, self.fixed_scale)
         load(head, {"prototypes": received[Part.PROTOTYPES]["mean"], "scale": received[Part.HEAD]["scale"]})

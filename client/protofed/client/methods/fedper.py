@@ -32,7 +32,7 @@ class FedPerClient:
     weighting: Weighting = "uniform"  # gamma_j: 1/K, or n_k/n from sites that disclose n_k
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The global body and the site's own head; before its first fit, the run's first head."""
+        """Load the global body and the site's own head; before its first fit, the run's first head."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, local.memory.get(Part.HEAD, received[Part.HEAD]))
 

@@ -42,7 +42,7 @@ class FedProtoClient:
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The site's own model, before its first fit the run's first one; it predicts the nearest global prototype."""
+        """Load the site's own model, at first the run's; it predicts the class of the nearest global prototype."""
         own = local.memory if Part.BODY in local.memory else received
         load(local.model.body, own[Part.BODY])
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, by_own=False)

@@ -53,7 +53,7 @@ class FedPRPClient:
     min_samples_per_class: Annotated[int, Field(ge=1)] = 1  # images of a class, or its mean stays: see policies, too
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """Global body and prototypes [C, D]; the site's private head, before its first fit the run's initial one."""
+        """Load the global body and prototypes [C, D]; the site's private head, at first the run's first one."""
         load(local.model.body, received[Part.BODY])
         head = local.model.head = PrototypeHead.around(local.model.head, local.classes, self.prediction == "head")
         load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))

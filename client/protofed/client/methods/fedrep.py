@@ -36,7 +36,7 @@ class FedRepClient:
     weighting: Weighting = "uniform"  # of phi_i: 1/K, or n_k/n from sites that disclose n_k
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The global body and the site's own head; before its first fit, the run's first head."""
+        """Load the global body and the site's own head; before its first fit, the run's first head."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, local.memory.get(Part.HEAD, received[Part.HEAD]))
 

@@ -37,7 +37,7 @@ class FedRODClient:
     weighting: Weighting = "uniform"  # of body and G: 1/K, or n_k/n from sites that disclose n_k
 
     def install(self, local: FitContext, received: Payload) -> None:
-        """The generic predictor: body and G."""
+        """Load the generic predictor: body and G."""
         load(local.model.body, received[Part.BODY])
         load(local.model.head, received[Part.HEAD])
 

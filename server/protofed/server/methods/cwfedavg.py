@@ -61,7 +61,7 @@ class CwFedAvgServer:
         return {**self._common(state), **mixed(state[Part.CLASS_MODELS], shares @ q)}
 
     def class_model(self, state: Payload, c: int) -> Payload:
-        """w_c^G, made now."""
+        """w_c^G, the model of class c, made when it is asked for."""
         models = state[Part.CLASS_MODELS]
         return {**self._common(state), **mixed(models, models[FACTORS][c])}
 

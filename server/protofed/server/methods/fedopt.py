@@ -119,7 +119,7 @@ class AdaptiveServer(FedOptServer):
 @server_methods.register(Method("fedadam", "FedAdam", "Reddi et al., ICLR 2021"))
 @dataclass(frozen=True)
 class FedAdamServer(AdaptiveServer):
-    """v <- beta2 v + (1 - beta2) delta^2."""
+    """m <- beta1 m + (1 - beta1) delta; v <- beta2 v + (1 - beta2) delta^2; w <- w + eta m / (sqrt(v) + tau)."""
 
     def second(self, v: Array, squared: Array) -> Array:
         """Forgets by the same share, whatever comes."""
@@ -129,7 +129,7 @@ class FedAdamServer(AdaptiveServer):
 @server_methods.register(Method("fedyogi", "FedYogi", "Reddi et al., ICLR 2021"))
 @dataclass(frozen=True)
 class FedYogiServer(AdaptiveServer):
-    """v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
+    """As FedAdam, but v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
 
     def second(self, v: Array, squared: Array) -> Array:
         """Forgets by no more than what comes."""

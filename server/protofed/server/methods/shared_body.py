@@ -62,6 +62,6 @@ class SharedBodyServer:
 @server_methods.register(Method("fedbabu", "FedBABU", "Oh et al., ICLR 2022", client_options=("finetune_epochs",)))
 @dataclass(frozen=True)
 class FedBABUServer(SharedBodyServer):
-    """The same; but all sites train their body for the one first head, so that both together are a global model."""
+    """Body <- sum_k p_k body_k; all sites train theirs for the one first head, so both together are a global model."""
 
     global_model: ClassVar[bool] = True
