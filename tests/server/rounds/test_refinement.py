@@ -10,9 +10,10 @@ import pytest
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import ConfigError, FailureReason, OutOfSpaceError, ProtocolError
-from protofed.common.payload import Part
+from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Role, TaskKind, Verdict
 from protofed.server.access.certificates import Certificates
+from protofed.server.methods.fedic import FEDICServer
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
@@ -74,6 +75,19 @@ def test_an_evaluator_is_sent_the_mean_and_the_sites_models_and_nothing_is_publi
     view = overview(refining.ledger, "test")
     assert view is not None
     assert (view.phase, view.invited, view.reported) == ("refining", 3, 3)
+
+
+def test_what_stays_on_the_server_is_not_sent_to_an_evaluator_either(
+    make: MakeLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FEDICServer.to_refine
+
+    def to_refine(half: FEDICServer, state: Payload) -> Payload:
+        return {**whole(half, state), Part.PRIVATE: {"secret": np.ones(1)}}
+
+    monkeypatch.setattr(FEDICServer, "to_refine", to_refine)
+    lab = trained(make(**FEDIC).begin())
+    assert base(lab).keys() == {Part.BODY, Part.HEAD, Part.SITE_MODELS}
 
 
 def test_what_it_made_is_published_scored_and_sent_on_without_the_sites_models(refining: Lab) -> None:
