@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import tensor
+from tests.support.half_rounds import model, parts
 from torch import Tensor, nn
 
 from protofed.client.methods import apfl
@@ -24,10 +25,7 @@ LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "apfl_alpha_update.npz"
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 OWN: Payload = {
     Part.PRIVATE: {
         "body.0.weight": np.array([[1.0]]),
@@ -38,8 +36,8 @@ OWN: Payload = {
 }
 
 
-def parts(own: Tensors) -> Payload:
-    """The site's v as a model."""
+def model_of(own: Tensors) -> Payload:
+    """The site's v."""
     split = {part: {n.removeprefix(f"{part}."): a for n, a in own.items()} for part in (Part.BODY, Part.HEAD)}
     return {part: {n: a for n, a in split[part].items() if f"{part}.{n}" in own} for part in split}
 
@@ -71,8 +69,8 @@ def test_the_releases_alpha(
         lr, alpha = golden[eta].item() if isinstance(eta, str) else eta, golden["alpha"].item()
         gradient = alpha * golden["grad_personal"] + (1 - alpha) * golden["grad_local"]  # [39]
         monkeypatch.setattr(apfl, "supervised", lambda _local, logits, _labels: logits.mean())
-        model = SplitModel(nn.Flatten(), nn.Linear(39, 1, bias=False)).double()
-        local = local_of(model, [gradient], [0], 1, lr=lr)
+        linear_model = SplitModel(nn.Flatten(), nn.Linear(39, 1, bias=False)).double()
+        local = local_of(linear_model, [gradient], [0], 1, lr=lr)
         local.memory[Part.PRIVATE] = {"head.weight": golden["v_personal"][None], "alpha": golden["alpha"]}
         before = golden["w_local"] + lr * gradient  # w's own step takes it off
         APFLClient(alpha_decay=0.02).fit(local, {Part.BODY: {}, Part.HEAD: {"weight": before[None]}})
@@ -116,7 +114,7 @@ PLAN: dict[str, Any] = {"lr": 0.1, "epochs": 3, "batch_size": 4, "momentum": 0.9
 def test_the_global_branch_is_fedavgs_to_the_bit(adapt: Any, local_of: LocalOf) -> None:
     """Batch normalisation's statistics, too: the mixture has its own."""
     both, alone = (local_of(normed(), EXAMPLES, np.arange(8) % 3, 3, **PLAN) for _ in range(2))
-    first = {Part.BODY: dump(both.model.body), Part.HEAD: dump(both.model.head)}
+    first = parts(both.model)
     made, plain = APFLClient(adapt=adapt, weighting="examples").fit(both, first), FedAvgClient().fit(alone, first)
     assert same_tensors(made.payload, plain.payload)
     assert made.metrics == plain.metrics
@@ -127,22 +125,22 @@ def test_the_global_branch_is_fedavgs_to_the_bit(adapt: Any, local_of: LocalOf) 
 
 def test_at_alpha_1_the_own_model_trains_alone(local_of: LocalOf) -> None:
     both, alone = (local_of(normed(), EXAMPLES, np.arange(8) % 3, 3, **PLAN) for _ in range(2))
-    first = {Part.BODY: dump(both.model.body), Part.HEAD: dump(both.model.head)}
+    first = parts(both.model)
     own = {part: {n: np.asarray(1.5 * a, a.dtype) for n, a in tensors.items()} for part, tensors in first.items()}
     flat = {f"{part}.{n}": a for part, tensors in own.items() for n, a in tensors.items()}
     both.memory[Part.PRIVATE] = {**flat, "alpha": np.array(1.0)}
     APFLClient(adapt="never").fit(both, first)
     trained = FedAvgClient().fit(alone, own).payload
-    assert same_tensors(parts(both.memory[Part.PRIVATE]), trained)
+    assert same_tensors(model_of(both.memory[Part.PRIVATE]), trained)
     APFLClient().install(both, first)
-    assert same_tensors({Part.BODY: dump(both.model.body), Part.HEAD: dump(both.model.head)}, trained)
+    assert same_tensors(parts(both.model), trained)
 
 
 def test_at_alpha_0_a_site_predicts_with_the_global_model(local_of: LocalOf, linear: Linear) -> None:
     local = local_of(linear([[9.0]], 2), [[2.0]], [0], 2, lr=0.1)
     local.memory[Part.PRIVATE] = {**OWN[Part.PRIVATE], "alpha": np.array(0.0)}
     APFLClient().install(local, FIRST)
-    assert same_tensors({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, FIRST)
+    assert same_tensors(parts(local.model), FIRST)
 
 
 def test_a_site_predicts_with_the_mixture_once_it_has_one(local_of: LocalOf, linear: Linear) -> None:

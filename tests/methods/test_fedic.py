@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import parts
 from tests.support.round_contexts import round_context
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import client_methods, distillation, dump, exchanges_of, site_models, train
+from protofed.client.method import client_methods, distillation, exchanges_of, site_models, train
 from protofed.client.methods.fedic import FEDICClient
 from protofed.client.models.calibration import CalibratedEnsemble, CalibrationNetwork
 from protofed.client.models.split import SplitModel
@@ -86,13 +87,9 @@ def model(seed: int) -> SplitModel:
     return SplitModel(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)).double()
 
 
-def halves(of: SplitModel) -> Payload:
-    return {Part.BODY: dump(of.body), Part.HEAD: dump(of.head)}
-
-
 def aggregate(*seeds: int) -> Payload:
-    updates = [Update(f"s{seed}", halves(model(seed))) for seed in seeds]
-    return FEDICServer().aggregate(halves(model(0)), updates, round_context())
+    updates = [Update(f"s{seed}", parts(model(seed))) for seed in seeds]
+    return FEDICServer().aggregate(parts(model(0)), updates, round_context())
 
 
 @pytest.fixture
@@ -103,12 +100,12 @@ def local(local_of: LocalOf) -> FitContext:
 
 def test_an_ensemble_computes_with_the_sites_models_and_leaves_the_live_one_as_it_is() -> None:
     live, one, two, tuned = (model(seed) for seed in (9, 1, 2, 3))
-    before, images = halves(live), torch.randn(5, 3, dtype=torch.float64)
-    teacher = CalibratedEnsemble(live, [halves(one), halves(two)], halves(tuned))
+    before, images = parts(live), torch.randn(5, 3, dtype=torch.float64)
+    teacher = CalibratedEnsemble(live, [parts(one), parts(two)], parts(tuned))
     with torch.no_grad():
         expected = ((one(images) + two(images)) / 2 + tuned(images)) / 2
         assert torch.allclose(teacher(images), expected)
-    assert same_tensors(halves(live), before)
+    assert same_tensors(parts(live), before)
     assert {name for name, _ in teacher.named_parameters()} == {
         *("network.scale", "network.bias", "network.weigh.weight", "network.weigh.bias"),
         *("network.gate.weight", "network.gate.bias"),
@@ -117,7 +114,7 @@ def test_an_ensemble_computes_with_the_sites_models_and_leaves_the_live_one_as_i
 
 def test_an_ensemble_of_no_models_is_refused() -> None:
     with pytest.raises(CodecError):
-        CalibratedEnsemble(model(9), [], halves(model(1)))
+        CalibratedEnsemble(model(9), [], parts(model(1)))
 
 
 def test_without_distillation_the_mean_is_trained_by_adam_on_the_auxiliary_images(local: FitContext) -> None:
@@ -128,7 +125,7 @@ def test_without_distillation_the_mean_is_trained_by_adam_on_the_auxiliary_image
     plain = replace(local, plan=local.plan.model_copy(update=plan), model=model(8))
     method.install(plain, received)
     train(plain, lambda x, y: cross_entropy(plain.model(x), y))
-    assert same_tensors(update.payload, halves(plain.model))
+    assert same_tensors(update.payload, parts(plain.model))
     assert not same_tensors(update.payload, {part: received[part] for part in (Part.BODY, Part.HEAD)})
 
 
@@ -139,7 +136,7 @@ def test_the_distillation_pulls_the_mean_towards_the_ensemble(local: FitContext)
 
     def distance(method: FEDICClient) -> float:
         method.refine(local, received)
-        student, tuned = halves(local.model), _tuned(method, local, received)
+        student, tuned = parts(local.model), _tuned(method, local, received)
         teacher = CalibratedEnsemble(local.model, site_models(received), tuned)
         probe = model(8)
         method.install(replace(local, model=probe), student)
@@ -155,11 +152,11 @@ def _tuned(method: FEDICClient, local: FitContext, received: Payload) -> Payload
     """The mean, fine-tuned as in the first of the three trainings."""
     other = replace(local, model=model(8))
     FEDICClient(steps=method.steps, distilled=0.0, refine_lr=0.01, refine_decay=0.0).refine(other, received)
-    return halves(other.model)
+    return parts(other.model)
 
 
 def test_a_fit_is_fedavgs(local: FitContext) -> None:
-    start = halves(model(4))
+    start = parts(model(4))
     update = client_methods.build("fedic", {}).fit(local, start)
     other = replace(local, model=model(9))
     assert same_tensors(update.payload, client_methods.build("fedavg", {}).fit(other, start).payload)
@@ -169,8 +166,8 @@ def test_a_fit_is_fedavgs(local: FitContext) -> None:
 
 
 def test_the_aggregate_is_the_mean_and_the_models_and_the_state_is_the_evaluators() -> None:
-    server, models = FEDICServer(), [halves(model(seed)) for seed in (1, 2, 3)]
-    state = server.aggregate(halves(model(0)), [Update(f"s{n}", one) for n, one in enumerate(models)], round_context())
+    server, models = FEDICServer(), [parts(model(seed)) for seed in (1, 2, 3)]
+    state = server.aggregate(parts(model(0)), [Update(f"s{n}", one) for n, one in enumerate(models)], round_context())
     weight = np.stack([one[Part.HEAD]["weight"] for one in models])
     assert np.allclose(state[Part.HEAD]["weight"], weight.mean(0))
     assert np.array_equal(state[Part.SITE_MODELS]["head.weight"], weight)
@@ -185,9 +182,9 @@ def test_the_aggregate_is_the_mean_and_the_models_and_the_state_is_the_evaluator
 
 def test_examples_weigh_the_mean_and_not_the_evaluators_update() -> None:
     server = FEDICServer(weighting="examples")
-    updates = [Update("a", halves(model(1)), weight=1.0), Update("b", halves(model(2)), weight=3.0)]
+    updates = [Update("a", parts(model(1)), weight=1.0), Update("b", parts(model(2)), weight=3.0)]
     state = server.aggregate({}, updates, round_context())
-    one, two = (halves(model(seed))[Part.HEAD]["bias"] for seed in (1, 2))
+    one, two = (parts(model(seed))[Part.HEAD]["bias"] for seed in (1, 2))
     assert np.allclose(state[Part.HEAD]["bias"], (one + 3 * two) / 4)
     assert server.expects(state).weight
     assert not server.expects_refined(state).weight

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.half_rounds import model as first_model
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
@@ -22,10 +23,7 @@ from protofed.server.methods.fednova import FedNovaServer
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = first_model()
 
 
 def model(weight: float, buffer: float = 0.0) -> Payload:

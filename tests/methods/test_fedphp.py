@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import model, parts
 from tests.support.scripted_server import RUN, AgentHarness, work
 from torch import nn
 
@@ -23,10 +24,7 @@ from protofed.common.tensors import same_tensors
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 # Its logits, divided by T = 4, are (log 3, 0): soft labels (.75, .25).
 OWN: Payload = {**FIRST, Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.array([4 * log(3), 0.0])}}
 
@@ -142,9 +140,9 @@ def test_a_site_predicts_with_what_it_inherited_once_it_has_it(local: FitContext
 
 def test_statistics_are_inherited(local_of: LocalOf) -> None:
     torch.manual_seed(5)
-    model = SplitModel(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), nn.Linear(4, 2)).double()
-    local = local_of(model, [[2.0, 1.0], [0.5, -1.0]], [0, 1], 2, lr=0.1, epochs=3, rounds=2)
-    first = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+    normed = SplitModel(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), nn.Linear(4, 2)).double()
+    local = local_of(normed, [[2.0, 1.0], [0.5, -1.0]], [0, 1], 2, lr=0.1, epochs=3, rounds=2)
+    first = parts(normed)
     local.memory.update({**first, Part.PRIVATE: {"fits": np.array(1)}})
     sent = FedPHPClient().fit(local, first).payload[Part.BODY]
     kept = local.memory[Part.BODY]

@@ -24,8 +24,12 @@ LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
 
 ZERO, ONE = model((1.0, -1.0)), model((-1.0, 1.0))  # what predicts class 0, and class 1
-BOTH: Payload = {**ZERO, Part.SITE_MODELS: {"body.0.weight": np.array([[[1.0]]]), "head.weight": np.zeros((1, 2, 1))}}
-BOTH[Part.SITE_MODELS]["head.bias"] = np.array([[-1.0, 1.0]])  # type: ignore[index]
+BOTH: Payload = {
+    **ZERO,
+    Part.SITE_MODELS: {
+        f"{part}.{name}": array[None] for part, tensors in ONE.items() for name, array in tensors.items()
+    },
+}
 STEP = 0.1 / (1 + math.exp(2))  # of biases of 1 and -1 towards their class: .1 (1 - p)
 
 

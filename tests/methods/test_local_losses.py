@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.half_rounds import parts
 from tests.support.round_contexts import round_context
 from torch.nn.functional import cross_entropy
 
 from protofed.client.method import client_methods, supervised
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedrod import FedRODClient
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import balanced_softmax, logit_adjusted
 from protofed.common import codec
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part
 from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 
@@ -62,12 +63,8 @@ def test_a_site_counts_its_labels_once(site: Callable[..., FitContext], monkeypa
 
     monkeypatch.setattr(torch.Tensor, "bincount", counting)
     local = site(loss="balanced-softmax", epochs=3)
-    FedAvgClient().fit(local, whole(local.model))
+    FedAvgClient().fit(local, parts(local.model))
     assert counted == [len(LABELS)]
-
-
-def whole(model: SplitModel) -> Payload:
-    return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
 
 
 @pytest.mark.parametrize("method", sorted(client_methods))
@@ -77,21 +74,21 @@ def test_no_method_trains_past_it(method: str, site: Callable[..., FitContext]) 
     found = []
     for plan in ({}, {"loss": "balanced-softmax"}, {"loss": "logit-adjustment", "tau": 2.0}):
         local = site(**plan)
-        update = client.fit(local, server.broadcast(server.init(whole(local.model), round_context(3)), "ann"))
-        found.append([codec.encode(some) for some in (update.payload, local.memory, whole(local.model))])
+        update = client.fit(local, server.broadcast(server.init(parts(local.model), round_context(3)), "ann"))
+        found.append([codec.encode(some) for some in (update.payload, local.memory, parts(local.model))])
     assert found[0] != found[1] != found[2] != found[0]
 
 
 def test_fedavg_by_the_balanced_softmax_is_fedrods_generic_model(site: Callable[..., FitContext]) -> None:
     avg, rod = site(loss="balanced-softmax", epochs=2), site(epochs=2)
-    received = whole(avg.model)
+    received = parts(avg.model)
     sent, generic = FedAvgClient().fit(avg, received).payload, FedRODClient().fit(rod, received).payload
     assert same_tensors(sent, generic)
 
 
 def test_fedrods_generic_head_has_its_own_loss_whatever_the_plan_says(site: Callable[..., FitContext]) -> None:
     locals_ = [site(), site(loss="logit-adjustment", tau=3.0)]
-    received = whole(locals_[0].model)
+    received = parts(locals_[0].model)
     plain, adjusted = (FedRODClient().fit(local, received).payload for local in locals_)
     assert same_tensors(plain, adjusted)
     own, other = (local.memory[Part.HEAD]["bias"] for local in locals_)

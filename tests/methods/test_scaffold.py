@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from tests.support.golden_nets import assert_near, stored, two_layers
+from tests.support.half_rounds import model, parts
 from tests.support.round_contexts import round_context
 
 from protofed.client.methods import scaffold
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.scaffold import ScaffoldClient
 from protofed.client.models.catalogue import architectures, build
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, Tensors, Update
@@ -29,10 +30,7 @@ Linear = Callable[..., SplitModel]
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "scaffold_pfllib_round.npz"
 ORDER = ("body.0.weight", "body.0.bias", "head.weight", "head.bias")
-FIRST: Payload = {
-    Part.BODY: {"0.weight": np.array([[1.0]])},
-    Part.HEAD: {"weight": np.zeros((2, 1)), "bias": np.zeros(2)},
-}
+FIRST = model()
 ZEROS = {"body.0.weight": np.zeros((1, 1)), "head.weight": np.zeros((2, 1)), "head.bias": np.zeros(2)}
 
 
@@ -121,8 +119,8 @@ def test_without_control_variates_a_round_is_fedavgs_to_the_bit(local_of: LocalO
     made, avg = (local_of(linear([[9.0]], 2), [[2.0], [1.0]], [0, 1], 2, **plan) for _ in range(2))
     state = ScaffoldServer().init(FIRST, round_context())
     assert same_tensors({Part.CONTROL: state[Part.CONTROL]}, {Part.CONTROL: ZEROS})
-    sent, model = ScaffoldClient().fit(made, state).payload, FedAvgClient().fit(avg, FIRST).payload
-    assert same_tensors({part: sent[part] for part in model}, model)
+    sent, averaged = ScaffoldClient().fit(made, state).payload, FedAvgClient().fit(avg, FIRST).payload
+    assert same_tensors({part: sent[part] for part in averaged}, averaged)
 
 
 def test_two_sites_of_five_by_hand() -> None:
@@ -145,7 +143,7 @@ def test_at_a_rate_of_1_the_model_is_fedavgs_to_the_bit() -> None:
         {part: {"w": rng.standard_normal((5, 7)).astype(np.float32)} for part in (Part.BODY, Part.HEAD)} for _ in "abcd"
     ]
     state = ScaffoldServer().init(models[0], round_context())
-    updates = [Update(str(n), {**model, Part.CONTROL: state[Part.CONTROL]}) for n, model in enumerate(models[1:])]
+    updates = [Update(str(n), {**sent, Part.CONTROL: state[Part.CONTROL]}) for n, sent in enumerate(models[1:])]
     new = ScaffoldServer().aggregate(state, updates, round_context())
     mean = FedAvgServer().aggregate(models[0], updates, round_context())
     assert same_tensors({part: new[part] for part in mean}, mean)
@@ -153,6 +151,6 @@ def test_at_a_rate_of_1_the_model_is_fedavgs_to_the_bit() -> None:
 
 @pytest.mark.parametrize("name", sorted(architectures))
 def test_every_weight_has_a_control_variate_and_no_statistic(name: str) -> None:
-    model = build(NamedOptions(name=name), Input(shape=(3, 32, 32)), 3)
-    state = ScaffoldServer().init({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, round_context(3))
-    assert set(state[Part.CONTROL]) == {path for path, _ in model.named_parameters()}
+    built = build(NamedOptions(name=name), Input(shape=(3, 32, 32)), 3)
+    state = ScaffoldServer().init(parts(built), round_context(3))
+    assert set(state[Part.CONTROL]) == {path for path, _ in built.named_parameters()}

@@ -160,6 +160,15 @@ def test_own_ones_are_put_in_place_in_each_row_of_several_models(part: Part, loc
     assert (received[part][name] == 0).all()  # what was received stays
 
 
+def test_a_heads_own_statistics_are_not_the_bodys_of_the_same_name(local_of: LocalOf) -> None:
+    local = local_of([1.0], buffers="local")
+    update: Payload = {part: {"bn.running_mean": np.full(2, n)} for n, part in enumerate((Part.BODY, Part.HEAD), 1)}
+    local.memory = dict(memory_with_buffers(local, update, {}))
+    received: Payload = {part: {"bn.running_mean": np.zeros(2)} for part in (Part.BODY, Part.HEAD)}
+    made = with_own_buffers(received, local)
+    assert [made[part]["bn.running_mean"].tolist() for part in (Part.BODY, Part.HEAD)] == [[1.0, 1.0], [2.0, 2.0]]
+
+
 def test_a_tensor_of_another_shape_is_left_for_the_model_to_refuse(local_of: LocalOf) -> None:
     local = local_of([1.0], buffers="local")
     local.memory = dict(OWN)

@@ -14,7 +14,6 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.data import (
     ColumnPartition,
     CreffDirichlet,
-    Data,
     Dirichlet,
     NiidBenchDirichlet,
     Pathological,
@@ -22,7 +21,6 @@ from protofed.common.config.data import (
     Shards,
     Whole,
 )
-from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import (
     Federation,
     Input,
@@ -358,51 +356,6 @@ def test_equal_runs_have_equal_fingerprints_wherever_their_data_are() -> None:
     assert sound(plan={}).fingerprint() == sound(plan={"epochs": 1}).fingerprint()  # the default, said
 
 
-@pytest.mark.parametrize(
-    ("keys", "needed"),
-    [({"tau": 2.0}, 'plan.loss = "logit-adjustment"'), ({"lr_steps": [0.1]}, 'plan.schedule = "step"')],
-)
-def test_a_key_of_the_plan_that_nothing_uses_is_refused(keys: dict[str, Any], needed: str) -> None:
-    with pytest.raises(ConfigError, match=needed):
-        sound(plan=keys)
-
-
-def test_a_rate_falls_after_the_rounds_whose_share_is_named_whatever_a_product_of_floats_is() -> None:
-    plan = Plan(schedule="step", lr=1.0, lr_decay=0.5, lr_steps=(0.55, 0.07))
-    assert 0.55 * 100 > 55
-    assert 0.07 * 100 > 7
-    assert [plan.learning_rate(number, 100) for number in (1, 7, 8, 55, 56, 100)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
-    assert [plan.learning_rate(number, 3) for number in (1, 2, 3)] == [1, 0.5, 0.25]  # .21 and 1.65 rounds
-
-
-@pytest.mark.parametrize("warmup", [0, 1, 2, 7, 30])
-@pytest.mark.parametrize("schedule", ["constant", "exponential", "step", "cosine"])
-def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -> None:
-    for decay in (1.0, 0.9, 0.01):
-        plan = Plan(schedule=schedule, lr=0.4, lr_decay=decay, warmup_rounds=warmup)
-        rates = [plan.learning_rate(number, 10) for number in range(1, 11)]
-        assert plan.lowest_rate(10) == min(rates)
-        assert max(rates) <= 0.4
-        after = rates[max(warmup, 1) - 1 :]
-        assert after == sorted(after, reverse=True)
-
-
-PLAN_KEYS = {
-    "loss": "balanced-softmax",
-    "sampling": "class-balanced",
-    "buffers": "local",
-    "warmup_rounds": 3,
-}
-
-
-def test_newer_keys_of_the_plan_are_said_only_where_they_are_used() -> None:
-    assert not any(key in sound().wire() for key in (*PLAN_KEYS, "tau", "lr_steps"))  # 0.2.0 does not know them
-    for key, value in PLAN_KEYS.items():
-        used = sound(plan={key: value})
-        assert parse_json(used.wire(), Recipe, "wire").plan == used.plan != sound().plan
-        assert used.fingerprint() != sound().fingerprint()
-
-
 DIFFERENT = [
     ("name", "r-2"),
     ("seed", 1),
@@ -481,46 +434,6 @@ def test_extending_goes_on(tmp_path: Path) -> None:
     (tmp_path / "root.toml").write_text(BASE)
     recipe = extending(tmp_path, base='extends = "root.toml"\nrounds = 4\n', text='name = "r"\n')
     assert (recipe.name, recipe.rounds, recipe.classes) == ("r", 4, 10)
-
-
-def test_what_is_extended_loses_what_is_unset(tmp_path: Path) -> None:
-    (tmp_path / "root.toml").write_text(f"{BASE}long_tail = 0.1\n[plan]\nlr = 0.5\nmax_grad_norm = 10.0\n")
-    base = 'extends = "root.toml"\n[plan]\nmomentum = 0.9\n'
-    unset = 'unset = ["plan.max_grad_norm", "data.long_tail"]\n'
-    recipe = extending(tmp_path, base=base, text=f"{unset}[plan]\nepochs = 2\n")
-    assert (recipe.plan.max_grad_norm, recipe.plan.lr, recipe.plan.momentum, recipe.plan.epochs) == (None, 0.5, 0.9, 2)
-    assert recipe.data is not None
-    assert (recipe.data.long_tail, recipe.data.source) == (None, "digits")
-
-
-def test_a_table_that_is_unset_is_replaced(tmp_path: Path) -> None:
-    text = 'unset = ["data", "method.prototype_momentum"]\n[data]\nsource = "spiral"\n'
-    recipe = extending(tmp_path, base=BASE, text=text)
-    assert recipe.method.options == {}
-    assert recipe.data == Data(source="spiral")
-    assert extending(tmp_path, base=BASE, text='unset = ["data"]\n').data is None
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('unset = ["plan.max_grad_norm"]', "'plan.max_grad_norm': base.toml sets no such key; remove it"),
-        ('unset = ["methd.prototype_momentum"]', "did you mean 'method.prototype_momentum'?"),
-        ('unset = ["data.source.kind"]', "base.toml sets no such key"),
-        ('unset = ["data", "data"]', "'data': base.toml sets no such key"),
-        ('unset = "data"', r"expected a list of keys and tables"),
-        ("unset = [1]", r"expected a list of keys and tables"),
-    ],
-)
-def test_an_unset_that_takes_nothing_out_is_refused(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        extending(tmp_path, base=BASE, text=f"{text}\n")
-
-
-def test_only_an_extending_recipe_unsets(tmp_path: Path) -> None:
-    (tmp_path / "r.toml").write_text(f'unset = ["data"]\n{BASE}')
-    with pytest.raises(ConfigError, match="add extends, or remove it"):
-        read_recipe(tmp_path / "r.toml")
 
 
 def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,12 @@ def finished(job: ExperimentJob) -> Result:
     result = job.result()
     assert result is not None
     return result
+
+
+def table(out: Path) -> dict[str, Any]:
+    """The folder's results for programs."""
+    read: dict[str, Any] = json.loads((out / "table.json").read_text())
+    return read
 
 
 def of_other_code(job: ExperimentJob, module: str) -> None:
@@ -50,11 +57,13 @@ def test_a_job_that_other_code_computed_is_run_again(
     assert stand_in.ran == []
     assert "1 of 4 jobs are kept" in told
     assert "protofed.client.methods.fednh" in told
+    assert table(request.out)["other_code"] == {"small-fednh": [1]}
     compare(recipes, request)
     told = capfd.readouterr().err
     assert stand_in.ran == ["small-fednh-seed1"]
     assert "1 of 4 jobs are run again" in told
     assert "protofed.client.methods.fednh" in told
+    assert table(request.out)["other_code"] == {}
     assert {"result.json", "result-before.json"} <= {path.name for path in job.folder.iterdir()}
 
 
@@ -71,6 +80,21 @@ def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
     compare([recipe_of("fedavg")], request)
     assert len(stand_in.ran) == 3
     assert capfd.readouterr().err.count("run again") == 1
+
+
+def test_what_a_score_takes_is_shown_as_it_was_asked_for_or_is_asked_now(
+    recipe_of: Recipes, tmp_path: Path, stand_in: Any
+) -> None:
+    """The stand-in's accuracy is 0.5 after one round."""
+    out = tmp_path / "out"
+    compare([recipe_of("fedavg")], CompareRequest(out, reach="global.accuracy=0.5"))
+    compare([], CompareRequest(out))
+    values = table(out)["rows"][0]["values"]
+    assert values["rounds to 50 %"]["seeds"] == {"0": 1}
+    compare([], CompareRequest(out, reach="global.accuracy=0.6"))
+    headers = {header for header in table(out)["columns"] if header.startswith("rounds to")}
+    assert headers == {"rounds to 60 %"}
+    assert "rounds to 60 %" not in table(out)["rows"][0]["values"]  # never reached
 
 
 def test_the_page_names_what_computes_and_shows_the_same(recipe_of: Recipes, tmp_path: Path, stand_in: Any) -> None:
@@ -103,3 +127,4 @@ def test_what_other_code_left_unfinished_is_never_kept(recipe_of: Recipes, tmp_p
     compare([recipe_of("fedavg")], request)
     assert stand_in.ran == ["small-fedavg-seed0"] * 2
     assert list(job.state.iterdir()) == []
+    assert [path.name for path in (job.folder / "state-before-1").iterdir()] == ["of the other code"]

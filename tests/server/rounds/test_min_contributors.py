@@ -17,9 +17,10 @@ from protofed.common.payload import Array, Part, Payload, TensorSpec
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.deploy.simulation.simulation import simulation
 from protofed.server.method import ExpectedUpdate, server_methods
+from protofed.server.methods.creff import RETRAINED
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.min_contributors import contributions, shows_classes, too_few, without
+from protofed.server.rounds.min_contributors import BY_CLASS, contributions, shows_classes, too_few, without
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.run_queue import RunQueue
@@ -43,19 +44,15 @@ def first_model() -> Payload:
 
 
 def update(method: str, seed: int, classes: Sequence[int]) -> Payload:
-    """What a site with these classes sends."""
-    payload: dict[Part, Mapping[str, Array]] = {Part.BODY: {"w": numbers(seed, 2)}}
-    if method == "cwfedavg-private":
-        present = np.isin(np.arange(CLASSES), classes).astype(np.float32)
-        payload[Part.CLASS_PRESENCE] = {"present": present}
-    elif method == "creff":
-        payload[Part.CLASS_GRADIENTS] = {str(c): numbers(seed + 10 + c, CLASSES, WIDTH) for c in classes}
-    else:
-        payload[Part.PROTOTYPES] = {str(c): numbers(seed + 10 + c, WIDTH) for c in classes}
-    if method == "fednh":
-        payload[Part.HEAD] = {"scale": np.array(seed, np.float32)}
-    elif method != "fedprp":
-        payload[Part.HEAD] = {"weight": numbers(seed + 20, CLASSES, WIDTH)}
+    """What a site with these classes sends: all that the server half requires, and its classes' rows."""
+    half, payload = server_methods.build(method, {}), dict[Part, dict[str, Array]]()
+    expected = half.expects(half.init(first_model(), round_context(CLASSES)))
+    rows = [spec for spec in expected.optional if int(spec.name) in classes]
+    for number, spec in enumerate((*expected.required, *rows)):
+        made = numbers(100 * seed + number, *spec.shape)
+        if spec.part is Part.CLASS_PRESENCE:
+            made = np.isin(np.arange(CLASSES), classes).astype(np.float32)
+        payload.setdefault(spec.part, {})[spec.name] = made
     return payload
 
 
@@ -99,7 +96,12 @@ def _by_class(matrix: Array) -> dict[str, Array]:
     return {str(c): row for c, row in enumerate(matrix)}
 
 
-METHODS = ["fednh", "fedprp", "fedproc", "cwfedavg-private", "creff"]
+def _by_classes(method: str) -> bool:
+    half = server_methods.build(method, {})
+    return shows_classes(half.expects(half.init(first_model(), round_context(CLASSES))))
+
+
+METHODS = [method for method in server_methods if _by_classes(method)]
 HELD = ((0, 1), (0, 1, 2), (1,))  # of classes 0, 1, 2, 3: by 2, 3, 1 and 0 sites
 
 
@@ -128,7 +130,7 @@ def test_bodies_and_heads_are_those_of_all_updates(method: str) -> None:
     strict, lax = Bench(method, 2).after(three(method, HELD)), Bench(method, 1).after(three(method, HELD))
     for part in {Part.BODY, Part.HEAD} & lax.keys():
         for name, array in lax[part].items():
-            if name == "retrained":  # of CReFF, by classes
+            if name == RETRAINED:  # of CReFF, by classes
                 continue
             np.testing.assert_array_equal(strict[part][name], array)
 
@@ -165,11 +167,7 @@ class Counting(MemoryBlobs):
 )
 def test_no_blob_is_read_twice_where_nothing_can_be_withheld(method: str, fewest: int, reads: int) -> None:
     bench = Bench(method, fewest, Counting())
-    updates = three(method, HELD)
-    if method == "cwfedavg":
-        shares = {Part.CLASS_SHARES: {"shares": np.full(CLASSES, 1 / CLASSES, np.float32)}}
-        updates = {site: {**update, **shares} for site, update in updates.items()}
-    bench.after(updates)
+    bench.after(three(method, HELD))
     assert isinstance(bench.blobs, Counting)
     assert bench.blobs.reads == reads
 
@@ -183,10 +181,15 @@ def test_one_part_s_contributors_do_not_count_for_another() -> None:
     assert presence[Part.CLASS_PRESENCE]["present"][0] == 1.0  # the update itself stays as it was
 
 
+def test_methods_of_every_part_that_shows_classes_are_tested_here() -> None:
+    parts = {part for method in METHODS for part in update(method, 1, range(CLASSES))}
+    assert parts >= BY_CLASS
+
+
 def test_bodies_tell_nothing_by_class() -> None:
     body = TensorSpec(Part.BODY, "w", "float32", (2,))
     assert not shows_classes(ExpectedUpdate((body,)))
-    for part in (Part.PROTOTYPES, Part.CLASS_GRADIENTS):
+    for part in BY_CLASS:
         assert shows_classes(ExpectedUpdate((body,), (TensorSpec(part, "0", "float32", (3,)),)))
 
 
