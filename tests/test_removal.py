@@ -108,6 +108,8 @@ def test_a_run_of_other_code_is_set_aside_each_time(tmp_path: Path) -> None:
     for number in (1, 2):
         job.state.mkdir()
         (job.state / "thesis.txt").write_text(f"{number} years of work")
+        (tmp_path / "result.json").write_text(f"{number}")
         job.begin_again()
         assert not job.state.exists()
         assert (tmp_path / f"state-before-{number}" / "thesis.txt").read_text() == f"{number} years of work"
+        assert (tmp_path / f"result-before-{number}.json").read_text() == f"{number}"

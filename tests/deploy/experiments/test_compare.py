@@ -64,7 +64,7 @@ def test_a_job_that_other_code_computed_is_run_again(
     assert "1 of 4 jobs are run again" in told
     assert "protofed.client.methods.fednh" in told
     assert table(request.out)["other_code"] == {}
-    assert {"result.json", "result-before.json"} <= {path.name for path in job.folder.iterdir()}
+    assert {"result.json", "result-before-1.json"} <= {path.name for path in job.folder.iterdir()}
 
 
 def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(

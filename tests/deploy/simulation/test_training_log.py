@@ -24,6 +24,7 @@ EPOCHS: Mapping[str, tuple[Mapping[str, Any], int]] = {
     "fedrep": ({"head_epochs": 3}, 3 + 2),
     "fedbabu": ({"finetune_epochs": 4}, 2 + 4),
     "ditto": ({}, 2 + 2),
+    "apfl": ({}, 2 + 2),  # its second model steps on the same batches
     "fedrod": ({}, 2 + 2),
 }
 

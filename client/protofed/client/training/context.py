@@ -59,6 +59,10 @@ class Throughput:
         self.steps += 1
         self.examples += examples
 
+    def further(self, examples: int) -> None:
+        """Count what a method trains once more within a step, as APFL its second model."""
+        self.examples += examples
+
     @property
     def step_seconds(self) -> float | None:
         """Mean seconds of the last `RECENT_STEPS` steps; None before the first. Read from the heartbeat's thread."""

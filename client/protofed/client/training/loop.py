@@ -267,6 +267,7 @@ class _Step:
         """A step that `after` asks for."""
         value = self(images, labels, loss)
         self.further_total += value
+        self._local.throughput.further(len(labels))
         return value
 
     def _attempt(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor | None:

@@ -22,7 +22,7 @@ from protofed.deploy.experiments.contents import ExperimentContents, read_conten
 from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.curves import Curves, curves_of, draw
 from protofed.deploy.experiments.exact import FORMATS
-from protofed.deploy.experiments.experiment import BEFORE, ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.shown import show
@@ -261,7 +261,7 @@ def _drop_old(jobs: Sequence[ExperimentJob], *, keep: bool) -> None:
         job.begin_again()
     what = shown(list(dict.fromkeys(change for changes in changed.values() for change in changes)))
     if again:
-        hint = "" if keep else f" (set aside: {BEFORE}, state-before-…; --keep-old takes finished jobs as they are)"
+        hint = "" if keep else " (set aside: result- and state-before-…; --keep-old takes finished jobs as they are)"
         _say(f"{len(again)} of {len(jobs)} jobs are run again, since other code computed them; changed: {what}{hint}")
     if kept:
         _say(f"{len(kept)} of {len(jobs)} jobs are kept though other code computed them; changed: {what}")

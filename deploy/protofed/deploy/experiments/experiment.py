@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import tomllib
@@ -23,7 +22,7 @@ from protofed.common.storage import files
 from protofed.deploy.experiments.code_digest import CodeDigest, shown
 from protofed.deploy.overrides import leaves
 
-_RECIPE, RESULT, BEFORE = "recipe.json", "result.json", "result-before.json"
+_RECIPE, RESULT = "recipe.json", "result.json"
 _CODE, FAILURE, SECONDS = "code.json", "failure.json", "seconds"
 LOG = "job.log"
 
@@ -143,11 +142,12 @@ class ExperimentJob:
 
     def begin_again(self) -> None:
         """Set the result and the run aside: they may be days of work, and somebody may want the old code back."""
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(self.folder / RESULT, self.folder / BEFORE)
-        if self.state.exists():
-            aside = (self.folder / f"{self.state.name}-before-{number}" for number in count(1))
-            os.rename(self.state, next(path for path in aside if not path.exists()))
+        result = self.folder / RESULT
+        numbered = ({path: _before(path, number) for path in (result, self.state)} for number in count(1))
+        aside = next(names for names in numbered if not any(path.exists() for path in names.values()))
+        for path, former in aside.items():
+            if path.exists():
+                os.rename(path, former)
         for name in (_CODE, FAILURE, SECONDS):
             (self.folder / name).unlink(missing_ok=True)
 
@@ -279,3 +279,8 @@ def _difference(held: Recipe, wanted: Recipe) -> str:
     theirs, ours = dict(leaves(held.model_dump())), dict(leaves(wanted.model_dump()))
     key = next(key for key in theirs | ours if theirs.get(key) != ours.get(key))
     return f"{key} is {theirs.get(key)} there and {ours.get(key)} here"
+
+
+def _before(path: Path, number: int) -> Path:
+    """What a result or a run is set aside as: `result-before-1.json`, `state-before-1`."""
+    return path.with_name(f"{path.stem}-before-{number}{path.suffix}")
