@@ -23,11 +23,13 @@ from protofed.common.tensors import norm_of
 from protofed.server.method import OwnStartMethod, ServerMethod
 from protofed.server.robust import blocks, rules
 from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.min_contributors import ROWS, without
+from protofed.server.rounds.min_contributors import ROWS
 from protofed.server.rounds.sampling import min_cohort
 
 log = structlog.get_logger()
-CLIP_FACTOR = 1.0  # times the cohort's median: the largest norm of a move
+CLIP_FACTOR = 2.0  # times the cohort's median: the largest norm of a move. From 1 honest sites lose rare classes
+# Krum compares directions: at their own lengths it would leave out honest sites with more images than others.
+COMPARED_FACTOR = 1.0  # times the cohort's median: lengths at which updates are compared
 KRUM_MARGIN = 2.0  # times the cohort's median: a Krum score up to which nobody is left out
 SET_ASIDE = "krum: "  # how reasons begin of updates that this rule leaves out
 CENTRES = frozenset({"median", "trimmed", "geometric-median"})
@@ -77,6 +79,8 @@ class RobustRule:
         starts = self._starts(state, updates)
         parts = _moving(updates[0].payload)
         products = blocks.inner_products([update.payload for update in updates], starts, parts)
+        scales = np.array(rules.clip_scales(np.sqrt(products.diagonal()).tolist(), COMPARED_FACTOR))
+        products *= np.outer(scales, scales)
         scores = rules.krum_scores(products, self.bad)
         usual = float(np.median(scores))
         return {
@@ -94,48 +98,45 @@ class RobustRule:
             updates: those that count, in site order, as views of what is on disk: memory does not grow with their
                 number, but for methods that hold a model of each site anyway.
         """
+        if self.name in CENTRES:
+            centre = self._centre(state, updates)
+            models: Iterator[Update] = (_with_centre(update, centre) for update in updates)
+            statistics: dict[str, float] = {}
+        else:
+            scales = self._scales(state, updates)
+            models = self._clipped(state, updates, scales)
+            statistics = {CLIPPED: float(sum(scale < 1 for scale in scales))}
         if self.name == "clip":
-            return self._clipped(state, updates)
-        centre = self._centre(state, updates) if self.name in CENTRES else {}
+            longest = _longest_rows(updates)
+            return Made((_with_rows_shortened(update, longest) for update in models), statistics)
         rows, withheld = _centred_rows(updates)
-        statistics = {f"{KEPT_ROW}{c}": float(holders) for c, holders in sorted(withheld.items())}
-        return Made((_replaced(update, centre, rows) for update in updates), statistics)
+        statistics |= {f"{KEPT_ROW}{name}": float(holders) for name, holders in sorted(withheld.items())}
+        return Made((_with_rows(update, rows) for update in models), statistics)
 
-    def _clipped(self, state: Payload, updates: Sequence[Update]) -> Made:
+    def _scales(self, state: Payload, updates: Sequence[Update]) -> list[float]:
+        """By which each update's move is scaled, [K]."""
         norms = []
         for update in updates:
             moving = {part: update.payload[part] for part in _moving(update.payload)}
             norms.append(norm_of(moving, self._start(state, update)))
         scales = rules.clip_scales(norms, CLIP_FACTOR)
-        longest = _longest_rows(updates)
-        steps = [float(update.payload[Part.STEPS]["steps"]) for update in updates if Part.STEPS in update.payload]
-        most_steps = CLIP_FACTOR * rules.median_length(steps) if steps else None
         for update, norm, scale in zip(updates, norms, scales, strict=True):
             if scale < 1:
                 log.info("update clipped", site=update.site, norm=norm, scale=scale)
-        clipped = (
-            self._scaled(state, update, scale, longest, most_steps)
-            for update, scale in zip(updates, scales, strict=True)
-        )
-        return Made(clipped, {CLIPPED: float(sum(scale < 1 for scale in scales))})
+        return scales
 
-    def _scaled(
-        self,
-        state: Payload,
-        update: Update,
-        scale: float,
-        longest: Mapping[tuple[Part, str], float],
-        steps: float | None,
-    ) -> Update:
-        payload = dict(update.payload)
-        if scale < 1:
-            payload |= blocks.moved(payload, self._start(state, update), scale, _moving(payload))
-        for part in ROWS & payload.keys():
-            payload[part] = {name: _shortened(row, longest[part, name]) for name, row in payload[part].items()}
-        if steps is not None:
-            taken = payload[Part.STEPS]
-            payload[Part.STEPS] = {name: np.clip(array, 0, steps).astype(array.dtype) for name, array in taken.items()}
-        return replace(update, payload=payload)
+    def _clipped(self, state: Payload, updates: Sequence[Update], scales: Sequence[float]) -> Iterator[Update]:
+        """The updates with scaled moves; a number of steps, which multiplies a move, within the same bounds."""
+        steps = [float(update.payload[Part.STEPS]["steps"]) for update in updates if Part.STEPS in update.payload]
+        most = CLIP_FACTOR * rules.median_length(steps) if steps else 0.0
+        for update, scale in zip(updates, scales, strict=True):
+            payload = dict(update.payload)
+            if scale < 1:
+                payload |= blocks.moved(payload, self._start(state, update), scale, _moving(payload))
+            if Part.STEPS in payload:
+                taken = payload[Part.STEPS]
+                payload[Part.STEPS] = {name: np.clip(of, 0, most).astype(of.dtype) for name, of in taken.items()}
+            yield replace(update, payload=payload)
 
     def _centre(self, state: Payload, updates: Sequence[Update]) -> Payload:
         """Of the parts that the method averages."""
@@ -240,14 +241,26 @@ def _centred_rows(updates: Sequence[Update]) -> tuple[dict[Part, Tensors], dict[
     return dict(rows), withheld
 
 
-def _replaced(update: Update, centre: Payload, rows: Mapping[Part, Tensors]) -> Update:
-    payload = dict(update.payload)
-    for part, tensors in centre.items():
-        payload[part] = {**payload[part], **tensors}
-    few = {(part, name) for part in ROWS & payload.keys() for name in payload[part] if name not in rows.get(part, {})}
-    for part in ROWS & payload.keys():
-        payload[part] = {name: rows.get(part, {}).get(name, row) for name, row in payload[part].items()}
-    return replace(update, payload=without(payload, frozenset(few)) if few else payload)
+def _with_centre(update: Update, centre: Payload) -> Update:
+    replaced = {part: {**update.payload[part], **tensors} for part, tensors in centre.items()}
+    return replace(update, payload={**update.payload, **replaced})
+
+
+def _with_rows(update: Update, rows: Mapping[Part, Tensors]) -> Update:
+    """The update with the centre of each class's rows, and without its rows of classes that have none."""
+    replaced = {
+        part: {name: rows[part][name] for name in update.payload[part] if name in rows.get(part, {})}
+        for part in ROWS & update.payload.keys()
+    }
+    return replace(update, payload={**update.payload, **replaced}) if replaced else update
+
+
+def _with_rows_shortened(update: Update, longest: Mapping[tuple[Part, str], float]) -> Update:
+    shortened = {
+        part: {name: _shortened(row, longest[part, name]) for name, row in update.payload[part].items()}
+        for part in ROWS & update.payload.keys()
+    }
+    return replace(update, payload={**update.payload, **shortened}) if shortened else update
 
 
 def _longest_rows(updates: Sequence[Update]) -> dict[tuple[Part, str], float]:
