@@ -72,6 +72,7 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
         ("batches", [32, 32], [1, 31]),
         ("losses", ["cross-entropy"], ["balanced-softmax", "logit-adjustment"]),
         ("samplings", ["shuffled"], ["class-balanced"]),
+        ("robust", ["none"], ["clip", "krum"]),
         ("epochs", 2, 1),
         ("lr", 0.1, 0.099),
         ("weight_decay", 0.001, 0.0009),
@@ -200,6 +201,7 @@ def test_a_stricter_policy_has_tighter_limits() -> None:
         assert narrow.models <= loose.models
         assert narrow.losses <= loose.losses
         assert narrow.samplings <= loose.samplings
+        assert narrow.robust <= loose.robust
         for low, high in ((narrow.sides, loose.sides), (narrow.batches, loose.batches)):
             assert high[0] <= low[0] <= low[1] <= high[1]
         for key in ("max_width", "epochs", "lr", "weight_decay", "rounds", "max_method_number", "max_base_change"):

@@ -11,7 +11,7 @@ from statistics import median_high, median_low
 import numpy as np
 
 from protofed.common.payload import Array
-from protofed.common.tensors import unit
+from protofed.common.tensors import TINY, unit
 
 PAIR = 2
 LEAST_HOLDERS = 3  # of two rows none is in the middle
@@ -74,15 +74,13 @@ def centre_weights(products: Array) -> Array:
     """
     count = len(products)
     weights = np.full(count, 1 / count)
-    smallest: float | None = None
+    # Of the point that most others are nearest to, which no minority can feign: the mean is where an attacker wants it.
+    spread = float(np.median(np.sqrt(squared_distances(products)), axis=1).min())
+    smallest = max(SMOOTHING * spread, TINY)
     for _ in range(STEPS):
         crossed = (products * weights).sum(axis=1)  # <x_k, z>
         squares = products.diagonal() - 2 * crossed + (crossed * weights).sum()
         distances = np.sqrt(np.maximum(squares, 0.0))
-        if smallest is None:
-            smallest = SMOOTHING * float(np.median(distances))
-        if not distances.any() or smallest == 0:
-            break
         inverse = 1 / np.maximum(distances, smallest)
         new = inverse / inverse.sum()
         moved, weights = float(np.abs(new - weights).sum()), new
