@@ -44,12 +44,19 @@ class Cell:
         return f"{self.accuracy:.1f} / {self.worst:.1f}" + (f" ({self.unfinished} ended)" if self.unfinished else "")
 
 
-def attacked(name: str, rule: Robust, sites: int, seed: int, rounds: int, **partition: Any) -> Recipe:
-    """A recipe for so many sites, scored at its end; `partition`: keys of [data] other than by default."""
+def attacked(name: str, rule: Robust, sites: int, seed: int, rounds: int, *, mild: bool = False) -> Recipe:
+    """A recipe for so many sites, scored at its end.
+
+    Args:
+        mild: without the long tail, and sites with most of the classes, in place of the recipe's strong skew.
+    """
     recipe = shipped.recipe(name)
     assert recipe.data is not None
-    data = recipe.data.model_dump() | {"seed": seed, **partition}
+    data = recipe.data.model_dump() | {"seed": seed}
     data["partition"] |= {"sites": sites}
+    if mild:
+        data["long_tail"] = None
+        data["partition"] |= {"beta": 1.0}
     rules: Mapping[str, Any] = {
         "min_sites": sites,
         "robust": rule,
@@ -60,6 +67,7 @@ def attacked(name: str, rule: Robust, sites: int, seed: int, rounds: int, **part
     }
     changed = {**recipe.model_dump(), "seed": seed, "rounds": rounds, "data": data}
     changed["federation"] |= rules
+    changed["plan"] |= {"lr": 0.1} if mild else {}
     return Recipe.model_validate(changed)
 
 
@@ -69,11 +77,11 @@ def attackers(sites: int, seed: int) -> frozenset[SiteId]:
     return frozenset(names[(seed + k * len(names) // COHORTS[sites]) % len(names)] for k in range(COHORTS[sites]))
 
 
-def cell(name: str, rule: Robust, sites: int, attack: str, seeds: list[int], rounds: int) -> Cell:
+def cell(name: str, rule: Robust, sites: int, attack: str, seeds: list[int], rounds: int, *, mild: bool) -> Cell:
     """Over all seeds."""
     runs: list[Played] = []
     for seed in seeds:
-        recipe = attacked(name, rule, sites, seed, rounds)
+        recipe = attacked(name, rule, sites, seed, rounds, mild=mild)
         by = attackers(sites, seed)
         runs.append(played(recipe) if attack == CLEAN else played(recipe, attack, by))
     done = [run for run in runs if run.finished]
@@ -89,11 +97,13 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
         for sites, bad in COHORTS.items():
             if arguments.only not in f"{name}-{sites}":
                 continue
-            yield f"\n`{name}`, {bad} of {sites} sites, {arguments.rounds} rounds, seeds {arguments.seeds}\n"
+            skew = ", mild skew" if arguments.mild else ""
+            yield f"\n`{name}`{skew}, {bad} of {sites} sites, {arguments.rounds} rounds, seeds {arguments.seeds}\n"
             yield f"| attack | {' | '.join(RULES)} |"
             yield f"|---|{'---|' * len(RULES)}"
             for attack in (CLEAN, *CHANGES):
-                cells = [str(cell(name, rule, sites, attack, seeds, arguments.rounds)) for rule in RULES]
+                of_row = sites, attack, seeds, arguments.rounds
+                cells = [str(cell(name, rule, *of_row, mild=arguments.mild)) for rule in RULES]
                 yield f"| {attack} | {' | '.join(cells)} |"
 
 
@@ -103,6 +113,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="recipes and sites, such as fednh-10")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--mild", action="store_true", help="no long tail, and sites with most of the classes")
     parser.add_argument("--out", type=Path, default=Path(".bench/robustness.md"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)

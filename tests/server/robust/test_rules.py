@@ -61,7 +61,11 @@ def test_krum_by_hand() -> None:
 def test_without_a_score_that_stands_out_nobody_is_rejected() -> None:
     scores = krum_scores(products(LINE[:4].repeat(2, axis=0)), 1)
     assert krum_rejected(scores, 1, 2.0) == []
-    assert len(krum_rejected(scores, 1, 0.0)) == 1  # multi-Krum leaves out f in any case
+    assert len(krum_rejected(scores, 1, 0.5)) == 1  # multi-Krum leaves out f in any case
+
+
+def test_nobody_is_rejected_where_most_updates_are_equal() -> None:
+    assert krum_rejected(krum_scores(products(np.array([[1.0]] * 4 + [[2.0]])), 1), 1, 2.0) == []
 
 
 @given(st.integers(0, 1000), st.integers(0, 3))

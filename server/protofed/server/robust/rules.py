@@ -59,11 +59,11 @@ def krum_rejected(scores: Array, bad: int, margin: float) -> list[int]:
     """Who is not chosen: of the f largest scores those that exceed `margin` times the median of all, [K] -> indices.
 
     Multi-Krum (margin 0) leaves out f sites in every round, and where classes are skewed these are honest ones with
-    rare classes; with a margin nobody is left out while no score stands out.
+    rare classes; with a margin nobody is left out while no score stands out, nor where most updates are equal.
     """
     order = np.argsort(-scores, kind="stable")[:bad]
     limit = margin * float(np.median(scores))
-    return sorted(int(k) for k in order if scores[k] > limit)
+    return sorted(int(k) for k in order if 0 < limit < scores[k])
 
 
 def centre_weights(products: Array) -> Array:
