@@ -18,7 +18,7 @@ from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
 from protofed.server.rounds.resume import method_of
-from protofed.server.rounds.robust import CLIPPED, KEPT_ROW, SET_ASIDE, RobustRule, check_robust, needed
+from protofed.server.rounds.robust import CLIPPED, KEPT_ROW, SET_ASIDE, RobustRule, check_robust, kept_classes, needed
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -208,6 +208,7 @@ def test_a_class_of_three_holders_gets_the_row_in_the_middle_and_one_of_two_keep
     assert np.allclose(state[Part.PROTOTYPES]["0"], east, atol=1e-4)
     assert state[Part.PROTOTYPES]["1"].tolist() == [9.0, 9.0]
     assert statistics == {f"{KEPT_ROW}1": 2.0}
+    assert kept_classes(statistics) == [1]
     assert state[Part.BODY]["w"].tolist() == [2.0]
 
 

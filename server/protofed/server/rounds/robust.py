@@ -110,6 +110,8 @@ class RobustRule:
             longest = _longest_rows(updates)
             return Made((_with_rows_shortened(update, longest) for update in models), statistics)
         rows, withheld = _centred_rows(updates)
+        if withheld:
+            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=rules.LEAST_HOLDERS)
         statistics |= {f"{KEPT_ROW}{name}": float(holders) for name, holders in sorted(withheld.items())}
         return Made((_with_rows(update, rows) for update in models), statistics)
 
@@ -165,6 +167,11 @@ def needed(name: Robust, bad: int) -> int:
     """Updates without which a rule bounds nothing; Blanchard et al. need 2 f + 3 for Krum."""
     least = {"krum": 2 * bad + 3, "trimmed": 2 * bad + 1, "median": 3, "geometric-median": 3}
     return least.get(name, 1)
+
+
+def kept_classes(statistics: Mapping[str, float]) -> list[int]:
+    """Of a round's statistics: the classes whose row stayed as it was, because too few sites had one."""
+    return sorted(int(name.removeprefix(KEPT_ROW)) for name in statistics if name.startswith(KEPT_ROW))
 
 
 def check_robust(recipe: Recipe, method: ServerMethod) -> None:
