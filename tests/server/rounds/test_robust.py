@@ -193,7 +193,7 @@ def next_of(method: str, rule: str, updates: list[Update], bad: int = 1) -> tupl
     asked = recipe(method={"name": method}, federation={"robust": rule})
     ruled = RobustRule.of(asked, half)
     assert ruled is not None
-    made = ruled.made(STATE, updates)
+    made = ruled.made(STATE, updates, [None] * len(updates))
     return half.aggregate(STATE, made.updates, round_context()), dict(made.statistics)
 
 
@@ -251,7 +251,7 @@ def test_a_move_is_taken_from_where_its_site_began() -> None:
 
     rule = RobustRule("clip", 1, half)
     updates = [update("ann", 0, 1.0), update("bob", 1, 1.0), update("cyd", 1, -60.0)]
-    new = half.aggregate(state, rule.made(state, updates).updates, round_context())
+    new = half.aggregate(state, rule.made(state, updates, [None] * 3).updates, round_context())
     assert new[Part.BODY]["w"].tolist() == [1.0]
     assert new[Part.SITE_MODELS]["body.w"].tolist() == [[99.5]]
 

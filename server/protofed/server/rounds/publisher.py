@@ -102,7 +102,7 @@ class Publisher:
         Raises:
             StateError: an update's blob is gone or damaged.
         """
-        if self._robust is None or state is None:
+        if self._robust is None or state is None or not self._robust.chooses:
             return {}
         return self._robust.rejected(state, list(self._updates(_ordered(rows))))
 
@@ -172,7 +172,7 @@ class Publisher:
         else:
             updates = self._shared(state, ordered)
             if self._robust is not None:
-                made = self._robust.made(state, list(updates))
+                made = self._robust.made(state, list(updates), [row.norm for row in ordered])
                 updates, statistics = made.updates, dict(made.statistics)
             new = self._method.aggregate(state, updates, context)
         return _finite(new, "the aggregate"), statistics

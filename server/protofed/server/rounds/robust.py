@@ -7,6 +7,7 @@ centred on the sphere, but under "clip", which bounds their lengths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -68,14 +69,17 @@ class RobustRule:
         """Updates without which the rule bounds nothing."""
         return needed(self.name, self.bad)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it may leave sites out."""
+        return self.name == "krum"
+
     def rejected(self, state: Payload, updates: Sequence[Update]) -> dict[SiteId, str]:
-        """By site, why it is not chosen; under any rule but "krum" all are.
+        """By site, why it is not chosen, by a rule that chooses.
 
         Args:
             updates: of a round, in site order, as views of what is on disk.
         """
-        if self.name != "krum":
-            return {}
         starts = self._starts(state, updates)
         parts = _moving(updates[0].payload)
         products = blocks.inner_products([update.payload for update in updates], starts, parts)
@@ -91,19 +95,20 @@ class RobustRule:
             for k in rules.krum_rejected(scores, self.bad, KRUM_MARGIN)
         }
 
-    def made(self, state: Payload, updates: Sequence[Update]) -> Made:
+    def made(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> Made:
         """What the method aggregates in place of these updates.
 
         Args:
             updates: those that count, in site order, as views of what is on disk: memory does not grow with their
                 number, but for methods that hold a model of each site anyway.
+            norms: of each, as `update_checks.examined` gave them; None: it is taken here.
         """
         if self.name in CENTRES:
             centre = self._centre(state, updates)
             models: Iterator[Update] = (_with_centre(update, centre) for update in updates)
             statistics: dict[str, float] = {}
         else:
-            scales = self._scales(state, updates)
+            scales = self._scales(state, updates, norms)
             models = self._clipped(state, updates, scales)
             statistics = {CLIPPED: float(sum(scale < 1 for scale in scales))}
         if self.name == "clip":
@@ -115,17 +120,24 @@ class RobustRule:
         statistics |= {f"{KEPT_ROW}{name}": float(holders) for name, holders in sorted(withheld.items())}
         return Made((_with_rows(update, rows) for update in models), statistics)
 
-    def _scales(self, state: Payload, updates: Sequence[Update]) -> list[float]:
+    def _scales(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> list[float]:
         """By which each update's move is scaled, [K]."""
-        norms = []
-        for update in updates:
-            moving = {part: update.payload[part] for part in _moving(update.payload)}
-            norms.append(norm_of(moving, self._start(state, update)))
-        scales = rules.clip_scales(norms, CLIP_FACTOR)
-        for update, norm, scale in zip(updates, norms, scales, strict=True):
+        lengths = [self._length(state, update, norm) for update, norm in zip(updates, norms, strict=True)]
+        scales = rules.clip_scales(lengths, CLIP_FACTOR)
+        for update, norm, scale in zip(updates, lengths, scales, strict=True):
             if scale < 1:
                 log.info("update clipped", site=update.site, norm=norm, scale=scale)
         return scales
+
+    def _length(self, state: Payload, update: Update, norm: float | None) -> float:
+        """How far the update moves the model; of its norm what rows of classes have no part in."""
+        rows = {part: update.payload[part] for part in ROWS & update.payload.keys() - NOT_A_MOVE}
+        if norm is None:
+            moving = {part: update.payload[part] for part in _moving(update.payload)}
+            return norm_of(moving, self._start(state, update))
+        if not rows:
+            return norm
+        return math.sqrt(max(norm**2 - norm_of(rows, self._start(state, update)) ** 2, 0.0))
 
     def _clipped(self, state: Payload, updates: Sequence[Update], scales: Sequence[float]) -> Iterator[Update]:
         """The updates with scaled moves; a number of steps, which multiplies a move, within the same bounds."""
