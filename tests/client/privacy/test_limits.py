@@ -90,6 +90,16 @@ def test_a_run_passes_at_the_limit_and_is_refused_beyond_it(key: str, at: Any, b
     assert refused(recipe(), limits(**{key: beyond})) == f"limits.{key}"
 
 
+def test_a_run_that_sends_nothing_needs_no_robust_rule() -> None:
+    admit(recipe(), limits(robust=["clip"]), dataclasses.replace(FACTS, sends=frozenset()))
+
+
+def test_a_secure_sum_is_no_robust_rule() -> None:
+    summed = recipe(federation={"secure": True, "min_sites": 3})
+    admit(summed, limits(robust=["none"]), FACTS)
+    assert refused(summed, limits(robust=["clip"])) == "limits.robust"
+
+
 def test_without_limits_nothing_is_refused() -> None:
     admit(
         recipe(plan={"batch_size": 1_000_000, "lr": 1e5}),

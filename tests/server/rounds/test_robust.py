@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.server.conftest import TRAINERS, Fragile, Lab, recipe
+from tests.support.aggregate_digests import METHODS, first_model, made_up
 from tests.support.round_contexts import round_context
 
+from protofed.common import codec
 from protofed.common.config.recipe import SINCE_0_2_0, Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Array, Part, Payload, Update
-from protofed.common.protocol.messages import Role, Verdict
+from protofed.common.payload import Array, Part, Payload, Update, describe
+from protofed.common.protocol.messages import Manifest, Role, Verdict
 from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
+from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import method_of
 from protofed.server.rounds.robust import CLIPPED, KEPT_ROW, SET_ASIDE, RobustRule, check_robust, kept_classes, needed
+from protofed.server.rounds.update_checks import examined
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
 
@@ -257,6 +261,60 @@ def test_a_move_is_taken_from_where_its_site_began() -> None:
 
 
 PATHS = {"body.w": vector(0.0), "head.weight": np.zeros((3, 2), np.float32)}
+
+# Every method
+
+EIGHT = tuple(f"site-{number}" for number in range(8))
+
+
+def state_and_updates(method: str) -> tuple[Payload, list[Update]]:
+    half = server_methods.build(method, {})
+    state = half.init(first_model(5, 6), round_context(5))
+    expected = half.expects(state)
+    return state, [Update(site, made_up(site, expected), {}, 10.0) for site in EIGHT]
+
+
+@pytest.mark.parametrize("name", ["clip", "median", "trimmed", "krum", "geometric-median"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_gets_updates_of_the_form_that_it_expects(method: str, name: Any) -> None:
+    asked = recipe(method={"name": method}, federation={"robust": name, "min_sites": 8, "quorum": 8})
+    half, (state, updates) = method_of(asked), state_and_updates(method)
+    try:
+        check_robust(asked, half)
+    except ConfigError:
+        return
+    rule = RobustRule.of(asked, half)
+    assert rule is not None
+    rejected = rule.rejected(state, updates) if rule.chooses else {}
+    kept = [update for update in updates if update.site not in rejected]
+    made = list(rule.made(state, kept, [None] * len(kept)).updates)
+    expected = half.expects(state)
+    for update in made:
+        specs = set(describe(update.payload))
+        assert set(expected.required) <= specs <= {*expected.required, *expected.optional}
+    new = half.aggregate(state, made, round_context(5))
+    assert codec.first_not_finite(new) is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_norm_in_the_ledger_clips_as_one_that_is_taken_anew(method: str) -> None:
+    state, updates = state_and_updates(method)
+    rule = RobustRule("clip", 1, server_methods.build(method, {}))
+    norms = [examined_norm(rule, state, update) for update in updates]
+    lengths = [rule._length(state, update, norm) for update, norm in zip(updates, norms, strict=True)]
+    assert lengths == pytest.approx([rule._length(state, update, None) for update in updates])
+
+
+def examined_norm(rule: RobustRule, state: Payload, update: Update) -> float:
+    """As the intake takes it."""
+    data = codec.encode(update.payload)
+    manifest = Manifest(describe(update.payload), len(data), codec.digest(data))
+    start = getattr(rule.method, "start", None)
+    base = start(state, update.site, update.payload) if start else sent(rule.method, state, update.site)
+    found = examined(data, manifest, base, 1e9)
+    assert isinstance(found, float)
+    return found
+
 
 # What is refused
 
