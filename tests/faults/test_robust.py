@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.bench.robustness import attacked
 from tests.support.attackers import CHANGES, Played, played
 
 from protofed.common.config.recipe import Recipe, Robust
+from protofed.common.protocol.messages import Finished
+from protofed.deploy.simulation.simulation import agents_of, simulation
+from protofed.testing.live_server import LiveServer, links
 
 BAD = frozenset({"site-2"})
 BAD_OF_TEN = frozenset({"site-02", "site-05", "site-08"})
@@ -74,6 +79,24 @@ def test_row_75_exchanged_prototypes_of_one_site_are_outvoted() -> None:
 def test_row_75_no_honest_site_is_set_aside_for_its_rare_classes(name: str, rule: Robust) -> None:
     """The shipped recipes: a long tail, and sites that hold few of its classes."""
     assert played(attacked(name, rule, sites=5, seed=0, rounds=6)).set_aside == {}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rule", ["krum", "geometric-median"])
+def test_row_75_over_grpc_a_rule_gives_the_bytes_of_the_simulation(rule: Robust, tmp_path: Path) -> None:
+    recipe = made("fednh", rule, rounds=2)
+    with simulation(recipe) as running:
+        running.go()
+        simulated = [row.state for row in running.ledger.rounds(recipe.name)]
+    server = LiveServer(recipe, tmp_path)
+    try:
+        with links(server.address) as connect:
+            working = agents_of(recipe, connect)
+            while working:
+                working = [agent for agent in working if not isinstance(agent.step(0.02), Finished)]
+        assert [row.state for row in server.ledger.rounds(recipe.name)] == simulated
+    finally:
+        server.stop()
 
 
 def test_row_75_every_attack_changes_what_is_sent() -> None:
