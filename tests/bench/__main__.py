@@ -23,6 +23,7 @@ from tests.bench.report import Row
 GROUPS = {
     "training": "training",
     "server-step": "class_models",
+    "robust": "robust_rules",
     "simulation": "simulation",
     "secure-sums": "secure_sums",
     "rounds": "rounds",

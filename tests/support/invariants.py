@@ -23,6 +23,7 @@ from protofed.common.storage import files, journal
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of, round_context
+from protofed.server.rounds.robust import RobustRule
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow
@@ -222,7 +223,8 @@ def _recompute(
         used = [update for update in accepted[row.round] if update.counts]
         if all(blobs.has(address) for address in [before, *(update.digest for update in used)] if address is not None):
             rules = recipe.federation
-            publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint())
+            rule = RobustRule.of(recipe, method)
+            publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint(), rule)
             state = publisher.restore(before).state if before is not None else None
             sites = [update.task.site for update in used if update.task.kind is not TaskKind.REFINE]
             groups = () if grouping is None else grouping.begun(records.groups(row.closed_at), sites)

@@ -72,6 +72,7 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
         ("batches", [32, 32], [1, 31]),
         ("losses", ["cross-entropy"], ["balanced-softmax", "logit-adjustment"]),
         ("samplings", ["shuffled"], ["class-balanced"]),
+        ("robust", ["none"], ["clip", "krum"]),
         ("epochs", 2, 1),
         ("lr", 0.1, 0.099),
         ("weight_decay", 0.001, 0.0009),
@@ -87,6 +88,16 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
 def test_a_run_passes_at_the_limit_and_is_refused_beyond_it(key: str, at: Any, beyond: Any) -> None:
     admit(recipe(), limits(**{key: at}), FACTS)
     assert refused(recipe(), limits(**{key: beyond})) == f"limits.{key}"
+
+
+def test_a_run_that_sends_nothing_needs_no_robust_rule() -> None:
+    admit(recipe(), limits(robust=["clip"]), dataclasses.replace(FACTS, sends=frozenset()))
+
+
+def test_a_secure_sum_is_no_robust_rule() -> None:
+    summed = recipe(federation={"secure": True, "min_sites": 3})
+    admit(summed, limits(robust=["none"]), FACTS)
+    assert refused(summed, limits(robust=["clip"])) == "limits.robust"
 
 
 def test_without_limits_nothing_is_refused() -> None:
@@ -200,6 +211,7 @@ def test_a_stricter_policy_has_tighter_limits() -> None:
         assert narrow.models <= loose.models
         assert narrow.losses <= loose.losses
         assert narrow.samplings <= loose.samplings
+        assert narrow.robust <= loose.robust
         for low, high in ((narrow.sides, loose.sides), (narrow.batches, loose.batches)):
             assert high[0] <= low[0] <= low[1] <= high[1]
         for key in ("max_width", "epochs", "lr", "weight_decay", "rounds", "max_method_number", "max_base_change"):

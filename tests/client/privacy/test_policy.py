@@ -283,6 +283,14 @@ def test_a_policy_that_hides_classes_and_names_a_score_that_tells_them_is_refuse
     assert score in read(tmp_path / "policy.toml", f"{hides}false\n").rules.metrics
 
 
+def test_a_policy_cannot_ask_for_secure_sums_and_a_robust_rule(tmp_path: Path) -> None:
+    rule = 'secure = "SECURE"\n[limits]\nrobust = ["clip", "krum"]\n'
+    with pytest.raises(ConfigError, match=r"limits\.robust"):
+        read(tmp_path / "policy.toml", VALID + rule.replace("SECURE", "required"))
+    allowed = read(tmp_path / "policy.toml", VALID + rule.replace("SECURE", "allowed"))
+    assert allowed.rules.limits.robust == {"clip", "krum"}
+
+
 def test_a_policy_that_hides_classes_may_name_an_evaluators_scores(tmp_path: Path) -> None:
     text = VALID.replace('"loss"', '"global.accuracy", "global.recall"') + "hide_class_presence = true\n"
     assert read(tmp_path / "policy.toml", text).rules.hide_class_presence

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 from pydantic import AfterValidator, Field
 
 from protofed.common.config.plan import LocalLoss, Sampling
-from protofed.common.config.recipe import MOST_ROUNDS
+from protofed.common.config.recipe import MOST_ROUNDS, Robust
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
 
 
@@ -44,6 +44,8 @@ class Limits(StrictModel):
     # the more of shares, the larger tau. Where few images make half of an epoch, the movement is that of these images.
     losses: frozenset[LocalLoss] = frozenset({"cross-entropy"})  # of class logits, that runs may train by
     samplings: frozenset[Sampling] = frozenset({"shuffled"})  # ways in which runs may draw examples
+    # Without "none" a site takes part only where no single other site can move the model at will.
+    robust: frozenset[Robust] = frozenset(get_args(Robust))  # rules that updates may be aggregated by
     epochs: AtLeast1 = 20  # most, in a round
     lr: Above0 = 0.5  # most
     weight_decay: AtLeast0 = 0.01  # most
@@ -74,6 +76,7 @@ def unlimited(models: Collection[str]) -> Limits:
         batches=(1, int(MAX_NUMBER)),
         losses=frozenset(get_args(LocalLoss)),
         samplings=frozenset(get_args(Sampling)),
+        robust=frozenset(get_args(Robust)),
         epochs=MOST_ROUNDS,
         lr=1e38,
         weight_decay=1e38,

@@ -146,6 +146,11 @@ class Policy:
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
                 "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
+        if rules.secure == "required" and "none" not in rules.limits.robust:
+            raise ConfigError(
+                f'{path}: limits.robust: under secure = "required" the server sees a sum alone, to which no rule '
+                'applies; name "none", too, or set secure = "allowed"'
+            )
         return cls(rules, PolicyOrigin(path.name, version))
 
     def admit(

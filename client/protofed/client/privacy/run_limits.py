@@ -83,6 +83,7 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
         *_input(recipe.input, limits),
         *_contrast(limits, facts),
         *_plan(recipe, limits),
+        *_robust(recipe, limits, facts),
         *_movement(recipe, limits, facts),
         *_method(recipe, limits),
         *_server(limits, facts),
@@ -154,6 +155,13 @@ def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     asked = "plan.max_grad_norm is not set" if norm is None else f"plan.max_grad_norm = {norm:g}"
     holds = norm is None or norm >= limits.min_grad_norm
     yield LimitCheck("min_grad_norm", asked, f"at least {limits.min_grad_norm:g}, or none", holds)
+
+
+def _robust(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
+    """By what rule updates are aggregated; a secure sum has none, and what sends none needs none."""
+    rule = recipe.federation.robust
+    named = ", ".join(sorted(limits.robust)) or "none of them"
+    yield LimitCheck("robust", f"federation.robust = '{rule}'", named, rule in limits.robust or not facts.sends)
 
 
 def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:

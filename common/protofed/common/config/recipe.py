@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -39,6 +39,8 @@ MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
 Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
 Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
+Robust: TypeAlias = Literal["none", "clip", "median", "trimmed", "krum", "geometric-median"]
+COUNTING: frozenset[Robust] = frozenset({"trimmed", "krum"})  # rules that have to know how many sites may be bad
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 FEWEST_BITS_WEIGHED = 25  # of sums weighed by n / 2^20: of one example's weight 5 bits are left
@@ -50,6 +52,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
         {
             *("max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"),
             *("secure", "sum_limit", "sum_bits", "sum_step_s", "sum_group"),
+            *("robust", "max_bad_sites"),
         }
     ),
     "model": frozenset({"pretrained_body"}),
@@ -88,6 +91,8 @@ class Federation(StrictModel):
     max_model_mb: Annotated[float, Field(gt=0, le=MOST_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
     max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
     outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: set aside
+    robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
+    max_bad_sites: Annotated[int, Field(ge=1, le=MOST_SITES)] = 1  # that "trimmed" and "krum" withstand in a round
     max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
     score_every: Every = 1  # rounds; 0: only the last
     score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
@@ -146,6 +151,11 @@ def _no_sum(rules: Federation) -> str:
         return (
             f"outlier_factor = {rules.outlier_factor:g} compares the sites' norms, of which the server sees none; "
             "remove it (max_relative_norm holds: each site scales its own update down to it)"
+        )
+    if rules.robust != "none":
+        return (
+            f'robust = "{rules.robust}" compares the sites\' updates, of which the server sees none but their sum; '
+            "remove it, or secure: a run has one or the other"
         )
     try:
         FixedPoint(rules.sum_limit, rules.sum_bits, MOST_SUMMED)
@@ -225,6 +235,15 @@ class Recipe(StrictModel):
         ]
         if unused and not rules.secure:
             raise ValueError(f"federation.{unused[0]} is for federation.secure = true; set that, too, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _bad_sites(self) -> Recipe:
+        rules = self.federation
+        if rules.max_bad_sites != Federation.model_fields["max_bad_sites"].default and rules.robust not in COUNTING:
+            raise ValueError(
+                'federation.max_bad_sites is for robust = "trimmed" and "krum"; set that, too, or remove it'
+            )
         return self
 
     @model_validator(mode="after")

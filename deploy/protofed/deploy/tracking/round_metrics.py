@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from protofed.common.protocol.messages import Verdict, score_family
 from protofed.common.statistics import spreads
 from protofed.server.rounds.aggregation import WEIGHT_CAP
+from protofed.server.rounds.robust import KEPT_ROW
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 
@@ -102,7 +103,11 @@ def round_metrics(ledger: LedgerReader, row: RoundRow, rows: Sequence[RoundRow])
     numbers = {"round/seconds": at - row.opened_at, "round/attempts": float(len(attempts))}
     numbers["round/degraded"] = float(row.complete is False)
     numbers |= _sites(ledger, row) | _transfers(ledger, row, attempts) | _scores(ledger, row)
-    numbers |= {f"statistics/{name}": value for name, value in row.statistics.items() if name != WEIGHT_CAP}
+    numbers |= {
+        f"statistics/{name}": value
+        for name, value in row.statistics.items()
+        if name != WEIGHT_CAP and not name.startswith(KEPT_ROW)
+    }
     return RoundMetrics(row.round, row.attempt, at, numbers)
 
 

@@ -20,6 +20,7 @@ from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation import WEIGHT_CAP
 from protofed.server.rounds.best_round import Scores, first_kept, judged_rounds
 from protofed.server.rounds.model_history import warnings_of
+from protofed.server.rounds.robust import KEPT_ROW, kept_classes
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED
@@ -141,7 +142,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     recipe: as the run was started with; versions: of the software that made the record; sites: those ever invited,
     with roles, exclusion and revocation as they are now; interventions: what operators did to the run, or to a site
     while it went on, with the newest round of that time;
-    rounds: every attempt with every site's task, the refused updates, the state's digest and its statistics;
+    rounds: every attempt with every site's task, the refused updates, the state's digest and its statistics, and
+    `kept_classes`, of which a robust rule had too few rows to replace the old one;
     warnings: what speaks against the run's models as they are now, by `rounds.model_warnings`: code, round, site (null:
     the global model), text and numbers;
     scores: by round and site, without scores of single classes, and as `sums` what secure sums say of sites' own (mean,
@@ -272,7 +274,12 @@ def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "size": row.size,
         "quorum": row.quorum,
         "state": row.state or "",
-        "statistics": {name: value for name, value in row.statistics.items() if name != WEIGHT_CAP},
+        "kept_classes": kept_classes(row.statistics),
+        "statistics": {
+            name: value
+            for name, value in row.statistics.items()
+            if name != WEIGHT_CAP and not name.startswith(KEPT_ROW)
+        },
         "tasks": list(tasks),
     }
 

@@ -14,6 +14,7 @@ from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of, round_context
+from protofed.server.rounds.robust import RobustRule
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
@@ -58,8 +59,9 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
             return Verified(
                 VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
             )
-    rules = recipe.federation
-    publisher = Publisher(method_of(recipe), blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint())
+    rules, method = recipe.federation, method_of(recipe)
+    rule = RobustRule.of(recipe, method)
+    publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint(), rule)
     try:
         blobs.get(published)  # raises if the published blob itself is damaged
         state = publisher.restore(before).state if before else None

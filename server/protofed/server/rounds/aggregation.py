@@ -19,7 +19,7 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import RoundContext
-from protofed.server.rounds import phases, state_machine
+from protofed.server.rounds import phases, robust, state_machine
 from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.grouping import Grouping, left_out
@@ -32,7 +32,18 @@ log = structlog.get_logger()
 WEIGHT_CAP = "weight_cap"  # a round's statistic: `weight_cap`, in rounds of a method that weighs by example counts
 PAIR = 2
 PAUSE_S = 10.0  # before another attempt when the disk is full
-Computed: TypeAlias = Published | dict[SiteId, str] | Exception  # the new state, or reasons by site of a damaged update
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What the run's robust rule leaves out, with reasons by site."""
+
+    reasons: Mapping[SiteId, str]
+
+
+Computed: TypeAlias = (
+    Published | Rejected | dict[SiteId, str] | Exception
+)  # the new state, or reasons by site of a rejected or damaged update
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Aggregation:
         self._context, self._ledger, self._then = context, context.ledger, then
         self._job: AggregationJob | None = None
         self._noted = False
+        self._chosen = False  # whether this process has set aside what the robust rule rejects of this job's updates
         self._again_at: float | None = None  # waiting for space
 
     @property
@@ -89,7 +101,7 @@ class Aggregation:
 
     def begin(self, job: AggregationJob, state: Payload | None) -> None:
         """Aggregate a round's updates on top of a state; None: the first model."""
-        self._job, self._noted = job, False
+        self._job, self._noted, self._chosen = job, False, False
         self._aggregate(state)
 
     def tick(self, state: Payload | None) -> None:
@@ -118,15 +130,21 @@ class Aggregation:
             reason = f"the server died {deaths} times while it aggregated round {job.phase.round}"
             self._end(phases.Broken(f"{reason}; it may need more memory"))
             return
-        if job.phase.is_short(frozenset(row.task.site for row in used)):
+        # What a rule rejects did come, and the rule asks for so many that it may.
+        by_rule = {site for site, reason in excluded.items() if reason.startswith(robust.SET_ASIDE)}
+        came = frozenset(row.task.site for row in used) | by_rule
+        fewest = self._publisher.needed if job.phase.round and not job.phase.refines else 1
+        if job.phase.is_short(came) or len(came) < fewest:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
             missing = state_machine.missing(job.phase.required & excluded.keys())
-            text = f"{len(used)} updates are left, quorum {job.phase.quorum} ({reasons}){missing}"
+            needed = max(job.phase.quorum, fewest)
+            text = f"{len(used)} updates are left, quorum {needed} ({reasons}){missing}"
             self._end(phases.Insufficient(text, self._context.clock()))
             return
         of_round = self._round_context(job.phase)
+        before = None if self._chosen or job.phase.refines else self._rejected(job.phase)
         self._context.work(
-            lambda: self._computed(job, state, used, groups, of_round),
+            lambda: self._computed(job, state, used, groups, of_round, before),
             lambda result: self._go_on(job, state, used, result),
         )
 
@@ -174,6 +192,11 @@ class Aggregation:
         excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
+    def _rejected(self, phase: phases.Aggregating) -> list[UpdateRow]:
+        """What the run's robust rule has left out of this round: a process that died there may not have got to all."""
+        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
+        return [row for row in rows if row.set_aside is not None and row.set_aside.startswith(robust.SET_ASIDE)]
+
     def _computed(
         self,
         job: AggregationJob,
@@ -181,16 +204,24 @@ class Aggregation:
         used: list[UpdateRow],
         groups: Groups,
         context: RoundContext,
+        before: list[UpdateRow] | None,
     ) -> Computed:
-        """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread."""
+        """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread.
+
+        Args:
+            before: updates that the robust rule has rejected; with them it rejects the same again. None: it is done.
+        """
         try:
             reach("aggregation-begun")
+            if before is not None and (rejected := self._rejected_of(state, used, before)):
+                return Rejected(rejected)
             if job.aggregate is not None:
                 new, statistics = self._publisher.refined(job.aggregate, used[0], context), job.statistics
             else:
                 most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
-                new = self._publisher.aggregated(state, [self._capped(row, most) for row in used], context, groups)
-                statistics = {WEIGHT_CAP: most} if most < math.inf else {}
+                counted = [self._capped(row, most) for row in used]
+                new, statistics = self._publisher.aggregation_of(state, counted, context, groups)
+                statistics = {**statistics, WEIGHT_CAP: most} if most < math.inf else statistics
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
             self._publisher.uncache(used)
@@ -203,6 +234,13 @@ class Aggregation:
                 return damaged
             log.exception("aggregation failed", run=self._run, round=job.phase.round)
             return error
+
+    def _rejected_of(self, state: Payload | None, used: list[UpdateRow], before: list[UpdateRow]) -> dict[SiteId, str]:
+        """Which of the updates in use the robust rule rejects, by site."""
+        damaged = self._publisher.damaged(before)
+        there = [*used, *(row for row in before if row.task.site not in damaged)]
+        in_use = {row.task.site for row in used}
+        return {site: why for site, why in self._publisher.rejected(state, there).items() if site in in_use}
 
     def _capped(self, row: UpdateRow, most: float) -> UpdateRow:
         if (counted := capped(row, most)) is not row:
@@ -236,10 +274,12 @@ class Aggregation:
                 self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
             case DiskFailureError():
                 raise result  # the server ends; another one, with a sound disk, aggregates
-            case dict():
+            case Rejected() | dict():
+                left_out = result.reasons if isinstance(result, Rejected) else result
                 for row in used:
-                    if row.task.site in result:
-                        self._set_aside(row, result[row.task.site])
+                    if row.task.site in left_out:
+                        self._set_aside(row, left_out[row.task.site])
+                self._chosen = isinstance(result, Rejected)  # of fewer updates, the rule has to choose anew
                 self._aggregate(state)
             case _:
                 reason = str(result) if isinstance(result, ProtofedError) else type(result).__name__

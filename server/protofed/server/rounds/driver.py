@@ -39,6 +39,7 @@ from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.refinement import Refinements
 from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
+from protofed.server.rounds.robust import RobustRule, check_robust
 from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.scoring import Scoring
@@ -68,7 +69,9 @@ class Driver:
         check_secure(recipe, self._method)
         check_best_by(recipe, global_model=self._method.global_model)
         fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
-        self._publisher = Publisher(self._method, context.blobs, fewest, sums, recipe.fingerprint())
+        check_robust(recipe, self._method)
+        rule = RobustRule.of(recipe, self._method)
+        self._publisher = Publisher(self._method, context.blobs, fewest, sums, recipe.fingerprint(), rule)
         guarded = replace(context, work=self._work)
         self._scores = ScoreMemory(context.ledger, self._run)
         self.invitations = Invitations(self._run, context)

@@ -17,6 +17,7 @@ from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import RoundContext, ServerMethod, refining
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.broadcast import sent
+from protofed.server.rounds.robust import RobustRule
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.rounds.sum_record import SumRecord
@@ -52,6 +53,7 @@ class Publisher:
         min_contributors: a class to which fewer updates of a round contribute keeps what was published of it before.
         sums: of a run under secure sums, its fixed point: states are made of the updates' sums alone. None: it is not.
         recipe: its fingerprint, which sites bind their masks to.
+        robust: what bounds bad updates before they are aggregated; None: nothing does.
     """
 
     def __init__(
@@ -61,9 +63,10 @@ class Publisher:
         min_contributors: int,
         sums: FixedPoint | None = None,
         recipe: Digest | None = None,
+        robust: RobustRule | None = None,
     ) -> None:
         self._method, self._blobs, self._fewest = method, blobs, min_contributors
-        self._fixed_point, self._recipe = sums, recipe
+        self._fixed_point, self._recipe, self._robust = sums, recipe, robust
         # Payloads stored lately that are made of the state's own arrays, so that they take no memory of their own.
         self._stored: list[_Stored] = []
 
@@ -87,6 +90,21 @@ class Publisher:
             except StateError as error:
                 found[row.task.site] = str(error)
         return found
+
+    @property
+    def needed(self) -> int:
+        """Updates that the run's robust rule needs in a round."""
+        return 1 if self._robust is None else self._robust.needed
+
+    def rejected(self, state: Payload | None, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
+        """By site, why the run's robust rule leaves its update out of the aggregation.
+
+        Raises:
+            StateError: an update's blob is gone or damaged.
+        """
+        if self._robust is None or state is None or not self._robust.chooses:
+            return {}
+        return self._robust.rejected(state, list(self._updates(_ordered(rows))))
 
     def weighs(self, state: Payload | None) -> bool:
         """Whether the server weighs updates by their sites' example counts; a first model is one update.
@@ -120,8 +138,16 @@ class Publisher:
     def aggregated(
         self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
     ) -> Payload:
-        """The next state; the first model makes the first state. Updates are read in site order, one at a time: the
-        result does not depend on arrival, and memory holds one of them.
+        """The next state, of `aggregation_of` these updates; args and raises as there."""
+        return self.aggregation_of(state, rows, context, groups)[0]
+
+    def aggregation_of(
+        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
+    ) -> tuple[Payload, Mapping[str, float]]:
+        """The next state, and statistics of the updates; the first model makes the first state.
+
+        Updates are read in site order: the result does not depend on arrival. Memory holds one of them or, under a
+        robust rule, a block of each.
 
         Args:
             context: of the round that the updates are of.
@@ -131,7 +157,7 @@ class Publisher:
             StateError: an update's blob is gone or damaged, or the result is not finite.
             SecureSumError: what sites revealed does not open their sum.
         """
-        ordered = sorted(rows, key=lambda row: row.task.site)
+        ordered, statistics = _ordered(rows), dict[str, float]()
         if state is None:
             new = self._method.init(next(self._updates(ordered)).payload, context)
         elif self._fixed_point is not None:
@@ -144,8 +170,12 @@ class Publisher:
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
             new = next_state(self._method, state, layout, total, self._fixed_point, context)
         else:
-            new = self._method.aggregate(state, self._shared(state, ordered), context)
-        return _finite(new, "the aggregate")
+            updates = self._shared(state, ordered)
+            if self._robust is not None:
+                made = self._robust.made(state, list(updates), [row.norm for row in ordered])
+                updates, statistics = made.updates, dict(made.statistics)
+            new = self._method.aggregate(state, updates, context)
+        return _finite(new, "the aggregate"), statistics
 
     def publish(self, state: Payload, before: Payload | None = None) -> Published:
         """Store a new state durably, with statistics of its change from the state `before`.
@@ -207,6 +237,10 @@ class Publisher:
             self._stored.append(_Stored(payload, arrays, address, size))
             del self._stored[:-KEPT]
         return address, size
+
+
+def _ordered(rows: Sequence[UpdateRow]) -> list[UpdateRow]:
+    return sorted(rows, key=lambda row: row.task.site)
 
 
 def _arrays(payload: Payload) -> _Arrays:

@@ -1,0 +1,1 @@
+"""Robust aggregation: pure functions between a round's updates and a method's `aggregate`."""

@@ -1,0 +1,143 @@
+"""Passes over whole models, block by block: of K updates that are mapped into memory a block of each is there.
+
+Sums are taken in float64 and in the order of the updates, which their caller fixes. No function calls a linear algebra
+library, whose results depend on its number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from protofed.common.payload import Array, Part, Payload, Tensors
+
+BLOCK = 1 << 17  # elements of all K slices together: 1 MiB in float64, which a core's cache holds
+SHORTEST = 1 << 10  # elements of a slice at least, however many there are
+Centre = Callable[[Array], Array]  # [K, B] in the updates' dtype -> [B] float64; may write into its argument
+
+
+def inner_products(models: Sequence[Payload], starts: Sequence[Payload], parts: Iterable[Part]) -> Array:
+    """<x_k - s_k, x_l - s_l> over the floating-point tensors of these parts, [K, K] float64.
+
+    Args:
+        starts: of each model what it was trained from. A tensor counts as it is where its start has none of its shape.
+    """
+    count = len(models)
+    products = np.zeros((count, count))
+    for part, name in _floats(models[0], parts):
+        arrays = [model[part][name].reshape(-1) for model in models]
+        origins = [_origin(start, part, name, models[0][part][name].shape) for start in starts]
+        for begin, end in _spans(arrays[0].size, count):
+            moved = np.empty((count, end - begin))
+            for k, (array, origin) in enumerate(zip(arrays, origins, strict=True)):
+                # The difference of like numbers is exact in their own type, and half the work there.
+                moved[k] = array[begin:end] if origin is None else array[begin:end] - origin[begin:end]
+            for k in range(count):
+                products[k, : k + 1] += np.einsum("i,ki->k", moved[k], moved[: k + 1])
+    return np.asarray(np.tril(products) + np.tril(products, -1).T)
+
+
+def centred(models: Sequence[Payload], parts: Iterable[Part], centre: Centre) -> dict[Part, Tensors]:
+    """These parts with each element the centre of the K models'; of integers the upper median. One model of memory."""
+    found: dict[Part, dict[str, Array]] = {}
+    for part in parts:
+        for name, first in models[0].get(part, {}).items():
+            arrays = [model[part][name].reshape(-1) for model in models]
+            if first.dtype.kind != "f":
+                made = np.sort(np.stack(arrays), axis=0)[len(arrays) // 2]
+            else:
+                made = np.empty(first.size, first.dtype)
+                for begin, end in _spans(first.size, len(arrays)):
+                    made[begin:end] = centre(np.stack([array[begin:end] for array in arrays]))
+            found.setdefault(part, {})[name] = made.reshape(first.shape)
+    return dict(found)
+
+
+def median(block: Array) -> Array:
+    """[K, B] -> [B]: of an even number the mean of the two in the middle (Yin et al., ICML 2018, definition 1)."""
+    return trimmed(block, (len(block) - 1) // 2)
+
+
+def trimmed(block: Array, bad: int) -> Array:
+    """[K, B] -> [B]: the mean without the f largest and the f smallest (Yin et al., definition 2)."""
+    rows = ordered(block)
+    kept = rows[bad : len(rows) - bad]
+    total = kept[0].astype(np.float64)
+    for row in kept[1:]:
+        total += row
+    return np.asarray(total / len(kept))
+
+
+def weighted(block: Array, weights: Array) -> Array:
+    """[K, B] by weights [K] that add up to 1 -> [B]."""
+    return np.asarray(np.einsum("k,ki->i", weights, block))
+
+
+def ordered(block: Array) -> list[Array]:
+    """The columns of [K, B] sorted, as K rows; takes the block's memory.
+
+    By a network of minima and maxima, some ten times as fast as `np.sort` along a first axis.
+    """
+    rows, scratch = list(block), np.empty_like(block[0])
+    for low, high in network(len(rows)):
+        np.minimum(rows[low], rows[high], out=scratch)
+        np.maximum(rows[low], rows[high], out=rows[high])
+        rows[low], scratch = scratch, rows[low]
+    return rows
+
+
+@lru_cache(maxsize=64)
+def network(count: int) -> tuple[tuple[int, int], ...]:
+    """Comparisons (low, high) that sort `count` numbers: Batcher's odd-even merge sort (Knuth, algorithm 5.2.2M)."""
+    found: list[tuple[int, int]] = []
+    top = 1 << max(0, (count - 1).bit_length() - 1)
+    p = top
+    while p > 0:
+        q, r, d = top, 0, p
+        while d > 0:
+            found += [(i, i + d) for i in range(count - d) if i & p == r]
+            d, q, r = q - p, q >> 1, p
+        p >>= 1
+    return tuple(found)
+
+
+def moved(model: Payload, start: Payload, scale: float, parts: Iterable[Part]) -> dict[Part, Tensors]:
+    """These parts as start + scale (model - start); a tensor that the start has not, or an integer one, stays.
+
+    With a scale of 0 to 1 it lies between the two, so that a running variance stays one.
+    """
+    return {
+        part: {name: _between(array, start, part, name, scale) for name, array in model[part].items()}
+        for part in parts
+        if part in model
+    }
+
+
+def _between(array: Array, start: Payload, part: Part, name: str, scale: float) -> Array:
+    origin = _origin(start, part, name, array.shape)
+    if array.dtype.kind != "f" or origin is None:
+        return array
+    flat, made = array.reshape(-1), np.empty(array.size, array.dtype)
+    for begin, end in _spans(flat.size, 1):
+        from_ = origin[begin:end].astype(np.float64)
+        made[begin:end] = from_ + scale * (flat[begin:end] - from_)
+    return made.reshape(array.shape)
+
+
+def _origin(start: Payload, part: Part, name: str, shape: tuple[int, ...]) -> Array | None:
+    array = start.get(part, {}).get(name)
+    return None if array is None or array.shape != shape else array.reshape(-1)
+
+
+def _floats(model: Payload, parts: Iterable[Part]) -> Iterator[tuple[Part, str]]:
+    for part in parts:
+        yield from ((part, name) for name, array in model.get(part, {}).items() if array.dtype.kind == "f")
+
+
+def _spans(size: int, count: int) -> Iterator[tuple[int, int]]:
+    """Beginnings and ends of blocks of `size` elements, of which `count` are in memory together."""
+    length = max(SHORTEST, BLOCK // count)
+    for begin in range(0, size, length):
+        yield begin, min(begin + length, size)

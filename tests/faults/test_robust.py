@@ -1,0 +1,105 @@
+"""Row 75: sites that send bad updates to a run with a robust rule; all rules and attacks: `tests.bench.robustness`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.bench.robustness import attacked
+from tests.support.attackers import CHANGES, Played, played
+
+from protofed.common.config.recipe import Recipe, Robust
+from protofed.common.protocol.messages import Finished
+from protofed.deploy.simulation.simulation import agents_of, simulation
+from protofed.testing.live_server import LiveServer, links
+
+BAD = frozenset({"site-2"})
+BAD_OF_TEN = frozenset({"site-02", "site-05", "site-08"})
+ROUNDS = 8
+
+
+def made(method: str, rule: Robust, sites: int = 5, rounds: int = ROUNDS) -> Recipe:
+    """Sites that train on the digits, each of which has most of the classes; the screen of norms is off."""
+    return attacked(f"digits-{method}", rule, sites, 0, rounds, mild=True)
+
+
+@pytest.fixture(scope="module")
+def clean() -> Played:
+    """Where nobody attacks, and no rule holds."""
+    return played(made("fedavg", "none"))
+
+
+@pytest.mark.parametrize("rule", ["clip", "krum"])
+def test_row_75_where_nobody_attacks_a_rule_costs_nothing(clean: Played, rule: Robust) -> None:
+    seen = played(made("fedavg", rule))
+    assert seen.accuracy > clean.accuracy - 0.01
+    assert seen.worst > clean.worst - 0.02
+    assert seen.set_aside == {}
+
+
+@pytest.mark.parametrize(
+    ("attack", "rule"),
+    [
+        ("sign flip", "krum"),
+        ("sign flip", "geometric-median"),
+        ("times 60", "clip"),
+        ("times 60", "median"),
+        ("inner product", "trimmed"),
+        ("label flip", "krum"),
+        ("ALIE", "clip"),
+        ("prototype swap", "geometric-median"),
+    ],
+)
+def test_row_75_one_of_five_sites_takes_little_of_the_model(clean: Played, attack: str, rule: Robust) -> None:
+    seen = played(made("fedavg", rule), attack, BAD)
+    assert seen.finished
+    assert seen.accuracy > clean.accuracy - 0.1
+    assert set(seen.set_aside) <= BAD
+
+
+@pytest.mark.parametrize("attack", ["sign flip", "times 60"])
+def test_row_75_without_a_rule_it_takes_more(clean: Played, attack: str) -> None:
+    assert played(made("fedavg", "none"), attack, BAD).accuracy < clean.accuracy - 0.15
+
+
+def test_row_75_three_of_ten_sites_turn_their_updates_round() -> None:
+    without, seen = (
+        played(made("fedavg", rule, 10), "sign flip", BAD_OF_TEN).accuracy for rule in ("none", "geometric-median")
+    )
+    assert seen > without + 0.1
+
+
+def test_row_75_exchanged_prototypes_of_one_site_are_outvoted() -> None:
+    clean, seen = played(made("fednh", "none")), played(made("fednh", "geometric-median"), "prototype swap", BAD)
+    assert seen.accuracy > clean.accuracy - 0.1
+
+
+@pytest.mark.parametrize("name", ["digits-fedavg", "digits-fednh"])
+@pytest.mark.parametrize("rule", ["clip", "krum"])
+def test_row_75_no_honest_site_is_set_aside_for_its_rare_classes(name: str, rule: Robust) -> None:
+    """The shipped recipes: a long tail, and sites that hold few of its classes."""
+    assert played(attacked(name, rule, sites=5, seed=0, rounds=6)).set_aside == {}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rule", ["krum", "geometric-median"])
+def test_row_75_over_grpc_a_rule_gives_the_bytes_of_the_simulation(rule: Robust, tmp_path: Path) -> None:
+    recipe = made("fednh", rule, rounds=2)
+    with simulation(recipe) as running:
+        running.go()
+        simulated = [row.state for row in running.ledger.rounds(recipe.name)]
+    server = LiveServer(recipe, tmp_path)
+    try:
+        with links(server.address) as connect:
+            working = agents_of(recipe, connect)
+            while working:
+                working = [agent for agent in working if not isinstance(agent.step(0.02), Finished)]
+        assert [row.state for row in server.ledger.rounds(recipe.name)] == simulated
+    finally:
+        server.stop()
+
+
+def test_row_75_every_attack_changes_what_is_sent() -> None:
+    """A test of the tests: an attack that sends what an honest site would proves nothing."""
+    honest = played(made("fedavg", "none", rounds=3)).accuracy
+    assert honest not in [played(made("fedavg", "none", rounds=3), attack, BAD).accuracy for attack in CHANGES]
