@@ -28,7 +28,7 @@ from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
 from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.rules import PolicyRules, PrivacyBudget
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
 from protofed.common.config import data, recipe, settings
@@ -149,6 +149,7 @@ def recipes() -> str:
         ("The recipe itself", recipe.Recipe),
         ("`[input]`", Input),
         ("`[plan]`", recipe.Plan),
+        ("`[plan.dp]`", recipe.DpPlan),
         ("`[federation]`", recipe.Federation),
         ("`[evaluation]`", recipe.Evaluation),
         ("`[data]`", data.Data),
@@ -170,6 +171,11 @@ def sources() -> str:
 def policy() -> str:
     """Keys of a policy."""
     return keys(PolicyRules)
+
+
+def budget() -> str:
+    """Keys of a policy's `dp`."""
+    return keys(PrivacyBudget)
 
 
 def limits() -> str:
@@ -335,6 +341,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "client-settings": lambda: keys(settings.ClientSettings, "PROTOFED_CLIENT_"),
     "monitoring-settings": lambda: keys(settings.Monitoring),
     "policy": policy,
+    "budget": budget,
     "limits": limits,
     "schedule": schedule,
     "telemetry": telemetry,

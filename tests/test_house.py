@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PUBLIC_FACE = r"(?s)from protofed\.client\.method import \([^)]*\)\n"
+# What a half says of itself beside its algorithm: what a round costs under noise, and what of an update is summed.
+DECLARED = r"(?s)\n    def (?:dp_cost|sum_form)\(.*?(?=\n    def |\n\n\n|\Z)"
 SOURCES = ("server", "client", "common", "deploy", "protos")
 
 
@@ -18,4 +20,5 @@ def test_nobody_ends_the_namespace() -> None:
 def test_a_client_half_fits_on_a_page() -> None:
     for path in (ROOT / "client/protofed/client/methods").glob("*.py"):
         code = re.sub(PUBLIC_FACE, "", path.read_text(encoding="utf-8"))  # the formatter gives each name a line
+        code = re.sub(DECLARED, "", code)
         assert len(code.splitlines()) <= 65, path

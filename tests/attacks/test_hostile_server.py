@@ -52,6 +52,15 @@ def test_it_succeeds_on_a_site_without_rules(attack: Attack) -> None:
     assert attack(NONE).recovered > 0
 
 
+@pytest.mark.parametrize("attack", [trap_weights.noisy_step, trap_weights.noisy_plan], ids=name_of)
+def test_noise_leaves_no_image_where_nothing_else_stands_in_the_way(attack: Callable[..., Outcome]) -> None:
+    clipped = attack(NONE, noise=1e-9)  # clipping alone stops nothing
+    assert clipped.recovered > 20
+    noisy = attack(NONE)
+    assert not noisy.silent
+    assert noisy.recovered == 0
+
+
 @pytest.mark.parametrize("policy", FOR_PATIENTS)
 @pytest.mark.parametrize("attack", [*TRAPS, *RARE], ids=name_of)
 def test_no_image_comes_back(attack: Attack, policy: str) -> None:

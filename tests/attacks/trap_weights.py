@@ -7,6 +7,7 @@ is what the images between their thresholds add; of a single image, weight row o
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, sites_of, updates
@@ -28,6 +29,30 @@ def one_large_step(policy: str) -> Outcome:
 def honest_plan(policy: str) -> Outcome:
     """The plan and the model are those of an honest study; only the weights of round 2 are the attacker's."""
     return _attacked(policy, PERCEPTRON.recipe(), rounds=2)
+
+
+# Noise multipliers at which the site's budget of epsilon = 8, delta = 1e-5 is spent by the attack (PLD accountant):
+# one step of all images, 7.7; two rounds of ten steps of a tenth each, 7.5.
+NOISE_OF_A_STEP, NOISE_OF_TWO_ROUNDS = 0.62, 0.7
+CLIPS = (1e-5, 1e-3, 1e-1, 1.0)  # the server chooses C, too: around the gradient of a single image
+
+
+def noisy_step(policy: str, noise: float = NOISE_OF_A_STEP) -> Outcome:
+    """`one_large_step` on a site that adds noise: the most that is recovered over `CLIPS`."""
+    limits = limits_of(policy, PERCEPTRON.recipe())
+    plan = {"batch_size": limits.batches[0], "lr": min(1e4, limits.lr), "max_grad_norm": None}
+    return _best(policy, {**plan, "dp": {"noise_multiplier": noise, "sampling_rate": 1.0}}, rounds=1)
+
+
+def noisy_plan(policy: str, noise: float = NOISE_OF_TWO_ROUNDS) -> Outcome:
+    """`honest_plan` likewise."""
+    plan = {"batch_size": 10, "dp": {"noise_multiplier": noise, "sampling_rate": 0.1}}
+    return _best(policy, plan, rounds=2)
+
+
+def _best(policy: str, plan: dict[str, Any], rounds: int) -> Outcome:
+    tried = [PERCEPTRON.recipe(**{**plan, "dp": {**plan["dp"], "max_unit_norm": clip}}) for clip in CLIPS]
+    return max((_attacked(policy, recipe, rounds) for recipe in tried), key=lambda outcome: outcome.recovered)
 
 
 def _attacked(policy: str, recipe: Recipe, rounds: int) -> Outcome:

@@ -49,6 +49,8 @@ ON_SITES = (
     Attack("a round of scoring for each class, by its bias", "shares of classes", "50 of 50", score_oracle.attack),
     Attack("sorted thresholds, one large step", "images", "176 of 229", trap_weights.one_large_step),
     Attack("sorted thresholds, honest plan", "images", "23 of 229", trap_weights.honest_plan),
+    Attack("one large step, with noise of epsilon 7.7", "images", "–", trap_weights.noisy_step),
+    Attack("honest plan, with noise of epsilon 7.5", "images", "–", trap_weights.noisy_plan),
     Attack("a quarter of a perceptron's units as a trap", "images", "30 of 229", hidden_traps.perceptron),
     Attack("a quarter of the units behind convolutions", "images", "29 of 229", hidden_traps.convolutional),
     Attack("a perceptron that hardly any image wakes", "images", "144 of 229", rare_units.perceptron),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 from unittest.mock import patch
 
@@ -28,13 +28,16 @@ from protofed.client.models.catalogue import architectures, device_model
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
+from protofed.client.training.dp import DpContext, DpNoise
 from protofed.client.training.loop import Loss, Trained, train
-from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.config.recipe import DpPlan, Plan, Recipe
+from protofed.common.dp import DpCost
 from protofed.common.payload import Part, Payload, Tensors
 
 CLASSES = 10
 LEAST, SECONDS = 15, 6.0  # turns, and processor seconds that a row goes on for: one alone says little
 GOAL = 0.97  # of the bare loop's images a second
+NOISY_GOAL = 3.0  # times a step without noise
 PLAN = Plan(epochs=1, lr=0.01, momentum=0.9, weight_decay=1e-5, max_grad_norm=10.0)
 Shape: TypeAlias = tuple[int, int, int]
 Epoch: TypeAlias = Callable[[], object]
@@ -95,6 +98,7 @@ def rows() -> Iterator[Row]:
         ours, bare = step_of(method)
         yield _row(f"step of {method}, {DIGITS.model}, batch {DIGITS.batch}", DIGITS.count, ours, bare)
     yield small_fit()
+    yield noisy_step()
 
 
 def both(local: FitContext) -> tuple[Epoch, Epoch]:
@@ -131,23 +135,26 @@ def step_of(method: str) -> tuple[Epoch, Epoch]:
     local = DIGITS.context(method)
     received = _received(method, local.model)
     module, plain = STEPS[method]
-    found: list[tuple[Loss, list[Tensor]]] = []
+    found: list[tuple[Loss, list[Tensor], Callable[[], Tensor] | None]] = []
 
     def seen(
         _: FitContext,
         loss: Loss,
         parameters: Iterable[Tensor] | None = None,
+        regularizer: Callable[[], Tensor] | None = None,
     ) -> Trained:
         """Keep what the fit would train by, in place of training."""
         trained = local.model.parameters() if parameters is None else parameters
-        found.append((loss, [tensor for tensor in trained if tensor.requires_grad]))
+        found.append((loss, [tensor for tensor in trained if tensor.requires_grad], regularizer))
         return Trained(loss=0.0, steps=0)
 
     with patch.object(module, "train", seen):
         client_methods.build(method, {}).fit(local, received)
-    loss, trained = found[-1]  # of FedPRP the body's
+    loss, trained, regularizer = found[-1]  # of FedPRP the body's
     local.train_calls = 0
-    return lambda: train(local, loss, trained), bare_loop(local, plain(local, received, trained), trained)
+    return lambda: train(local, loss, trained, regularizer=regularizer), bare_loop(
+        local, plain(local, received, trained), trained
+    )
 
 
 def _received(method: str, model: SplitModel) -> Payload:
@@ -167,6 +174,24 @@ def small_fit() -> Row:
     own, other = (100 * statistics.median(some) for some in (times, bare_times))  # ms of one
     what = f"a fit of {FEW.count} images, {FEW.model}: beyond the bare loop"
     return Row(what, own - other, "ms", other, "bare PyTorch", at_most=0.3)
+
+
+def noisy_step() -> Row:
+    """A step with `[plan.dp]`, all images drawn, beside the same step without: gradients by example, and noise."""
+    (case,) = (case for case in CASES if case.model == "conv2cifar")
+    local, plain_local = case.context(), case.context()
+    plan = DpPlan(noise_multiplier=1.0, sampling_rate=1.0)
+    dp = DpContext(plan, DpCost((10**6,)), DpNoise(b"bench"))
+    noisy_local = replace(local, plan=local.plan.model_copy(update={"dp": plan}), dp=dp)
+
+    def epoch(of: FitContext) -> Trained:
+        return train(of, lambda x, y: cross_entropy(of.model(x), y))
+
+    times, plain_times = in_turns(lambda: epoch(noisy_local), lambda: epoch(plain_local))
+    ratio = statistics.median(n / p for n, p in zip(times, plain_times, strict=True))
+    own, other = (1000 * statistics.median(some) for some in (times, plain_times))
+    what = f"step with [plan.dp], {case.model}, batch {case.batch}"
+    return Row(what, own, "ms", other, "the same step without", ratio, at_most=NOISY_GOAL)
 
 
 def _row(what: str, count: int, ours: Epoch, bare: Epoch) -> Row:

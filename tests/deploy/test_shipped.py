@@ -137,7 +137,8 @@ def test_only_the_open_policy_lets_numbers_leave_that_hint_at_the_number_of_exam
 def test_a_demonstration_site_holds_what_the_recipes_simulate(site: str, trio: bool) -> None:
     settings = tomllib.loads((shipped.folder("sites") / f"{site}.toml").read_text(encoding="utf-8"))
     data = Data.model_validate(settings["data"])
-    digits = [shipped.recipe(path.stem) for path in RECIPES if path.stem.startswith("digits-")]
+    # With [plan.dp] there is no long tail: of two images of a class noise leaves nothing.
+    digits = [r for path in RECIPES if path.stem.startswith("digits-") and not (r := shipped.recipe(path.stem)).plan.dp]
     same = [recipe.data for recipe in digits if (recipe.name == "digits-trio") == trio]
     assert same
     # Auxiliary images are an evaluator's setting: a recipe that needs them takes them from these sites' images.

@@ -46,7 +46,10 @@ from protofed.client.training.losses import (
     soft_labels,
     supervised,
 )
+from protofed.client.training.noisy_classes import label_shares
 from protofed.client.training.optimizer import ParameterGroup, sgd_length
+from protofed.common.config.plan import Plan
+from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
@@ -64,6 +67,7 @@ __all__ = [
     "Cores",
     "CosineHead",
     "Distance",
+    "DpCost",
     "Exchange",
     "ExchangingMethod",
     "FailureReason",
@@ -75,6 +79,8 @@ __all__ = [
     "Part",
     "Payload",
     "Personal",
+    "Plan",
+    "PrivateMethod",
     "PrototypeHead",
     "RefiningMethod",
     "SiteId",
@@ -102,6 +108,7 @@ __all__ = [
     "held",
     "inter_class",
     "intra_class",
+    "label_shares",
     "load",
     "load_joined",
     "losses_of",
@@ -185,6 +192,21 @@ class SummableMethod(ClientMethod, Protocol):
         """
 
 
+class PrivateMethod(ClientMethod, Protocol):
+    """A client half that works with `[plan.dp]`: all that leaves follows from the noisy results of the verbs here.
+
+    Its losses are means over examples, and use the model's parameters through its modules only; what depends on no
+    example is a `regularizer`. Of the site's data it reads nothing but by `train`, `class_means` and `label_shares`.
+    """
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """The noisy mechanisms of a round; a fit that makes more fails.
+
+        Raises:
+            ConfigError: not with these options; the text says which.
+        """
+
+
 class RefiningMethod(ClientMethod, Protocol):
     """A client half of a method whose aggregates an evaluator refines, as the server half says."""
 
@@ -203,6 +225,23 @@ class RefiningMethod(ClientMethod, Protocol):
 def refining(half: ClientMethod) -> RefiningMethod | None:
     """The half, if it refines models."""
     return cast("RefiningMethod", half) if hasattr(half, "refine") else None
+
+
+def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
+    """The noisy mechanisms of a round of a method.
+
+    Args:
+        name: the method's, in recipes.
+
+    Raises:
+        ConfigError: it has none, or not with these options.
+    """
+    if not hasattr(half, "dp_cost"):
+        raise ConfigError(
+            f"method '{name}' sends what has no noise: [plan.dp] is for fedavg, fedprox, fednh, fedprp, fedproc, "
+            "cwfedavg, and methods of your own with dp_cost"
+        )
+    return cast("PrivateMethod", half).dp_cost(plan)
 
 
 def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:

@@ -23,13 +23,14 @@ SERVER = (
 )
 REFINEMENTS = ("aggregate-kept", "refined")  # of a round that is refined, at the server and at its evaluator
 CLIENT = ("fetched", "batch-done", "epoch-done", "fit-done", "staged", "pushed", "settled")
+BUDGET = ("budget-asked", "budget-spent")  # of a site whose fit has noise: before and after the ledger's line
 JOURNAL = ("segment-full", "segment-begun")  # of the daemon whose audit log begins a new segment
 SUMS = (  # of a site in a secure sum: what it promises is stored, and not sent yet
     *("sum-begun", "sum-share", "sum-holders", "sum-agree-holders", "sum-reveal-holders"),
     *("sum-mask", "sum-agree", "sum-reveal"),
 )
 SERVER_SUMS = ("sum-step-closed", "sum-step-asked", "sum-opened")
-NAMES = (*SERVER, *CLIENT, *REFINEMENTS, *JOURNAL, *SUMS, *SERVER_SUMS)
+NAMES = (*SERVER, *CLIENT, *REFINEMENTS, *BUDGET, *JOURNAL, *SUMS, *SERVER_SUMS)
 
 
 _armed: tuple[str, int, str, Iterator[int]] | None = None  # point, the n-th time, action; counter of times

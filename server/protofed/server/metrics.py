@@ -119,8 +119,8 @@ SITES = Metric(
     "gauge",
     ("state",),
     "All sites that the server knows, each in one state, as in `sites list`: excluded (by the operator), away (no "
-    "daemon has enrolled), held (waits for its own approval or hours, is paused there, or takes no part in the run), "
-    "silent (no progress for longer than the run allows), working, idle.",
+    "daemon has enrolled), held (waits for its own approval or hours, is paused there, has no privacy budget left, "
+    "or takes no part in the run), silent (no progress for longer than the run allows), working, idle.",
 )
 LAST_PROGRESS = Metric(
     "protofed_site_last_progress_timestamp_seconds", "gauge", ("site",), "Unix time of the site's last progress."

@@ -79,7 +79,7 @@ def test_what_is_exposed_is_what_is_promised(tmp_path: Path) -> None:
     now = DaemonStatus()
     now.throughput.start()
     now.throughput.step(4)
-    now.own_scores = {"loss": 0.5}
+    now.own_scores, now.privacy = {"loss": 0.5}, (1.5, 8.0)
     promised = {metric.name: (metric.kind, metric.labels) for metric in METRICS}
     assert exposed(ClientMetrics("ann", now, state=tmp_path)) == {
         name: told for name, told in promised.items() if name not in GPU_ONLY | TLS_ONLY
@@ -96,7 +96,7 @@ def test_with_a_gpu_and_a_certificate_all_of_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site_identity: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {"cuda:1": 7 << 30}[str(device)])
-    now = DaemonStatus(own_scores={"loss": 0.5})
+    now = DaemonStatus(own_scores={"loss": 0.5}, privacy=(1.5, 8.0))
     now.throughput.step(1)
     metrics = ClientMetrics(
         "ann", now, state=tmp_path, device=torch.device("cuda:1"), identity=LiveIdentity(site_identity, Party.SITE)
@@ -293,3 +293,13 @@ def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_l
     counted = {code: value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)}
     assert {code: count for code, count in counted.items() if count} == {"changed-identity": 1.0, OTHER_CODE: 1.0}
     assert by_part(metrics, REFUSALS) == {WHOLE: 3.0}
+
+
+def test_a_budget_that_is_not_there_is_not_shown(tmp_path: Path) -> None:
+    now = DaemonStatus()
+    metrics = ClientMetrics("ann", now, state=tmp_path)
+    names = {"protofed_client_privacy_epsilon_spent", "protofed_client_privacy_epsilon_budget"}
+    assert not exposed(metrics).keys() & names
+    now.privacy = 1.5, None
+    assert exposed(metrics).keys() & names == {"protofed_client_privacy_epsilon_spent"}
+    assert value(metrics, "protofed_client_privacy_epsilon_spent") == 1.5

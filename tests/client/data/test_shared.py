@@ -49,6 +49,16 @@ def test_sites_come_out_as_they_went_in(sites: dict[str, SiteData]) -> None:
                 assert torch.equal(one.normalised(INPUT), other.normalised(INPUT))
 
 
+def test_units_come_out_too() -> None:
+    units, some = torch.tensor([4, 4, 0]), examples(3, 2)
+    site = SiteData(Examples(some.images, some.labels, units), examples(5, 0), INPUT, 4)
+    out = held({"site-1": site})[0].site("site-1")
+    assert out.train.units is not None
+    assert out.train.units.tolist() == [4, 4, 0]
+    assert out.test.units is None
+    assert out.train.fingerprint() == site.train.fingerprint()
+
+
 def test_a_common_test_set_and_normalised_images_are_there_once(sites: dict[str, SiteData]) -> None:
     shared, memory, contents = held(sites)
     assert shared.site("site-1").test is shared.site("site-2").test

@@ -355,3 +355,43 @@ def test_of_few_examples_nothing_is_held_out() -> None:
     rest, held_out = data.held_out(0.2)
     assert len(held_out) == 0
     assert len(rest.train) == 7
+
+
+# Units: whose examples they are
+
+
+def of_patients() -> Examples:
+    return Examples(some(6).images, some(6).labels, torch.tensor([3, 0, 3, 1, 1, 0]))
+
+
+def test_units_stay_with_their_examples() -> None:
+    examples = of_patients()
+    taken = examples.take(torch.tensor([2, 3, 0])).units
+    assert taken is not None
+    assert taken.tolist() == [3, 1, 3]
+    moved = examples.on(META)
+    assert moved.units is examples.units  # on the CPU, where they are drawn
+    assert some(6).take(torch.tensor([1])).units is None
+
+
+@pytest.mark.parametrize("units", [torch.zeros(5, dtype=torch.int64), torch.zeros(6)])
+def test_units_of_other_examples_are_refused(units: Tensor) -> None:
+    with pytest.raises(DataError):
+        Examples(some(6).images, some(6).labels, units)
+
+
+def test_a_fingerprint_is_of_images_labels_and_units() -> None:
+    assert some(6).fingerprint() == some(6).fingerprint()
+    assert len({some(6).fingerprint(), some(6, seed=1).fingerprint(), of_patients().fingerprint()}) == 3
+    assert some(6).fingerprint() != some(5).fingerprint()
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_examples_by_their_rows_are_those_of_an_epoch(augment: Augment) -> None:
+    data, rows = site(), torch.tensor([7, 1, 4])
+    moves = None if augment == "none" else AUGMENTATIONS[augment].draw(3, rng())
+    images, labels = data.at(rows, augment, moves)
+    assert torch.equal(labels, data.train.labels[rows])
+    plain = data.train.normalised(RUN)[rows]
+    assert images.shape == plain.shape
+    assert torch.equal(images, plain) is (augment == "none")

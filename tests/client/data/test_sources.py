@@ -132,6 +132,22 @@ def test_a_column_makes_one_site_a_value_and_may_split_the_test_set_too(tmp_path
     assert numbers(sites[0].test.images) == numbers(load_test(data, SMALL, 2).test.images) == [4, 5, 6]
 
 
+@pytest.mark.parametrize("long_tail", [None, 0.5])
+def test_patients_are_the_units_of_each_site(long_tail: float | None, tmp_path: Path) -> None:
+    arrays = two_sites(train_group=np.array(["Roe", "Doe", "Poe", "Roe"]), test_group=np.array(["x", "y", "z"]))
+    data = write_npz(tmp_path, arrays, partition={"kind": "column"}, long_tail=long_tail)
+    patients = {0: "Roe", 1: "Doe", 2: "Poe", 3: "Roe"}  # by the image's number
+    for site in load_sites(data, SMALL, 2):
+        assert site.train.units is not None
+        assert site.test.units is None  # nobody trains on them
+        own = [patients[number] for number in numbers(site.train.images)]
+        units = site.train.units.tolist()
+        assert sorted(set(units)) == list(range(len(set(own))))
+        assert len(set(zip(own, units, strict=True))) == len(set(own))
+    ungrouped = load_sites(write_npz(tmp_path, two_sites(), partition={"kind": "column"}), SMALL, 2)
+    assert all(site.train.units is None for site in ungrouped)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_column_follows_its_examples_through_a_long_tail(seed: int, tmp_path: Path) -> None:
     data = write_npz(tmp_path, two_sites(), partition={"kind": "column"}, long_tail=0.5, seed=seed)

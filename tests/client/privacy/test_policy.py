@@ -23,6 +23,8 @@ from protofed.client.privacy.policy import (
 )
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
+from protofed.common.config.plan import Plan
+from protofed.common.config.recipe import Recipe
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Part, Tensors, Update, describe
@@ -363,7 +365,9 @@ def test_released_telemetry_cannot_be_made_by_hand() -> None:
 
 def test_the_shipped_policies_say_every_key() -> None:
     for name in ("strict", "standard", "open"):
-        assert read_table(shipped.folder("policies") / f"{name}.toml").keys() == PolicyRules.model_fields.keys()
+        path = shipped.folder("policies") / f"{name}.toml"
+        assert read_table(path).keys() | {"dp"} == PolicyRules.model_fields.keys()
+        assert "\n# dp = {" in path.read_text()  # none of them has one, and TOML has no word for that
 
 
 def test_a_stricter_policy_is_stricter_in_everything() -> None:
@@ -405,3 +409,78 @@ def test_a_policy_whose_folder_may_not_be_read_allows_nothing(tmp_path: Path, mo
     monkeypatch.setattr(Path, "is_file", denied)
     with pytest.raises(ConfigError, match=r"policy\.toml: Permission denied"):
         Policy.read(tmp_path / "policy.toml")
+
+
+# A privacy budget
+
+DP = {"epsilon": 8.0, "delta": 1e-5, "unit": "patient"}
+NOISY_PLAN = {"dp": {"noise_multiplier": 1.5, "sampling_rate": 0.1}}
+SCORES_OF_ALL = {
+    "loss": 0.5,
+    "personal.accuracy": 0.5,
+    "global.local.accuracy": 0.5,
+    "train.x": 1,
+    "global.accuracy": 1,
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    return shipped.recipe("digits-fedavg").model_copy(update=changes)
+
+
+@pytest.mark.parametrize("rules", [{"dp": DP}, {}], ids=["a budget", "a recipe with noise"])
+def test_no_number_of_the_sites_own_leaves_beside_noise(rules: dict[str, Any]) -> None:
+    gate = policy(metrics=list(SCORES_OF_ALL), summed_metrics=list(SCORES_OF_ALL), **rules)
+    noisy = not rules
+    assert gate.release_scores(SCORES_OF_ALL, noisy=noisy).scores == {"global.accuracy": 1}
+    released = gate.release(update(metrics=SCORES_OF_ALL), GateContext(np.full(10, 100), noisy=noisy))
+    assert released.metrics == {"global.accuracy": 1}
+    assert not gate.release_score_sum(SCORES_OF_ALL, list(SCORES_OF_ALL), noisy=noisy).flags().any()
+
+
+def test_no_count_leaves_beside_noise_whatever_the_policy_says() -> None:
+    gate = policy(example_count=True)
+    assert gate.release(update(), GateContext(np.full(10, 100))).weight == 42.0
+    assert gate.release(update(), GateContext(np.full(10, 100), noisy=True)).weight is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("example_count = true", "example_count"),
+        ('telemetry = ["step_seconds"]', "step_seconds"),
+        ('telemetry = ["gpu_memory_bytes"]', "gpu_memory_bytes"),
+    ],
+)
+def test_a_budget_and_what_undoes_it_are_no_policy(tmp_path: Path, text: str, named: str) -> None:
+    table = '[dp]\nepsilon = 8.0\ndelta = 1e-5\nunit = "patient"\n'
+    with pytest.raises(ConfigError, match=named):
+        read(tmp_path / "policy.toml", f"{VALID}{text}\n{table}")
+    assert read(tmp_path / "policy.toml", f"{VALID}{text}\n").rules.dp is None
+    assert (budget := read(tmp_path / "policy.toml", VALID + table).rules.dp) is not None
+    assert (budget.epsilon, budget.delta, budget.unit) == (8.0, 1e-5, "patient")
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0}, {"delta": 0.5}, {"delta": 0}, {"unit": "site"}, {"sigma": 1}])
+def test_a_budget_that_means_nothing_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    table = ", ".join(f"{key} = {value!r}" for key, value in {**DP, **wrong}.items())
+    with pytest.raises(ConfigError, match=r"dp\."):
+        read(tmp_path / "policy.toml", f"{VALID}dp = {{ {table} }}\n")
+
+
+def test_a_budget_refuses_runs_without_noise() -> None:
+    quiet, noisy = recipe(), recipe(plan=Plan.model_validate(NOISY_PLAN))
+    policy().admit_noise(quiet)
+    policy(dp=DP).admit_noise(noisy)
+    with pytest.raises(PolicyRefusedError) as refused:
+        policy(dp=DP).admit_noise(quiet)
+    assert refused.value.rule == "dp"
+
+
+def test_a_patients_budget_needs_groups() -> None:
+    noisy = recipe(plan=Plan.model_validate(NOISY_PLAN))
+    for unit, grouped in (("patient", True), ("image", False), ("image", True)):
+        policy(dp={**DP, "unit": unit}).admit_noise(noisy, grouped=grouped)
+    with pytest.raises(PolicyRefusedError) as refused:
+        policy(dp=DP).admit_noise(noisy, grouped=False)
+    assert refused.value.rule == "dp"

@@ -152,8 +152,9 @@ def test_a_pause_reason_comes_back(reason: PauseReason) -> None:
 
 
 def test_a_server_of_0_2_0_reads_reasons_that_it_knows() -> None:
-    paused, left = (pb.EnrollRequest(**wire.pack_pause_reason(PauseReason(r))) for r in ("paused by the site", LEFT))
-    assert (paused.hold, left.hold) == (pb.HOLD_SCHEDULE, pb.HOLD_APPROVAL)
+    reasons = (PauseReason.PAUSED, PauseReason.WITHDRAWN, PauseReason.BUDGET)
+    holds = [pb.EnrollRequest(**wire.pack_pause_reason(reason)).hold for reason in reasons]
+    assert holds == [pb.HOLD_SCHEDULE, pb.HOLD_APPROVAL, pb.HOLD_APPROVAL]
     failed = wire.pack_progress(Progress("n", Activity.FAILED, failure=FailureReason.WITHDRAWN))
     assert failed["failure"] == pb.FAILURE_POLICY
 
@@ -164,7 +165,6 @@ def test_a_reason_of_a_newer_site_counts_as_the_older_one_beside_it() -> None:
     assert wire.unpack_progress(message).failure is FailureReason.DATA
 
 
-LEFT = PauseReason.WITHDRAWN.value
 ENUMS: list[tuple[type[StrEnum], Any, Any]] = [
     (Part, wire.part, pb.Part),
     (Role, wire.role, pb.Role),

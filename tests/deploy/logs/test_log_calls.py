@@ -27,6 +27,8 @@ KEYS = IDS | {
         "hold",
         "event",
         "exc_info",
+        *("epsilon", "delta"),  # of a privacy budget
+        *("classes", "needed", "norm", "scale"),  # of a robust rule
     ),  # in words
     *("attempt", "cohort", "sites", "scores", "complete", "task_id", "digest", "blob", "kind", "roles", "training"),
     *("after_epoch", "tried", "promises", "first", "blobs", "uploads", "count", "of", "calls", "refused"),  # numbers

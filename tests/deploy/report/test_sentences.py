@@ -187,6 +187,14 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["cyd left the run, by its own decision, in round 2.", "the site left the run, or denied it"],
         [WENT_WELL, "cyd was excluded", "could not train or hand in"],
     ),
+    "a site whose privacy budget ended": (
+        {"rounds.2": fits(2, "degraded", cyd=OUT | {"reason": "privacy budget spent", "cause": "budget"})},
+        [
+            "cyd's privacy budget allowed no further round from round 2 on.",
+            "its privacy budget allowed no further round",
+        ],
+        [WENT_WELL, "cyd was excluded", "could not train or hand in"],
+    ),
     "a refused update": (
         {"rounds.2": fits(bob={"refused": [REFUSAL]})},
         ["1 update (2.00 MB) was not accepted", "too far away"],

@@ -84,7 +84,7 @@ def workers(paper: Paper, recipe_of: Recipes) -> Workers:
 
 def scoring(site: str, *, examples: int = 1, round: int = 1, base: str = "base") -> Computation:
     run: Any = SimpleNamespace(data=SimpleNamespace(test=range(examples)), method=SimpleNamespace(personal="trained"))
-    run.seed = 0
+    run.seed, run.dp = 0, None
     task = Task(TaskKind.SCORE, "run", round, f"{site}-{round}", Digest(base), 1, 0.0)
     return Computation(site, run, task, SiteState(), scored=ScoredModel.GLOBAL)
 

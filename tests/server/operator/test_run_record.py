@@ -223,6 +223,7 @@ def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:
         assert run_record_module._cause(reason) == "paused"
     for left in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):  # denied in its place, and declined by itself
         assert run_record_module._cause(left) == "withdrawn"
+    assert run_record_module._cause(PauseReason.BUDGET) == "budget"
     assert {site: task["cause"] for (site, kind), task in tasks(seen(lab), 1).items() if kind == "fit"} == {
         "ann": "excluded",
         "bob": "revoked",

@@ -322,20 +322,20 @@ def examined_norm(rule: RobustRule, state: Payload, update: Update) -> float:
 @pytest.mark.parametrize(
     ("method", "refused"),
     [
-        ({"name": "fedavg"}, set()),
-        ({"name": "fednh"}, set()),
-        ({"name": "scaffold"}, set()),
-        ({"name": "fedproto"}, {"krum"}),  # it sends no model
-        ({"name": "fednh", "prototypes": "similarity"}, {"median", "trimmed", "geometric-median"}),
-        ({"name": "cwfedavg"}, {"median", "trimmed", "geometric-median"}),
-        ({"name": "cwfedavg-private"}, {"median", "trimmed", "geometric-median"}),
-        ({"name": "fedamp"}, {"median", "trimmed", "geometric-median"}),
-        ({"name": "ifca"}, {"median", "trimmed", "geometric-median"}),
-        ({"name": "fedic"}, {"median", "trimmed", "geometric-median"}),
+        ({"name": "fedavg"}, []),
+        ({"name": "fednh"}, []),
+        ({"name": "scaffold"}, []),
+        ({"name": "fedproto"}, ["krum"]),  # it sends no model
+        ({"name": "fednh", "prototypes": "similarity"}, ["geometric-median", "median", "trimmed"]),
+        ({"name": "cwfedavg"}, ["geometric-median", "median", "trimmed"]),
+        ({"name": "cwfedavg-private"}, ["geometric-median", "median", "trimmed"]),
+        ({"name": "fedamp"}, ["geometric-median", "median", "trimmed"]),
+        ({"name": "ifca"}, ["geometric-median", "median", "trimmed"]),
+        ({"name": "fedic"}, ["geometric-median", "median", "trimmed"]),
     ],
     ids=str,
 )
-def test_a_rule_without_a_meaning_for_the_method_is_refused(method: dict[str, Any], refused: set[str]) -> None:
+def test_a_rule_without_a_meaning_for_the_method_is_refused(method: dict[str, Any], refused: list[str]) -> None:
     found = set()
     for rule in ("none", "clip", "median", "trimmed", "krum", "geometric-median"):
         asked = recipe(method=method, federation={"robust": rule, "min_sites": 5, "quorum": 5})
@@ -343,7 +343,7 @@ def test_a_rule_without_a_meaning_for_the_method_is_refused(method: dict[str, An
             check_robust(asked, method_of(asked))
         except ConfigError:
             found.add(rule)
-    assert found == refused
+    assert sorted(found) == refused
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import structlog
 from protofed.client.agent.base_guard import BaseGuard
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Computation, Elsewhere, Nowhere, fit
+from protofed.client.agent.dp_budget import DpBudget, Spending
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.first_model import first_model
@@ -58,6 +59,7 @@ class Agent:
         gate: decides when the site takes tasks; None: by its policy and its approvals.
         on_refusal: called with each update, or run, that the site's policy refused.
         elsewhere: computes for the site in other processes; None: all is computed here.
+        on_spending: called with each fit with noise that is about to begin.
     """
 
     def __init__(
@@ -69,11 +71,17 @@ class Agent:
         gate: TaskGate | None = None,
         on_refusal: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
         elsewhere: Elsewhere | None = None,
+        on_spending: Callable[[Spending], None] = lambda _spending: None,
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
         self._pause, self._on_refusal, self._elsewhere = pause, on_refusal, elsewhere or Nowhere()
+        self._budget = DpBudget(site, self._status, on_spending)
         own_gate = TaskGate(
-            self._rules, site.store.approvals, pause=site.store.pause, origin=lambda: site.policy.origin
+            self._rules,
+            site.store.approvals,
+            pause=site.store.pause,
+            origin=lambda: site.policy.origin,
+            budget=self._no_budget,
         )
         self._enrollment = Enrollment(link, gate or own_gate)
         self._assignment: Assignment | None = None
@@ -148,6 +156,11 @@ class Agent:
             self._assignment, self._enrolled = None, False
         return self._site.policy.rules
 
+    def _no_budget(self, offered: Assignment) -> str:
+        """Why the privacy budget has no further round of a run; empty: it has, or the run is not prepared yet."""
+        known = offered == self._assignment and isinstance(self._run, PreparedRun)
+        return self._budget.problem(offered.run, self._run) if known and isinstance(self._run, PreparedRun) else ""
+
     def _decline_if_left(self, task: Task) -> None:
         """Decline a task of a run that the site has left; otherwise the server learns at the next enrolling."""
         if self._enrollment.left_run() is not None:
@@ -174,7 +187,7 @@ class Agent:
             for task, update in self._site.store.unsettled(answer.run):
                 log.info("handing in what has no receipt yet", run=task.run, round=task.round)
                 self._attempt(task, lambda task=task, update=update: self._push_staged(task, update))  # type: ignore[misc]
-        return None
+        return None if self._takes_tasks() else self._wait(0.0)  # what a round costs is known only now
 
     def _abandon(self, run: str) -> None:
         """Remove what waits to be sent of a run that the site has left."""
@@ -270,6 +283,8 @@ class Agent:
             state = self._site.store.last_counted(task.run, task.round)
             self._status.activity = Activity.TRAINING
             work = self._fit_from(run, task, state)
+            # Last: a fit that fails before costs nothing.
+            self._passed(task, lambda: self._budget.spend(run, task, run.noise(self._site.name, task, state)))
             outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
             if summed:
@@ -368,7 +383,7 @@ class Agent:
         run = self._scored(task)
         # A policy that releases none keeps them from the server, not from the site.
         scores = self._own_scores.keep(task, self._scorer.scores(run, task))
-        self._link.report(task, self._site.policy.release_scores(scores))
+        self._link.report(task, self._site.policy.release_scores(scores, noisy=run.noisy))
 
     def _score_sum(self, task: Task) -> None:
         """Take the scores that are summed and say that they are there; taken once, whatever happens to the daemon."""

@@ -23,7 +23,7 @@ PAUSED_RETRY_S = 5.0
 
 
 class TaskGate:
-    """Decides whether the site takes tasks now: by a pause, its policy's schedule and the approval of the run.
+    """Decides whether the site takes tasks now: by a pause, its policy's schedule and budget, and the run's approval.
 
     Args:
         rules: the policy's rules as they are now; raises ConfigError or PolicyViolationError while it cannot be read.
@@ -31,6 +31,7 @@ class TaskGate:
         now: the current time, UTC.
         pause: of this site; None: it cannot be paused.
         origin: where `rules` come from, for the record of what the policy approves by itself.
+        budget: why the privacy budget allows no further round of a run; empty: it does, or is not known yet.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class TaskGate:
         now: Callable[[], datetime] = utc_now,
         pause: SitePause | None = None,
         origin: Callable[[], PolicyOrigin] = PolicyOrigin,
+        budget: Callable[[Assignment], str] = lambda _offered: "",
     ) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
-        self._site_pause, self._origin = pause, origin
+        self._site_pause, self._origin, self._budget = pause, origin, budget
+        self._overspent = ""  # why there is no budget for another round
         self._pause: Pause | None = None  # as it was last read
         self._problem = ""  # why the policy cannot be read
         self._schedule: Sequence[Window] = ()  # as it was last read
@@ -64,7 +67,10 @@ class TaskGate:
         if status in OUT:  # that counts even where runs need no approval
             return PauseReason.WITHDRAWN
         automatic = rules.approval == "automatic"
-        return PauseReason.NONE if automatic or status is ApprovalStatus.APPROVED else PauseReason.APPROVAL
+        if not automatic and status is not ApprovalStatus.APPROVED:
+            return PauseReason.APPROVAL
+        self._overspent = "" if offered is None else self._budget(offered)
+        return PauseReason.BUDGET if self._overspent else PauseReason.NONE
 
     def is_out(self, offered: Assignment) -> bool:
         """Whether a person at the site has denied the run, or left it."""
@@ -129,6 +135,8 @@ class TaskGate:
                 return "until `protofed client resume`" if self._pause is None else self._pause.end()
             case PauseReason.WITHDRAWN:
                 return "a person here denied the run, or left it: until `protofed client approve` takes that back"
+            case PauseReason.BUDGET:
+                return f"its privacy budget: {self._overspent}"
             case PauseReason.NONE:
                 return ""
 

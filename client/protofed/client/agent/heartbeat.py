@@ -40,6 +40,7 @@ class DaemonStatus:
         progressed_at: when training last finished a batch, by that clock.
         asks: a call of the agent's for a run or a task is under way.
         own_scores: the newest of the site's own scores of the run, by family; never sent.
+        privacy: epsilon that the site has spent, and the policy's budget (None: it has none); None: not computed yet.
         left_run: the run that the site has left, as the decision watch saw it; empty: none.
     """
 
@@ -57,6 +58,7 @@ class DaemonStatus:
     clock: Callable[[], float] = time.monotonic
     progressed_at: float = -math.inf
     own_scores: Mapping[str, float] = field(default_factory=dict)
+    privacy: tuple[float, float | None] | None = None
 
     def progress(self, bytes_moved: int, telemetry: Mapping[str, float] | None = None) -> Progress:
         """The content of a heartbeat: of training only the epoch, and whether it got on within `PROGRESS_WINDOW_S`.

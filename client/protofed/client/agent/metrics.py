@@ -108,10 +108,23 @@ SCORE = Metric(
     "Newest of the site's own scores of its run, without those of single classes: loss, personal.*, *.local.*; "
     "they leave only if the site's policy names them.",
 )
+PRIVACY_SPENT = Metric(
+    "protofed_client_privacy_epsilon_spent",
+    "gauge",
+    ("site",),
+    "Epsilon of all fits with noise, of all runs, at the policy's delta (1e-5 without a budget): arithmetic of recipes "
+    "and rounds, the same for every site in them; absent before the first run with [plan.dp] since the daemon's start.",
+)
+PRIVACY_BUDGET = Metric(
+    "protofed_client_privacy_epsilon_budget",
+    "gauge",
+    ("site",),
+    "Most epsilon by the site's policy (dp.epsilon); absent without one, and like the one spent.",
+)
 BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; the version is the label.")
 METRICS = (
     PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, SUMS, SUM_REFUSALS, DISK_FREE, CERT_EXPIRY, SCORE,
-    BUILD,
+    PRIVACY_SPENT, PRIVACY_BUDGET, BUILD,
 )  # fmt: skip
 
 
@@ -217,6 +230,8 @@ class ClientMetrics:
             SUM_REFUSALS: {(code,): count for code, count in sum_refusals.items()},
             DISK_FREE: _if_known(self._disk_free()),
             CERT_EXPIRY: _if_known(self._certificate_end()),
+            PRIVACY_SPENT: _if_known(None if status.privacy is None else status.privacy[0]),
+            PRIVACY_BUDGET: _if_known(None if status.privacy is None else status.privacy[1]),
             SCORE: {(name,): value for name, value in status.own_scores.items()},
             BUILD: {(VERSION,): 1.0},
         }

@@ -11,6 +11,7 @@ import numpy as np
 import structlog
 import torch
 
+from protofed.client.agent.dp_checks import check_dp
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData
@@ -24,8 +25,10 @@ from protofed.client.privacy.site_secret import run_seed
 from protofed.client.state.store import SiteState, Store
 from protofed.client.sums.membership import Membership
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
-from protofed.common.codec import digest
+from protofed.client.training.dp import SIMULATED_SECRET, DpContext, DpNoise, fit_seed
+from protofed.common.codec import Digest, digest, encode
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
+from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, short
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.plugins import PluginKind, is_plugin
@@ -97,11 +100,27 @@ class Site:
 
 
 @dataclass(frozen=True)
+class DpSource:
+    """What the noise of a run's fits follows from.
+
+    Attributes:
+        secret: of the site, 32 bytes.
+        cost: of one round.
+        recipe: digest of the run's, as it was offered.
+    """
+
+    secret: bytes = field(repr=False)
+    cost: DpCost
+    recipe: Digest
+
+
+@dataclass(frozen=True)
 class PreparedRun:
     """A run that passed all checks of this site, with everything that its tasks need.
 
     Attributes:
         seed: of batches, augmentation and dropout; by the policy the recipe's, or one of the site's secret.
+        dp: what fits draw their noise from, if the recipe has `[plan.dp]`.
     """
 
     recipe: Recipe
@@ -109,6 +128,7 @@ class PreparedRun:
     model: SplitModel
     data: SiteData
     seed: int = field(repr=False)
+    dp: DpSource | None = None
 
     def fit_context(
         self, site: SiteId, task: Task, state: SiteState, status: DaemonStatus, checkpoints: Checkpoints
@@ -130,11 +150,32 @@ class PreparedRun:
             check=status.check,
             checkpoints=checkpoints,
             participation=recipe.federation.participation,
+            dp=self._dp(site, task, state),
         )
+
+    def noise(self, site: SiteId, task: Task, state: SiteState) -> DpNoise | None:
+        """The noise of one fit; another fit, be it only of another memory, has another. None: it has none."""
+        if self.dp is None or task.kind is not TaskKind.FIT:
+            return None
+        # The attempt, too: a device need not compute the same bits twice, and the difference would be without noise.
+        depends = (self.dp.recipe, site, task.run, task.round, task.attempt, task.base_digest or "")
+        own = (self.data.train.fingerprint().hex(), digest(encode(state.memory)))
+        return DpNoise(fit_seed(self.dp.secret, *depends, *own))
+
+    def _dp(self, site: SiteId, task: Task, state: SiteState) -> DpContext | None:
+        if self.dp is None or self.recipe.plan.dp is None or (noise := self.noise(site, task, state)) is None:
+            return None
+        return DpContext(self.recipe.plan.dp, self.dp.cost, noise)
 
     def gate_context(self) -> GateContext:
         """The facts by which the gate decides on an update; they stay on the site."""
-        return GateContext(np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes))
+        counts = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
+        return GateContext(counts, noisy=self.noisy)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether what leaves in this run has noise, and nothing leaves without."""
+        return self.recipe.plan.dp is not None
 
     def check_task(self, task: Task) -> None:
         """Check a task against the run; its types were checked when the message was unpacked.
@@ -168,6 +209,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
             form = form_of(method, recipe.method.name)
             site.policy.admit_group(recipe.federation.sum_group)
         site.policy.admit(recipe.method.name, method.sends, form, exchanges=exchanges_of(method))
+        site.policy.admit_noise(recipe)
         check_model(recipe.model, recipe.input, recipe.classes)
         model = site.build_model(recipe)
         # By the model's own head: which tensors of it a method sends is known only after the first fit.
@@ -177,9 +219,14 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort)
         run_limits.admit(recipe, site.policy.rules.limits, facts)
         data = site.load_data(recipe)
+        if Role.TRAINER in site.roles:
+            site.policy.admit_noise(recipe, grouped=data.train.units is not None)
         # Again: how far a fit moves the model depends on the number of examples, and what it learns on the images.
         run_limits.admit(recipe, site.policy.rules.limits, replace(facts, **_of_images(data)))
-        return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe))
+        cost = check_dp(recipe, method, model, data, site.policy.rules)
+        secret = site.store.secret if not site.simulated else lambda: SIMULATED_SECRET
+        dp = None if cost is None else DpSource(secret(), cost, recipe.fingerprint())
+        return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe), dp)
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive

@@ -209,7 +209,7 @@ class SumSteps:
 
     def _released_vector(self, run: PreparedRun, session: Session, task: Task) -> ReleasedVector:
         if session.subject is Subject.SCORES:
-            return self._site.policy.release_score_sum(session.scores, _score_names(run))
+            return self._site.policy.release_score_sum(session.scores, _score_names(run), noisy=run.noisy)
         fitted, update = self.staged(task)
         if fitted.base_digest != session.base:
             # All others may have been sent one that teaches them nothing: the sum would be this site's update alone.
@@ -223,7 +223,7 @@ class SumSteps:
         if session.subject is not Subject.SCORES:
             return {}
         names = _score_names(run)
-        leaving = self._site.policy.release_score_sum(session.scores, names).flags().nonzero()[0]
+        leaving = self._site.policy.release_score_sum(session.scores, names, noisy=run.noisy).flags().nonzero()[0]
         return {"scores": [names[row] for row in leaving]}
 
     def _session(self, run: PreparedRun, task: Task) -> Session:

@@ -33,6 +33,7 @@ class _TensorEntry(_Listed):
 class _ExamplesEntry(_Listed):
     images: _TensorEntry
     labels: _TensorEntry
+    units: _TensorEntry | None
     normalised: _TensorEntry | None
 
 
@@ -66,6 +67,8 @@ def share(data: Mapping[SiteId, SiteData], block: Callable[[int], mmap], *, augm
     for (examples, input_), entry in zip(plan.examples, contents.examples, strict=True):
         _tensor(memory, entry.images).copy_(examples.images)
         _tensor(memory, entry.labels).copy_(examples.labels)
+        if entry.units is not None and examples.units is not None:
+            _tensor(memory, entry.units).copy_(examples.units)
         if entry.normalised is not None:
             # Not `Examples.normalised`, which would keep it: of all sites, that is a second copy of the block.
             made = normaliser(input_, examples.images.dtype, examples.images.device)(examples.images)
@@ -95,7 +98,8 @@ class Shared:
         return SiteData(train, test, *of_run, scores_only=scores_only, local_test=local, auxiliary=auxiliary)
 
     def _made(self, memory: Memory, entry: _ExamplesEntry) -> Examples:
-        examples = Examples(_tensor(memory, entry.images), _tensor(memory, entry.labels))
+        units = None if entry.units is None else _tensor(memory, entry.units)
+        examples = Examples(_tensor(memory, entry.images), _tensor(memory, entry.labels), units)
         return (
             examples
             if entry.normalised is None
@@ -123,9 +127,10 @@ class _Plan:
         if id(examples) not in self._numbers:
             self._numbers[id(examples)] = len(self.entries)
             images, labels = (self._place(tensor.dtype, tensor.shape) for tensor in (examples.images, examples.labels))
+            units = None if examples.units is None else self._place(examples.units.dtype, examples.units.shape)
             kept = normalised and len(examples) and examples.kept_bytes
             floats = self._place(torch.float32, examples.images.shape) if kept else None
-            self.entries.append(_ExamplesEntry(images=images, labels=labels, normalised=floats))
+            self.entries.append(_ExamplesEntry(images=images, labels=labels, units=units, normalised=floats))
             self.examples.append((examples, input_))
         return self._numbers[id(examples)]
 

@@ -216,6 +216,9 @@ def _own_rows(column: Column, test_column: Column) -> list[Indices]:
 
 def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int) -> SiteData:
     train = _rows(source.train, cut.train[index])
+    if source.group_column is not None:
+        _, units = np.unique(source.group_column[np.sort(cut.train[index])], return_inverse=True)
+        train = replace(train, units=torch.from_numpy(units.astype(np.int64)))
     local = _rows(cut.pool, cut.local[index]) if cut.local and len(cut.local[index]) else None
     if local is None and not len(source.test):
         raise no_test_set()

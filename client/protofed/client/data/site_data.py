@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
@@ -33,6 +34,8 @@ class Examples:
     Attributes:
         images: [N, channels, H, W], uint8, or float32 in 0..1.
         labels: [N], int64.
+        units: the number of the patient of each example, [N] int64 on the CPU: what noise protects as a whole; None:
+            each example is one of its own.
 
     Raises:
         DataError: shapes or dtypes are others.
@@ -40,6 +43,7 @@ class Examples:
 
     images: Tensor
     labels: Tensor
+    units: Tensor | None = None
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)  # the results of `once`
 
     def __post_init__(self) -> None:
@@ -54,13 +58,18 @@ class Examples:
                 f"labels are {labels.dtype} of shape {list(labels.shape)}; expected int64, one for each of "
                 f"{len(images)} images"
             )
+        if self.units is not None and (self.units.dtype, self.units.shape) != (torch.int64, labels.shape):
+            raise DataError(
+                f"units are {self.units.dtype} of shape {list(self.units.shape)}; expected int64, one an image"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, indices: Tensor) -> Examples:
         """A copy of the examples of these indices, [n] int64 on the images' device, in this order."""
-        return Examples(self.images.index_select(0, indices), self.labels.index_select(0, indices))
+        units = None if self.units is None else self.units.index_select(0, indices.cpu())
+        return Examples(self.images.index_select(0, indices), self.labels.index_select(0, indices), units)
 
     def sample(self, count: int, seed: int) -> Examples:
         """At most so many of the examples, drawn once as by `stratified_sample`; these ones, if there are not more."""
@@ -76,7 +85,9 @@ class Examples:
         """The same examples on a device, moved there once."""
         if self.images.device == device:
             return self
-        return self.once(("on", device), lambda: Examples(self.images.to(device), self.labels.to(device)))
+        return self.once(
+            ("on", device), lambda: replace(self, images=self.images.to(device), labels=self.labels.to(device))
+        )
 
     def normalised(self, input_: Input) -> Tensor:
         """All images as the model takes them, float32 [N, channels, H, W], made once."""
@@ -96,6 +107,18 @@ class Examples:
             return (counts / max(len(self), 1)).to(device)
 
         return self.once(("frequencies", classes, device), counted)
+
+    def fingerprint(self) -> bytes:
+        """BLAKE3 of images, labels and units: equal for equal examples, on every device."""
+
+        def made() -> bytes:
+            digest = blake3()
+            for tensor in (self.images, self.labels, *(() if self.units is None else (self.units,))):
+                digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+            return digest.digest()
+
+        return self.once("fingerprint", made)
 
     def contrast(self) -> float:
         """By how much two images typically differ: the median root mean square over pairs, of pixels in 0..1.
@@ -267,6 +290,17 @@ class SiteData:
             return self._plain(order, size)
         transform = AUGMENTATIONS[augmentation]
         return self._augmented(order, size, transform, transform.draw(len(order), rng))
+
+    def at(self, rows: Tensor, augmentation: Augment = "none", moves: Tensor | None = None) -> Batch:
+        """The training examples of these rows, [B] int64 on the CPU, B at least 1, in this order.
+
+        Args:
+            augmentation: one of `AUGMENTATIONS`, or none.
+            moves: what its `draw` gave for these rows, on the CPU; None: none.
+        """
+        if augmentation == "none" or moves is None:
+            return next(self._plain(rows, len(rows)))
+        return next(self._augmented(rows, len(rows), AUGMENTATIONS[augmentation], moves))
 
     def ordered(self, examples: Examples, size: int) -> Iterator[Batch]:
         """One pass over `examples` of this site in their order, without augmentation: for scores and class means."""

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import structlog
-from blake3 import blake3
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
@@ -110,13 +109,16 @@ class Leader:
             load_data: loads the site's data in this process.
 
         Raises:
-            DataError, ConfigError: another rank could not load its data or prepare the run, or its data differ.
+            DataError, ConfigError: another rank could not load its data or prepare the run, or its data differ; or the
+                run has [plan.dp].
         """
+        if recipe.plan.dp is not None:
+            raise ConfigError("[plan.dp] is not for several ranks: start this site's daemon in one process")
         self._board.write(Call(PREPARE, {"recipe": recipe.wire(), "run": recipe.name}))
         try:
             with self._team.together():
                 data = load_data(recipe)
-                self._team.broadcast(_digest(data))
+                self._team.broadcast(data.train.fingerprint())
         except OtherRankError as error:
             kind = DataError if error.reason is FailureReason.DATA else ConfigError
             raise kind(f"the run cannot be prepared: {error}") from error
@@ -163,7 +165,7 @@ def _prepare(team: Team, call: Call, site: Site) -> PreparedRun:
     site.refresh_policy()
     cohort = site.policy.rules.limits.min_cohort  # rank 0 alone knows what the server announced, and has checked it
     run = prepare(site, Assignment(call.fields["run"], call.fields["recipe"], min_cohort=cohort))
-    if team.broadcast(None) != _digest(run.data):
+    if team.broadcast(None) != run.data.train.fingerprint():
         raise DataError("the training data here differ from rank 0's: copy the same to every node")
     log.info("ready", run=call.fields["run"], device=str(run.data.device), ranks=team.size)
     return run
@@ -203,15 +205,6 @@ class _SharedCheckpoints:
     def write(self, call: int, tensors: Mapping[str, Tensor]) -> None:
         """Write tensors of any shapes [...], on rank 0's disk alone: the others' are `NoCheckpoints`."""
         self._checkpoints.write(call, tensors)
-
-
-def _digest(data: SiteData) -> bytes:
-    """BLAKE3 of the training images and labels, so that ranks find out whether theirs are the same."""
-    digest = blake3()
-    for tensor in (data.train.images, data.train.labels):
-        digest.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.digest()
 
 
 def _lost(error: RuntimeError) -> RankLostError:

@@ -9,10 +9,12 @@ from pydantic import Field
 
 from protofed.client.method import (
     ConfigError,
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weighting,
@@ -20,6 +22,7 @@ from protofed.client.method import (
     client_methods,
     distribution_gap,
     dump,
+    label_shares,
     load,
     mixture,
     supervised,
@@ -58,16 +61,25 @@ class CwFedAvgClient:
     def fit(self, local: FitContext, received: Payload) -> Update:
         """Minimise cross-entropy + lambda Omega."""
         self.install(local, received)
-        weight, p = local.model.head.get_parameter("weight"), local.data.label_frequencies()  # [C, D], [C]
-        if self.wdr:
-            trained = train(
-                local, lambda x, y: supervised(local, local.model(x), y) + self.wdr * distribution_gap(weight, p)
-            )
-        else:
-            trained = train(local, lambda x, y: supervised(local, local.model(x), y))
+        weight, p = local.model.head.get_parameter("weight"), label_shares(local)  # [C, D], [C]
+        trained = train(
+            local,
+            lambda x, y: supervised(local, local.model(x), y),
+            regularizer=(lambda: self.wdr * distribution_gap(weight, p)) if self.wdr else None,
+        )
         shares = class_shares(weight.detach()) if self.shares == "norms" else p.to(weight)
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, self._shares_part: {"shares": shares.cpu().numpy()}}, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """One training, and noisy class counts, of which WDR's target p is made.
+
+        Raises:
+            ConfigError: the true shares are mixed by or sent.
+        """
+        if self.shares == "true":
+            raise ConfigError('method.shares = "true" needs exact shares; with [plan.dp] set method.shares = "norms"')
+        return DpCost((plan.epochs,), class_releases=1)
 
     def sum_form(self) -> SumForm:
         """The model by class, with this site's true shares; with `layers = "head"` the head by class, and the body."""

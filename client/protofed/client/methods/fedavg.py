@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.client.method import (
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weighting,
@@ -46,6 +48,10 @@ class FedAvgClient:
         self.install(local, received)
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         return local.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """One training."""
+        return DpCost((plan.epochs,))
 
     def sum_form(self) -> SumForm:
         """The whole model."""

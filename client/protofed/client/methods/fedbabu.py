@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weighting,
@@ -50,6 +52,10 @@ class FedBABUClient:
         self.install(local, received)
         train(local, lambda x, y: supervised(local, model(x), y), epochs=self.finetune_epochs)
         return local.update(sent, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """The body, and the site's own model, which has noise, too."""
+        return DpCost((plan.epochs, self.finetune_epochs))
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -12,10 +12,12 @@ from protofed.client.method import (
     ClassRows,
     ConfigError,
     CosineHead,
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weigher,
@@ -61,6 +63,10 @@ class FedNHClient:
         return local.update(
             {Part.BODY: dump(local.model.body), **head, Part.PROTOTYPES: named(rows)}, loss=trained.loss
         )
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """One training, and class means."""
+        return DpCost((plan.epochs,), class_releases=1)
 
     def sum_form(self) -> SumForm:
         """Body, scale, and class means."""

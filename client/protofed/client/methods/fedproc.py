@@ -12,10 +12,12 @@ from torch.nn.functional import normalize
 from protofed.client.method import (
     ClassRows,
     ComparedBy,
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weighting,
@@ -60,6 +62,10 @@ class FedProcClient:
         rows = {c: normalize(mean, dim=0) if self.prototypes == "unit" else mean for c, mean in means.items()}
         model = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
         return local.update({**model, Part.PROTOTYPES: named(rows)}, loss=loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """One training, and class means."""
+        return DpCost((plan.epochs,), class_releases=1)
 
     def sum_form(self) -> SumForm:
         """The whole model, and class means."""

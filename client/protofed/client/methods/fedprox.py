@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weighting,
@@ -46,9 +48,15 @@ class FedProxClient:
         model = local.model
         anchor = [parameter.detach().clone() for parameter in model.parameters()]
         trained = train(
-            local, lambda x, y: supervised(local, model(x), y) + self.mu * proximal(model.parameters(), anchor)
+            local,
+            lambda x, y: supervised(local, model(x), y),
+            regularizer=lambda: self.mu * proximal(model.parameters(), anchor),
         )
         return local.update({Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """One training."""
+        return DpCost((plan.epochs,))
 
     def sum_form(self) -> SumForm:
         """The whole model."""

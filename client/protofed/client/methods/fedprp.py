@@ -10,11 +10,14 @@ from torch import Tensor, ones
 
 from protofed.client.method import (
     ClassRows,
+    ConfigError,
     Distance,
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     PrototypeHead,
     SumForm,
     Update,
@@ -63,7 +66,8 @@ class FedPRPClient:
         """Head, then body (eqs. 3 and 4), then the prototypes of the trained body (eq. 7)."""
         self.install(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
-        centroids = stacked(named(class_means(local, body)), local.classes, head.prototypes)[0]
+        means = class_means(local, body) if self.inter else {}  # of eq. (9) alone
+        centroids = stacked(named(means), local.classes, head.prototypes)[0]
         train_head(local, head.own, self.head_epochs)
         eps = remembered(local, Part.PROTOTYPES, "margins", ones(local.classes)).to(head.prototypes)  # [C]
         learned = not released and (self.margins == "learned" or Part.PROTOTYPES in local.memory)  # as of 0.2.0's runs
@@ -73,8 +77,11 @@ class FedPRPClient:
         def objective(images: Tensor, labels: Tensor) -> Tensor:  # eq. (11)
             features = body(images)
             intra = intra_class(features, labels, head.prototypes, head.known > 0)
+            loss = supervised(local, head.own(features), labels) + self.intra * intra
+            if not self.inter:
+                return loss
             inter = inter_class(features, labels, centroids, eps.clamp_min(0), self.temperature, distance)
-            return supervised(local, head.own(features), labels) + self.intra * intra + self.inter * inter
+            return loss + self.inter * inter
 
         trained = train(local, objective, [*body.parameters(), eps])
         head.set_prototypes(*stacked(named(means := class_means(local, body)), local.classes, head.prototypes))
@@ -82,6 +89,19 @@ class FedPRPClient:
         local.memory.update({Part.HEAD: dump(head.own), **margins})
         sent = named(frequent(local, means, self.min_samples_per_class))
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """Head, then body, and class means; without eq. (9), a softmax over the images of a batch, by no single one.
+
+        Raises:
+            ConfigError: eq. (9) is in the loss.
+        """
+        if self.inter:
+            raise ConfigError(
+                f"method.inter = {self.inter:g} compares the images of a batch with each other, and [plan.dp] clips "
+                "what single patients add; set method.inter = 0"
+            )
+        return DpCost((self.head_epochs, plan.epochs), class_releases=1)
 
     def sum_form(self) -> SumForm:
         """The body, and class means."""

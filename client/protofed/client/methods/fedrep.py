@@ -8,10 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     SumForm,
     Update,
     Weighting,
@@ -50,6 +52,10 @@ class FedRepClient:
             trained = train(local, lambda x, y: supervised(local, model(x), y))
         local.memory[Part.HEAD] = dump(model.head)
         return local.update({Part.BODY: dump(model.body)}, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """Head, then body: both make the body that is sent."""
+        return DpCost((self.head_epochs, plan.epochs))
 
     def sum_form(self) -> SumForm:
         """The body."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.client.method import (
+    DpCost,
     FitContext,
     Part,
     Payload,
     Personal,
+    Plan,
     Update,
     client_methods,
     dump,
@@ -39,3 +41,7 @@ class SoloClient:
         trained = train(local, lambda x, y: supervised(local, local.model(x), y))
         local.memory.update({Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)})
         return local.update({}, loss=trained.loss)
+
+    def dp_cost(self, plan: Plan) -> DpCost:
+        """One training."""
+        return DpCost((plan.epochs,))

@@ -15,7 +15,7 @@ from protofed.client.privacy.score_disclosures import is_own, tells_of_classes
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
-from protofed.common.config.recipe import read_toml
+from protofed.common.config.recipe import Recipe, read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import (
     NOT_ON_THE_WIRE,
@@ -29,10 +29,13 @@ from protofed.common.payload import (
 )
 from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import Manifest, Scores, score_family
+from protofed.common.protocol.telemetry import Telemetry
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 
 _GATE = object()
+# Numbers of the machine from which the number of examples follows, which noise hides.
+TELLING_OF_COUNTS = frozenset({Telemetry.GPU_MEMORY_BYTES, Telemetry.STEP_SECONDS})
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ class Policy:
                 f'{path}: limits.robust: under secure = "required" the server sees a sum alone, to which no rule '
                 'applies; name "none", too, or set secure = "allowed"'
             )
+        if problem := _beside_noise(rules):
+            raise ConfigError(f"{path}: {problem}")
         return cls(rules, PolicyOrigin(path.name, version))
 
     def admit(
@@ -185,6 +190,27 @@ class Policy:
                 raise PolicyRefusedError("parts", text, part=part)
             if (refusal := update_checks.refusal_of_part(rules, part)) is not None:
                 raise PolicyRefusedError(*refusal, part=part)
+
+    def admit_noise(self, recipe: Recipe, *, grouped: bool | None = None) -> None:
+        """Check that a run has the noise that the site's budget asks for.
+
+        Args:
+            grouped: whether the site's training images have groups, such as patients; None: not loaded yet.
+
+        Raises:
+            PolicyRefusedError: naming the rule.
+        """
+        if self.rules.dp is None:
+            return
+        if recipe.plan.dp is None:
+            text = "the run has no noise: this site takes part only in runs with [plan.dp] (dp)"
+            raise PolicyRefusedError("dp", text)
+        if self.rules.dp.unit == "patient" and grouped is False:
+            text = (
+                "this site's budget is a patient's, and its images have no groups: name them in the settings "
+                "(data.group_pattern, or a column group), or say dp.unit = 'image' in the policy (dp)"
+            )
+            raise PolicyRefusedError("dp", text)
 
     def admit_group(self, fewest: int) -> None:
         """Check how many sites at least a run with secure sums has in a group, which is summed together or not at all.
@@ -233,8 +259,10 @@ class Policy:
         data = codec.encode(leaving)
         update_checks.check_size(self.rules, len(data))
         manifest = Manifest(describe(leaving), len(data), codec.digest(data))
-        weight = update.weight if self.rules.example_count else None
-        return Released(manifest, data, self.release_scores(update.metrics).scores, weight, _GATE)
+        noisy = context is not None and context.noisy
+        weight = update.weight if self.rules.example_count and not noisy else None
+        scores = self.release_scores(update.metrics, noisy=noisy).scores
+        return Released(manifest, data, scores, weight, _GATE)
 
     def release_public(self, update: Update, context: GateContext | None = None) -> Released:
         """`release` of what has nothing of the site's own data: rules about classes let it leave.
@@ -260,16 +288,19 @@ class Policy:
         leaving = update_checks.withhold(rules, {**shown, **summed}, context)
         update_checks.check_tensor_sizes(rules, leaving)
         update_checks.check_size(rules, 8 * layout.size)
-        weight = update.weight if rules.example_count else None
+        noisy = context is not None and context.noisy
+        weight = update.weight if rules.example_count and not noisy else None
         return ReleasedVector(layout, replace(update, payload=leaving, metrics={}, weight=weight), _GATE)
 
-    def release_score_sum(self, scores: Scores, names: Sequence[str]) -> ReleasedVector:
+    def release_score_sum(self, scores: Scores, names: Sequence[str], *, noisy: bool = False) -> ReleasedVector:
         """Let those of a site's own scores into a secure sum that the policy names, be it only for sums.
 
         Args:
             names: rows of the sum, of which some may be other than the site's own.
+            noisy: the run has `[plan.dp]`: scores have no noise, so none is summed.
         """
-        rules, own = self.rules, {name: value for name, value in scores.items() if is_own(name)}
+        rules, private = self.rules, noisy or self.rules.dp is not None
+        own = {name: value for name, value in scores.items() if is_own(name) and not private}
         named = {name: value for name, value in own.items() if score_family(name) in rules.summed_metrics}
         leaving = score_sums.summable(names, {**self._named(own), **named})
         return ReleasedVector(score_sums.layout_of(names), score_sums.terms_of("", names, leaving), _GATE)
@@ -288,10 +319,14 @@ class Policy:
         update_checks.check_size(self.rules, len(data))
         return Released(Manifest(describe(message), len(data), codec.digest(data)), data, {}, None, _GATE)
 
-    def release_scores(self, scores: Scores) -> ReleasedScores:
-        """The scores that the policy names; the others stay, and the site's own ones if they leave only in a sum."""
+    def release_scores(self, scores: Scores, *, noisy: bool = False) -> ReleasedScores:
+        """The scores that the policy names; the others stay, and the site's own ones if they leave only in a sum.
+
+        Args:
+            noisy: the run has `[plan.dp]`: losses and own scores, which have no noise, stay whatever the policy names.
+        """
         named = self._named(scores)
-        if self.rules.secure != "allowed":
+        if self.rules.secure != "allowed" or noisy or self.rules.dp is not None:
             named = {name: value for name, value in named.items() if not is_own(name)}
         return ReleasedScores(named, _GATE)
 
@@ -304,6 +339,17 @@ class Policy:
 
     def _named(self, scalars: Scores) -> Scores:
         return {name: value for name, value in sorted(scalars.items()) if score_family(name) in self.rules.metrics}
+
+
+def _beside_noise(rules: PolicyRules) -> str:
+    """What a policy with a budget must not let out; empty: it does not, or has none."""
+    if rules.dp is None:
+        return ""
+    if rules.example_count:
+        return "example_count = true lets out a number without noise, which dp does not allow; set it to false"
+    if telling := sorted(rules.telemetry & TELLING_OF_COUNTS):
+        return f"telemetry: '{telling[0]}' tells roughly how many images there are, which dp hides; remove it"
+    return ""
 
 
 def _in_a_sum(rules: PolicyRules) -> PolicyRules:

@@ -17,6 +17,14 @@ DType = Literal["float32", "float64", "int64"]  # those of the codec
 Megabytes = Annotated[float, Field(gt=0)]
 
 
+class PrivacyBudget(StrictModel):
+    """What all runs on the site's data together may tell of one unit: (epsilon, delta)-differential privacy."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]  # most, over all rounds of all runs
+    delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # chance that it is more: far below 1 / number of units
+    unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
+
+
 class PolicyRules(StrictModel):
     """Lists of names are complete: there is no "all", and an empty one allows nothing."""
 
@@ -39,5 +47,6 @@ class PolicyRules(StrictModel):
     summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
+    dp: PrivacyBudget | None = None  # runs must have noise (plan.dp), and end for this site where the budget does
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
     limits: Limits = Limits()  # what a server may ask

@@ -170,6 +170,9 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
     plan = recipe.plan
     steps = steps_per_epoch(plan, facts.examples)
     asked = f"{steps} optimizer steps an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
+    if plan.dp is not None:  # of public numbers: a refusal by the site's own would tell of them
+        steps = plan.dp.steps(1)
+        asked = f"{steps} steps an epoch at plan.dp.sampling_rate = {plan.dp.sampling_rate:g}"
     yield LimitCheck("steps", asked, f"at least {limits.steps}", steps >= limits.steps)
     if not facts.sends & LABELLED:
         return

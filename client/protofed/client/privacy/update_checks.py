@@ -57,9 +57,11 @@ class GateContext:
 
     Attributes:
         examples: number of training examples by class, [C] int64.
+        noisy: the run has `[plan.dp]`: what has no noise, a loss, a score or a count, stays.
     """
 
     examples: Array = field(repr=False)
+    noisy: bool = False
 
 
 Check = Callable[[PolicyRules, Payload, GateContext | None], None]

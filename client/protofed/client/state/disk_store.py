@@ -22,6 +22,8 @@ from protofed.client.privacy.site_secret import load_or_create
 from protofed.client.state.daily_counts import FILE as COUNTS_FILE
 from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.downloads import DiskDownloads
+from protofed.client.state.dp_ledger import FILE as LEDGER_FILE
+from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.client.state.set_aside import SetAside
@@ -57,6 +59,7 @@ class DiskStore:
         pause: the pause that a person at the site set, in the same folder.
         own_scores: the site's own scores, in the same folder.
         daily_counts: how many tasks the site began today, in the same folder.
+        dp_ledger: what the site has spent of its privacy, in the same folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,6 +73,7 @@ class DiskStore:
         self.pause: SitePause | None = SitePause(folder / PAUSE_FILE)
         self.own_scores: OwnScores | None = OwnScores(folder / SCORES_FOLDER)
         self.daily_counts: DailyCounts | None = DailyCounts(folder / COUNTS_FILE)
+        self.dp_ledger: DpLedger | None = DpLedger(folder / LEDGER_FILE)
         self._aside = SetAside(folder)
         files.sweep([folder / SCORES_FOLDER])
         for run in folder.iterdir():

@@ -11,6 +11,7 @@ from protofed.client.privacy.approval import Approvals
 from protofed.client.privacy.pause import SitePause
 from protofed.client.privacy.site_secret import BYTES
 from protofed.client.state.daily_counts import DailyCounts
+from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import OwnScores
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, Verdict
@@ -70,6 +71,10 @@ class Store(Protocol):
     def daily_counts(self) -> DailyCounts | None:
         """How many tasks the site began today; None: they are not counted."""
 
+    @property
+    def dp_ledger(self) -> DpLedger | None:
+        """What the site has spent of its privacy, over all runs; None: nobody counts, as in a simulation."""
+
     def secret(self) -> bytes:
         """The site's secret, `site_secret.BYTES` random bytes: the same at every call."""
 
@@ -124,6 +129,7 @@ class MemoryStore:
     pause: SitePause | None = None
     own_scores: OwnScores | None = None
     daily_counts: DailyCounts | None = None  # time stands still in a simulation
+    dp_ledger: DpLedger | None = None
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(BYTES)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import SplitModel
+from protofed.client.training.dp import DpContext
 from protofed.common.config.recipe import Plan
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
 from protofed.common.protocol.score_names import LOSS
@@ -163,6 +164,7 @@ class FitContext:
         participation: the recipe's: of the enrolled trainers, the share that a round needs, and so of the rounds the
             share that a site may expect to train in.
         start: set by a fit that begins with another model than the one received.
+        dp: what noise is drawn from, where the plan asks for it; None: it does not, or this is no trainer's fit.
     """
 
     site: SiteId
@@ -182,6 +184,7 @@ class FitContext:
     ranks: Ranks = field(default_factory=SingleProcess)
     participation: float = 1.0
     start: FitStart | None = None
+    dp: DpContext | None = None
 
     @property
     def lr(self) -> float:
@@ -195,7 +198,9 @@ class FitContext:
             metrics: `loss`, and up to 16 numbers of the method's own, which become `train.<name>`.
         """
         named = {name if name == LOSS else f"train.{name}": value for name, value in metrics.items()}
-        return Update(self.site, payload, named, weight=float(len(self.data.train)))
+        # A count is no noisy sum; whatever the policy says, it does not leave beside noise that hides it.
+        weight = None if self.plan.dp is not None else float(len(self.data.train))
+        return Update(self.site, payload, named, weight)
 
 
 def seeded(seed: int, round: int, site: SiteId, device: torch.device) -> torch.Generator:

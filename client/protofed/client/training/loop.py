@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import supervised
+from protofed.client.training.noisy_classes import noisy_means
+from protofed.client.training.noisy_steps import NoisySteps
 from protofed.client.training.optimizer import Optimizer, ParameterGroup
-from protofed.common.errors import CodecError, FailureReason, TaskFailedError
+from protofed.common.errors import CodecError, ConfigError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Tensors
 
@@ -47,6 +49,7 @@ def train(
     parameters: Iterable[Tensor | ParameterGroup] | None = None,
     epochs: int | None = None,
     after: Callable[[Step], object] | None = None,
+    regularizer: Callable[[], Tensor] | None = None,
 ) -> Trained:
     """The plan's epochs of stochastic gradient descent on the site's training examples.
 
@@ -62,15 +65,22 @@ def train(
     processes, each of which calls it, change the same: one process has only a share of the gradients. It is called
     once a batch, however many micro-batches memory takes.
 
+    With `plan.dp` steps are those of `noisy_steps`, an epoch of 1 / sampling_rate steps: the loss is called with single
+    examples, and what it is of a batch is their mean.
+
     Args:
         loss: images [B, channels, H, W] and labels [B] -> the batch's mean loss []. When memory is short it is called
             with parts of a batch.
         parameters: what is trained, tensors of any shapes, of which those outside of groups are a group together; by
             default all parameters of the model.
         epochs: in place of the plan's.
+        regularizer: a term that is added to each batch's loss [] and depends on no example, so that with `plan.dp` it
+            is neither clipped nor hidden by noise.
 
     Raises:
-        TaskFailedError: a loss is not finite, or one example alone does not fit into memory.
+        TaskFailedError: a loss is not finite, or one example alone does not fit into memory; with `plan.dp` the model
+            is not finite, or there are more steps than the method has declared.
+        ConfigError: with `plan.dp` there is no noise, or the method asks for what has none.
         ValueError: two groups have the same tensor.
     """
     plan, model = local.plan, local.model
@@ -78,35 +88,50 @@ def train(
     optimizers = [Optimizer.of(group, plan, local.lr) for group in groups]
     covered = [tensor for group in groups for tensor in group.parameters]
     state = TrainingState(covered, optimizers, torch.zeros((), device=local.data.device))
-    step = _Step(local, state)
-    model.train()
     epochs = plan.epochs if epochs is None else epochs
+    local.train_calls += 1
+    of_epoch: Callable[[int], None]
+    if plan.dp is None:
+        of_epoch = partial(_plain_epoch, local, _Step(local, state), _regularized(loss, regularizer), after)
+    elif after is not None:
+        raise ConfigError("with [plan.dp] a method takes no steps of its own (after): they would have no noise")
+    else:
+        of_epoch = NoisySteps(local, state, epochs, _with_precision(local, loss), regularizer).epoch
+    model.train()
     progress = local.fit_progress  # written in place: the heartbeat reads it
     progress.epochs = epochs
-    local.train_calls += 1
     local.throughput.start()
     for progress.epoch in range(restore_epoch(local, state) + 1, epochs + 1):
         local.ranks.seed(local.rng.initial_seed(), local.train_calls, progress.epoch)
-        for images, labels in local.data.batches(
-            plan.batch_size, local.rng, plan.augmentation, plan.drop_last, plan.sampling
-        ):
-            local.check()
-            state.total += step(images, labels, loss) * len(labels)  # stays on the device: no step waits for it
-            state.examples += len(labels)
-            state.steps += 1
-            if after is not None:
-                with torch.no_grad():
-                    after(partial(step.further, images, labels))
-            local.throughput.step(len(labels))
-            reach("batch-done")
-        total = (state.total + step.further_total).item()  # once an epoch: `item` waits for the device
-        if not math.isfinite(total):
-            raise TaskFailedError(
-                FailureReason.NUMERIC, f"the loss is {total} in epoch {progress.epoch}; lower plan.lr"
-            )
+        of_epoch(progress.epoch)
         save_epoch(local, state, progress.epoch)
         reach("epoch-done")
     return Trained(state.total.item() / max(state.examples, 1), state.steps)
+
+
+def _plain_epoch(
+    local: FitContext, step: _Step, loss: Loss, after: Callable[[Step], object] | None, number: int
+) -> None:
+    plan, state = local.plan, step.state
+    for images, labels in local.data.batches(
+        plan.batch_size, local.rng, plan.augmentation, plan.drop_last, plan.sampling
+    ):
+        local.check()
+        state.total += step(images, labels, loss) * len(labels)  # stays on the device: no step waits for it
+        state.examples += len(labels)
+        state.steps += 1
+        if after is not None:
+            with torch.no_grad():
+                after(partial(step.further, images, labels))
+        local.throughput.step(len(labels))
+        reach("batch-done")
+    total = (state.total + step.further_total).item()  # once an epoch: `item` waits for the device
+    if not math.isfinite(total):
+        raise TaskFailedError(FailureReason.NUMERIC, f"the loss is {total} in epoch {number}; lower plan.lr")
+
+
+def _regularized(loss: Loss, regularizer: Callable[[], Tensor] | None) -> Loss:
+    return loss if regularizer is None else lambda images, labels: loss(images, labels) + regularizer()
 
 
 def named(means: Mapping[int, Tensor]) -> Tensors:
@@ -172,7 +197,8 @@ def class_means(
 ) -> dict[int, Tensor]:
     """The mean of `embed(images)` [B, D] over the site's training examples of each class that it has: {class: [D]}.
 
-    In evaluation mode, without augmentation. A class without examples at the site is missing from the result.
+    In evaluation mode, without augmentation. A class without examples at the site is missing from the result; with
+    `plan.dp` it is one class release, and a class is missing whose noisy count is below `min_noisy_count`.
 
     Args:
         embed: images [B, channels, H, W] -> features [B, D].
@@ -186,6 +212,8 @@ def class_means(
         weights = weigh(features, labels).to(features.dtype)
         return features * weights.unsqueeze(1), weights
 
+    if local.plan.dp is not None:
+        return noisy_means(local, of_batch)
     return means_by_class(local, of_batch, 512)
 
 
@@ -202,7 +230,12 @@ def means_by_class(
 
     Returns:
         By class, [...].
+
+    Raises:
+        ConfigError: with `plan.dp`: these have no noise.
     """
+    if local.plan.dp is not None:
+        raise ConfigError("with [plan.dp] only class means and class shares are released (class_means, label_shares)")
     local.model.eval()
     sums = counts = None
     with torch.no_grad():
@@ -227,7 +260,12 @@ def in_full(values: Tensor) -> Tensor:
 
 
 def frequent(local: FitContext, means: Mapping[int, Tensor], at_least: int) -> dict[int, Tensor]:
-    """Those of `class_means` [D] that are means of at least so many of the site's examples: what a method may send."""
+    """Those of `class_means` [D] that are means of at least so many of the site's examples: what a method may send.
+
+    With `plan.dp` all of them: they are those of noisy counts, and the true ones say nothing beside.
+    """
+    if local.plan.dp is not None:
+        return dict(means)
     counts = local.data.train.labels.bincount(minlength=local.classes).tolist()
     return {c: mean for c, mean in means.items() if counts[c] >= at_least}
 
@@ -248,7 +286,7 @@ class _Step:
     """One optimizer step: in as many micro-batches as memory needs, by as many processes as there are."""
 
     def __init__(self, local: FitContext, state: TrainingState) -> None:
-        self._local, self._state, self._ranks = local, state, local.ranks
+        self._local, self.state, self._ranks = local, state, local.ranks
         self._trained = [tensor for optimizer in state.optimizers for tensor in optimizer.trained]
         self.further_total = torch.zeros_like(state.total)  # of losses: not finite if one of them is not
 
@@ -259,7 +297,7 @@ class _Step:
         while (value := self._attempt(images, labels, loss)) is None:
             # Not while the error is handled: its traceback holds all that the attempt computed, and none of it is free.
             self._shrink(len(labels))
-        for optimizer in self._state.optimizers:
+        for optimizer in self.state.optimizers:
             optimizer.step()
         return value
 
@@ -282,7 +320,7 @@ class _Step:
 
     def _gradients(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         self._free_gradients()
-        size = self._state.micro_batch or len(labels)
+        size = self.state.micro_batch or len(labels)
         if size >= len(labels):
             whole = loss(images, labels)
             self._ranks.backward(whole)
@@ -296,10 +334,10 @@ class _Step:
         return torch.stack(parts).sum()
 
     def _shrink(self, batch: int) -> None:
-        size = min(self._state.micro_batch or batch, batch)
+        size = min(self.state.micro_batch or batch, batch)
         if size == 1:
             raise TaskFailedError(FailureReason.OUT_OF_MEMORY, "not even one example fits into the device's memory")
-        self._state.micro_batch = (size + 1) // 2  # halved, and kept for all later steps of this call
+        self.state.micro_batch = (size + 1) // 2  # halved, and kept for all later steps of this call
         self._free_gradients()  # before the cache is emptied
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -314,9 +352,11 @@ def _with_precision(local: FitContext, loss: Loss) -> Loss:
     if local.data.device.type != "cuda" or not local.plan.amp:
         return loss
 
+    by_example = local.plan.dp is not None  # torch.func knows no layout but the plain one
+
     def cast(images: Tensor, labels: Tensor) -> Tensor:
         """[B, channels, H, W], [B] -> []."""
         with torch.autocast("cuda", torch.bfloat16):
-            return loss(images.contiguous(memory_format=torch.channels_last), labels)
+            return loss(images if by_example else images.contiguous(memory_format=torch.channels_last), labels)
 
     return cast

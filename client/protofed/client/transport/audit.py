@@ -133,6 +133,15 @@ class ClientAudit:
         """An update that the site's own policy refused; nothing of it was sent."""
         self._add("refused", {"run": task.run, "round": task.round, "task_id": task.task_id, "why": str(reason)})
 
+    def privacy(self, facts: Mapping[str, Fact]) -> None:
+        """A fit with noise that is about to begin: the ledger has counted it.
+
+        Args:
+            facts: run, round, task_id, its mechanisms, epsilon and delta of all fits together, the policy's budget, and
+                what stays because it has no noise.
+        """
+        self._add("privacy", facts)
+
     def decision(self, event: str, facts: Mapping[str, Fact]) -> None:
         """What a person at the site decided: who, when, on which run; it stays at the site."""
         self._add(event, facts)

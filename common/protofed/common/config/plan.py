@@ -17,6 +17,26 @@ MOST_WARMUP = 10_000  # rounds: a site that checks a run goes through all of the
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 
+class DpPlan(StrictModel):
+    """`[plan.dp]`: noise by which what leaves a site tells almost nothing of any one of its patients.
+
+    A unit is a patient, or one image where the site's data have no groups.
+    """
+
+    noise_multiplier: Annotated[float, Field(gt=0, le=1e6)]  # sigma: std of the noise on a step's sum, in max_unit_norm
+    max_unit_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # C: a unit's gradient is clipped to this norm
+    sampling_rate: Annotated[float, Field(ge=1e-5, le=1)]  # q: the chance that a unit is in a step
+    class_noise_multiplier: Annotated[float, Field(gt=0, le=1e6)] | None = (
+        None  # std of the noise on class sums and counts, to which a unit adds a norm of 1 at most
+    )
+    max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # of a feature in class sums; unit features have 1
+    min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # of a class, or it counts as absent
+
+    def steps(self, epochs: int) -> int:
+        """Noisy steps of a call of `train`: of public numbers alone, for the site's number of images is none."""
+        return round(epochs / self.sampling_rate)
+
+
 class Plan(StrictModel):
     """Local training: one fit on a site."""
 
@@ -41,12 +61,23 @@ class Plan(StrictModel):
     amp: bool = True  # bfloat16 autocast and channels_last on a GPU; the CPU trains in float32
     buffers: Literal["averaged", "local"] = "averaged"  # BatchNorm's statistics with which a site goes on
     checkpoint: bool = False  # keep each epoch on the site's disk, so that an interrupted fit goes on there
+    dp: DpPlan | None = None  # differential privacy at the site; None: no noise
 
     @model_validator(mode="after")
     def _keys_in_use(self) -> Plan:
         for key, user, value in (("tau", "loss", "logit-adjustment"), ("lr_steps", "schedule", "step")):
             if getattr(self, key) != Plan.model_fields[key].default and getattr(self, user) != value:
                 raise ValueError(f'plan.{key} is for plan.{user} = "{value}"; set that, too, or remove it')
+        return self
+
+    @model_validator(mode="after")
+    def _noise_hides_all(self) -> Plan:
+        for key, expected in (("loss", "cross-entropy"), ("sampling", "shuffled")):
+            if self.dp is not None and getattr(self, key) != expected:
+                raise ValueError(
+                    f"plan.{key} = {getattr(self, key)!r} follows a site's exact class counts, which [plan.dp] is to "
+                    f"hide; set {expected!r}"
+                )
         return self
 
     def learning_rate(self, round: int, rounds: int) -> float:

@@ -19,6 +19,7 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data as Data
 from protofed.common.config.data import Dirichlet as Dirichlet
 from protofed.common.config.plan import Augment as Augment
+from protofed.common.config.plan import DpPlan as DpPlan
 from protofed.common.config.plan import Plan as Plan
 from protofed.common.config.problems import explain
 from protofed.common.config.tables import Input as Input
@@ -56,7 +57,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
         }
     ),
     "model": frozenset({"pretrained_body"}),
-    "plan": frozenset({"loss", "tau", "sampling", "lr_steps", "warmup_rounds", "buffers"}),
+    "plan": frozenset({"loss", "tau", "sampling", "lr_steps", "warmup_rounds", "buffers", "dp"}),
     "evaluation": frozenset({"personal_test_images"}),
 }
 M = TypeVar("M", bound=BaseModel)
@@ -244,6 +245,12 @@ class Recipe(StrictModel):
             raise ValueError(
                 'federation.max_bad_sites is for robust = "trimmed" and "krum"; set that, too, or remove it'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _no_counts_beside_noise(self) -> Recipe:
+        if self.plan.dp is not None and self.method.options.get("weighting") == "examples":
+            raise ValueError('method.weighting = "examples" sends a site\'s exact count; with [plan.dp] set "uniform"')
         return self
 
     @model_validator(mode="after")

@@ -33,6 +33,7 @@ class PauseReason(StrEnum):
     SCHEDULE = "outside its schedule"
     PAUSED = "paused by the site"
     WITHDRAWN = "takes no part in the run"  # the site denied it, or left it
+    BUDGET = "privacy budget spent"  # one more round would cost more than the site's policy allows
 
 
 class TaskKind(StrEnum):

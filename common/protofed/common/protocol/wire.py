@@ -74,7 +74,11 @@ signal = _Enum(Signal, pb.Signal, "SIGNAL")
 _subject = _Enum(Subject, pb.SumSubject, "SUM_SUBJECT")
 _hold = _Enum(PauseReason, pb.Hold, "HOLD", without=(PauseReason.NONE,))
 # What a server of 0.2.0, which would refuse the call, reads in place of the exact one.
-_HOLD_OF_0_2_0 = {PauseReason.PAUSED: PauseReason.SCHEDULE, PauseReason.WITHDRAWN: PauseReason.APPROVAL}
+_HOLD_OF_0_2_0 = {
+    PauseReason.PAUSED: PauseReason.SCHEDULE,
+    PauseReason.WITHDRAWN: PauseReason.APPROVAL,
+    PauseReason.BUDGET: PauseReason.APPROVAL,
+}
 _FAILURE_OF_0_2_0 = {FailureReason.WITHDRAWN: FailureReason.POLICY}
 
 

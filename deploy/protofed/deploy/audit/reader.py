@@ -158,6 +158,8 @@ class _Reader:
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case "summed" if self._selected(fields.get("run", ""), fields.get("round", 0)):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
+            case "privacy" if self._selected(fields.get("run", ""), fields.get("round", 0)):
+                self._summary.notes.append((record.at, _note(record.event, fields)))
             case "run" if self._run in (None, fields.get("run")):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case decided if decided in set(Act) and self._run in (None, fields.get("run", self._run)):
@@ -273,6 +275,11 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "summed":
             at = f"round {fields.get('round')} of run {fields.get('run')}, attempt {fields.get('attempt')}"
             return f"secure sum opened, {at}: the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}"
+        case "privacy":
+            of_all = f"epsilon of all fits {_number(fields.get('epsilon'))} at delta {_number(fields.get('delta'))}"
+            budget = "" if fields.get("budget") is None else f", of {_number(fields.get('budget'))}"
+            at = f"round {fields.get('round')} of run {fields.get('run')}"
+            return f"privacy spent, {at}: {of_all}{budget}; {fields.get('withheld')}"
         case "resumed":
             lost = f"not recorded, nor answered: {_calls(fields['unrecorded'])}"
             return f"there was no room for records: {lost}; refused before they acted: {_calls(fields['refused'])}"
@@ -281,6 +288,10 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             return f"{peer} without lines of their own: {_calls(fields['calls'])}; {fields.get('bytes')} bytes"
         case _:
             return f"half a line of {fields.get('bytes')} bytes, left by a killed process, was cut off"
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _decision(event: str, fields: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import client_decisions as decisions
 from protofed.deploy.cli import doctor
+from protofed.deploy.cli.client_budget import budget
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_group import group
 from protofed.deploy.cli.client_peers import peers
@@ -93,6 +94,9 @@ def preview(
     recipe: Annotated[str, typer.Argument(help="A recipe's file, or the name of one that comes with protofed.")],
     policy: PolicyOption = None,
     examples: Examples = None,
+    state: Annotated[
+        Path | None, typer.Option(help="The site's state folder: what of its privacy budget is spent before.")
+    ] = None,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List every tensor by name, not only one row per part.")
     ] = False,
@@ -108,7 +112,7 @@ def preview(
     from protofed.deploy import shipped
 
     read = shipped.recipe(recipe, assignments or ())
-    view = plan_view(read, policy, examples=examples, progress_shown=not as_json)
+    view = plan_view(read, policy, examples=examples, progress_shown=not as_json, state=state)
     _show_plan(view, tensors=tensors, as_json=as_json)
 
 
@@ -132,7 +136,7 @@ def approve(
 
     approvals = decisions.approvals_of(state)
     offer = approvals.offer(run)
-    _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer))
+    _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer, state=state))
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         confirm(f"Take part in {about}?")
@@ -146,6 +150,7 @@ client.command("deny")(decisions.deny)
 client.command("pause")(decisions.pause)
 client.command("resume")(decisions.resume)
 client.command("scores")(scores)
+client.command("budget")(budget)
 client.add_typer(peers, name="peers")
 client.add_typer(group, name="group")
 

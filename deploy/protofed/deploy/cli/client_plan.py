@@ -43,26 +43,36 @@ class PlanView:
 
 
 def plan_view(
-    recipe: Recipe, name: str | None, *, examples: int | None, offer: Offer | None = None, progress_shown: bool = True
+    recipe: Recipe,
+    name: str | None,
+    *,
+    examples: int | None,
+    offer: Offer | None = None,
+    progress_shown: bool = True,
+    state: Path | None = None,
 ) -> PlanView:
     """Build what a recipe asks, beside a policy's limits.
 
     Args:
         name: the policy, by name or file; None: no policy.
         examples: training examples here; None: unknown.
+        state: the site's state folder, whose ledger says what is spent; None: unknown.
 
     Raises:
         ConfigError: the policy cannot be read.
+        StateError: the ledger is damaged.
     """
     from protofed.common.codec import Digest
     from protofed.deploy.console.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=progress_shown):
+        from protofed.client.state.dp_ledger import FILE, read
         from protofed.deploy.site.plan import site_plan  # with PyTorch, which takes seconds
 
         policy = None if name is None else _policy(name)
         digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
-        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples)
+        spent = None if state is None else read(state / FILE)
+        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples, spent=spent)
     return PlanView(plan, None if name is None else Path(name).stem)
 
 

@@ -59,6 +59,7 @@ def start(
     """
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
+    from protofed.deploy.site.planned_privacy import planned_lines
     from protofed.server.method import server_methods
 
     loaded = shipped.recipe(recipe, assignments or ())
@@ -67,6 +68,7 @@ def start(
     if dry_run:
         show_dry_run([loaded], simulated=False)
         return
+    privacy = planned_lines(loaded)  # first: a method that does not work with noise is refused
     info = operator.start(loaded, force=force)
     if loaded.data is not None:
         _say("note: the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
@@ -75,6 +77,8 @@ def start(
             "note: without federation.secure = true the server reads each site's updates; "
             "sites under the policies standard and strict decline such a run"
         )
+    for line in privacy:
+        _say(f"privacy: {line}")
     for warning in info.unmet:
         _say(f"warning: {warning}")
     if not (watch and as_json):  # then every line of the output is one object of the watch

@@ -38,11 +38,13 @@ def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
         ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
     """
     from protofed.deploy.overrides import leaves
+    from protofed.deploy.site.planned_privacy import planned_lines
 
     for recipe in recipes:
         if simulated and recipe.data is None:
             raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
-        for line in (_title(recipe), _sites(recipe, simulated=simulated), *_outgoing(recipe)):
+        about = (_title(recipe), _sites(recipe, simulated=simulated), *_outgoing(recipe), *planned_lines(recipe))
+        for line in about:
             typer.echo(f"# {line}")
         for key, value in leaves(recipe.model_dump(mode="json", exclude_none=True)):
             typer.echo(f"{key} = {json.dumps(value, ensure_ascii=False)}")

@@ -118,7 +118,13 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
         site.membership = _membership(settings, identity, audit)
-        agent = Agent(site, link, status, on_refusal=lambda task, error: _refused(metrics, audit, task, error))
+        agent = Agent(
+            site,
+            link,
+            status,
+            on_refusal=lambda task, error: _refused(metrics, audit, task, error),
+            on_spending=lambda spending: audit.privacy(spending.facts()),
+        )
         _until_replaced(settings, identity, status, lambda: _take_part(agent, until_finished=until_finished))
 
 

@@ -27,6 +27,7 @@ HANDS = {
 def problems(record: RunRecord) -> list[str]:
     """One sentence for each problem of the run; a single one that there was none, if rounds were finished."""
     exits = [*_first(_interventions(record), "things that operators did"), *_first(_left(record), "sites that left")]
+    exits += _first(_held_by_budget(record), "sites whose privacy budget ended")
     sentences = [*exits, *_round_problems(record), *_site_problems(record)]
     # A run that failed or was aborted, or made a useless model, has said so above: this would contradict it.
     ended_well = record.run["status"] not in ("failed", "aborted")
@@ -81,6 +82,16 @@ def _left(record: RunRecord) -> Iterator[str]:
             first.setdefault(task["site"], attempt["round"])
     for site, number in first.items():
         yield f"{site} left the run, by its own decision, in round {number}."
+
+
+def _held_by_budget(record: RunRecord) -> Iterator[str]:
+    """Sites whose privacy budget ended during the run, with the round; it may have been raised."""
+    first: dict[str, int] = {}
+    for attempt, task in record.tasks():
+        if task.get("cause") == "budget":
+            first.setdefault(task["site"], attempt["round"])
+    for site, number in first.items():
+        yield f"{site}'s privacy budget allowed no further round from round {number} on."
 
 
 def _round_problems(record: RunRecord) -> list[str]:

@@ -23,6 +23,7 @@ TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "ended": ("–", "task-open", "the run ended, or was rolled back, before it reported"),
     "left": ("W", "task-out", "the site left the run, or denied it"),
     "paused": ("p", "task-unneeded", "it took no task then: it awaited approval, was outside its schedule, or paused"),
+    "budget": ("b", "task-unneeded", "its privacy budget allowed no further round"),
     "waits": ("w", "task-open", "its update came, and the round is open"),
     "invited": ("i", "task-open", "invited, and not started (yet)"),
     "started": ("s", "task-open", "started, and not done (yet)"),
@@ -121,6 +122,7 @@ CAUSES = {
     "revoked": "out",
     "withdrawn": "left",
     "paused": "paused",
+    "budget": "budget",
     "run-ended": "ended",
     "rolled-back": "ended",
 }

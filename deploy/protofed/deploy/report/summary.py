@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from protofed.common.config.recipe import Federation
+from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.errors import ConfigError
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.kept_scores import from_sum
@@ -23,6 +24,7 @@ from protofed.deploy.report.record import (
     percent,
     utc,
 )
+from protofed.deploy.site.planned_privacy import planned_lines
 from protofed.server.method import server_methods
 
 # Scores of own models, in the order in which the server judges runs by them.
@@ -38,7 +40,15 @@ def summary(record: RunRecord) -> Section:
     return Section(
         "summary",
         "Summary",
-        lead=[_trained(record), _participants(record), *outcome, *_quality(record), _received(record), _summed(record)],
+        lead=[
+            _trained(record),
+            _participants(record),
+            *outcome,
+            *_quality(record),
+            _received(record),
+            _summed(record),
+            *_noise(record),
+        ],
         points=problems(record),
         tables=[table] if (table := _model_comparison(record)) is not None else [],
         notes=_test_sets(record),
@@ -107,6 +117,17 @@ def _trained(record: RunRecord) -> str:
     if not record.done:
         return f"{model} was to be trained by {method}: none of the {record.planned} planned rounds is finished."
     return f"{model} was trained by {method}: {record.done} of {record.planned} planned rounds are finished."
+
+
+def _noise(record: RunRecord) -> list[str]:
+    """What the noise of the recipe is worth: planned, for each site knows itself what it has spent."""
+    if not record.recipe.get("plan", {}).get("dp"):
+        return []
+    try:
+        found = planned_lines(Recipe.model_validate(record.recipe))
+    except (ConfigError, ValueError):  # a method, or a key, that this version does not know
+        return []
+    return [f"Each site added noise to what left it (differential privacy). {' '.join(found)}"]
 
 
 def _received(record: RunRecord) -> str:

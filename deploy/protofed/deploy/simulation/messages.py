@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from protofed.client.agent.computation import ScoredModel
 from protofed.client.data.shared import Contents
+from protofed.common.codec import Digest
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol.messages import Task
 
@@ -42,6 +43,7 @@ class Work(_Header):
 
     Attributes:
         number: of the work; the result has the same.
+        recipe: digest of the run's recipe as the site was offered it, which noise follows from; None: there is none.
         sent: whether the base is among the frames; else it is the one of the work before.
         own_model: whether the site's own model is.
     """
@@ -52,6 +54,7 @@ class Work(_Header):
     state_round: int
     seed: int
     fewest: int
+    recipe: Digest | None
     scored: ScoredModel | None
     sent: bool
     own_model: bool

@@ -10,15 +10,17 @@ import structlog
 from protofed.client.agent import device as devices
 from protofed.client.agent.computation import Computation, fit, score
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, train_alone
+from protofed.client.agent.site import DpSource, PreparedRun, train_alone
 from protofed.client.data.shared import Memory, Shared
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import client_methods
+from protofed.client.method import client_methods, dp_cost_of
 from protofed.client.models.catalogue import device_model
 from protofed.client.state.store import FitOutcome, SiteState
 from protofed.client.training.context import NoCheckpoints
+from protofed.client.training.dp import SIMULATED_SECRET
 from protofed.client.transport.link import decode_base
 from protofed.common import codec, plugins
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.payload import Payload, SiteId, Tensors
 from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
@@ -65,7 +67,8 @@ class SiteWorker:
     def _result(self, work: Work, frames: Iterator[bytes]) -> Message:
         memory = codec.decode(next(frames))
         state = SiteState(work.state_round, memory, codec.decode(next(frames)) if work.own_model else None)
-        run = PreparedRun(self._recipe, self._method, self._model, self._data(work.site), work.seed)
+        dp = None if work.recipe is None else self._noise(work.recipe)
+        run = PreparedRun(self._recipe, self._method, self._model, self._data(work.site), work.seed, dp)
         computation = Computation(work.site, run, work.task, state, work.fewest, work.scored)
         if work.scored is not None:
             scores = dict(score(computation, self._base, DaemonStatus()))
@@ -73,6 +76,9 @@ class SiteWorker:
         status = DaemonStatus()
         outcome = fit(computation, self._base, status, NoCheckpoints(), train_alone)
         return _of_fit(work, outcome, status.throughput.examples)
+
+    def _noise(self, recipe: Digest) -> DpSource:
+        return DpSource(SIMULATED_SECRET, dp_cost_of(self._method, self._recipe.method.name, self._recipe.plan), recipe)
 
     def _data(self, site: SiteId) -> SiteData:
         if site not in self._placed:

@@ -177,6 +177,7 @@ class Workers:
             state_round=work.state.round,
             seed=work.run.seed,
             fewest=work.fewest,
+            recipe=None if work.run.dp is None else work.run.dp.recipe,
             scored=work.scored,
             sent=sent,
             own_model=personal is not None,

@@ -14,12 +14,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from protofed.client.agent.dp_checks import check_rules
 from protofed.client.method import ClientMethod, client_methods, exchanges_of
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
 from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks
 from protofed.client.privacy.score_disclosures import discloses, is_own
+from protofed.client.state.dp_ledger import Spent
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
@@ -28,6 +30,8 @@ from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
+from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
+from protofed.deploy.site.plan_privacy import plain as plain_privacy
 from protofed.deploy.site.plan_request import asked, broken
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_sight import Sight, sight
@@ -77,6 +81,7 @@ class SitePlan:
         limits: each limit of the policy beside what the run asks; none without a policy.
         sight: what the server sees of an update, with secure sums and without.
         exchanges: what the method moves between single sites.
+        privacy: what its noise is worth; None: it has none.
     """
 
     recipe: Recipe
@@ -95,6 +100,7 @@ class SitePlan:
     limits: tuple[LimitCheck, ...]
     sight: Sight
     exchanges: frozenset[Exchange]
+    privacy: PrivacyPlan | None = None
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
@@ -114,6 +120,7 @@ def site_plan(
     digest: Digest | None = None,
     cohort: int | None = None,
     examples: int | None = None,
+    spent: Spent | None = None,
 ) -> SitePlan:
     """What a site would send, receive and keep, and which of it its policy allows.
 
@@ -121,9 +128,11 @@ def site_plan(
         digest: of the recipe's JSON as the server sent it; None: of the recipe as it is read here.
         cohort: sites that a round aggregates at least, as the server announced; None: not known.
         examples: of the site's training set; None: not known, and the limits that depend on it are left out.
+        spent: of the site's privacy, before this run; None: not known.
 
     Raises:
-        ConfigError: the recipe names an unknown method, model or option, or one that secure sums do not have.
+        ConfigError: the recipe names an unknown method, model or option, or one that secure sums do not have; or it has
+            noise, and its method does not say what a round costs.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
@@ -141,9 +150,12 @@ def site_plan(
     refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
     facts = RunFacts(digest or as_begun(recipe).fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
+    privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
     refusals = (
         () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes, layout)
     )
+    if policy is not None:
+        refusals = (*_no_noise(policy, recipe, client), *refusals, *_no_budget(privacy))
     if policy is not None and layout is not None:
         small = _violation(policy.admit_group, recipe.federation.sum_group)
         refusals = refusals if small is None else (small, *refusals)
@@ -156,22 +168,31 @@ def site_plan(
         ),
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
-        released=_released(scalars, policy, secure=recipe.federation.secure),
-        summed=_summed(scalars, policy) if recipe.federation.secure else dict.fromkeys(scalars, ()),
+        released=_released(scalars, policy, secure=recipe.federation.secure, noisy=privacy is not None),
+        summed=_summed(scalars, policy, noisy=privacy is not None)
+        if recipe.federation.secure
+        else dict.fromkeys(scalars, ()),
         count_needed=expected.weight,
-        count_leaves=None if policy is None else policy.rules.example_count,
+        count_leaves=None if policy is None else policy.rules.example_count and privacy is None,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
         first_model=None
         if policy is None
         else _violation(policy.release_public, Update("site", model), _all_classes(recipe.classes)),
         rules=()
         if policy is None
-        else sentences(policy.rules, update.payload.keys(), exchanges_of(client), secure=layout is not None),
+        else sentences(
+            policy.rules,
+            update.payload.keys(),
+            exchanges_of(client),
+            secure=layout is not None,
+            noisy=privacy is not None,
+        ),
         refusals=(*refusals, *broken(limits)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
         sight=sight(recipe, client, update.payload),
         exchanges=exchanges_of(client),
+        privacy=privacy,
     )
 
 
@@ -196,6 +217,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "rules": plan.rules,
         "refusals": plan.refusals,
         "asked": dict(plan.asked),
+        "privacy": plain_privacy(plan.privacy),
         "limits": [asdict(check) for check in plan.limits],
         "server_sees": {
             "secure": plan.sight.secure,
@@ -298,6 +320,19 @@ def _refusals(
     return tuple(dict.fromkeys(reason for reason in refusals if reason is not None))
 
 
+def _no_noise(policy: Policy, recipe: Recipe, client: ClientMethod) -> tuple[str, ...]:
+    violations = [_violation(policy.admit_noise, recipe)]
+    if recipe.plan.dp is not None:
+        violations.append(_violation(check_rules, client, policy.rules))
+    return tuple(violation for violation in violations if violation is not None)
+
+
+def _no_budget(privacy: PrivacyPlan | None) -> tuple[str, ...]:
+    if privacy is None or privacy.budget is None or privacy.allowed != 0:
+        return ()
+    return (f"the budget of epsilon {privacy.budget.epsilon:g} has no room for a single round of this run (dp)",)
+
+
 def _gate(policy: Policy, layout: SumLayout | None) -> Callable[[Update, GateContext], object]:
     """By which an update leaves: as it is, or into a sum."""
     if layout is None:
@@ -341,16 +376,20 @@ def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dic
 
 
 def _released(
-    scalars: Mapping[str, tuple[str, ...]], policy: Policy | None, *, secure: bool
+    scalars: Mapping[str, tuple[str, ...]], policy: Policy | None, *, secure: bool, noisy: bool
 ) -> Mapping[str, tuple[str, ...]]:
-    alone = {model: [name for name in names if not (secure and is_own(name))] for model, names in scalars.items()}
+    alone = {
+        model: [name for name in names if not ((secure or noisy) and is_own(name))] for model, names in scalars.items()
+    }
     if policy is None:
         return {model: tuple(names) for model, names in alone.items()}
     return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in alone.items()}
 
 
-def _summed(scalars: Mapping[str, tuple[str, ...]], policy: Policy | None) -> Mapping[str, tuple[str, ...]]:
-    own = {model: [name for name in names if is_own(name)] for model, names in scalars.items()}
+def _summed(
+    scalars: Mapping[str, tuple[str, ...]], policy: Policy | None, *, noisy: bool
+) -> Mapping[str, tuple[str, ...]]:
+    own = {model: [name for name in names if is_own(name) and not noisy] for model, names in scalars.items()}
     if policy is None:
         return {model: tuple(names) for model, names in own.items()}
     flags = {model: policy.release_score_sum(dict.fromkeys(names, 0.0), names).flags() for model, names in own.items()}

@@ -10,22 +10,29 @@ from protofed.common.payload import Exchange, Part
 
 
 def sentences(
-    rules: PolicyRules, parts: Collection[Part], exchanges: Collection[Exchange] = (), *, secure: bool = False
+    rules: PolicyRules,
+    parts: Collection[Part],
+    exchanges: Collection[Exchange] = (),
+    *,
+    secure: bool = False,
+    noisy: bool = False,
 ) -> tuple[str, ...]:
     """The rules that apply to an update of these parts, each with its key in the policy.
 
     Args:
         exchanges: what the method moves between single sites.
         secure: it leaves in a secure sum.
+        noisy: the run has `[plan.dp]`.
 
     What depends on the site's data is stated as a condition, for a plan does not read the data.
     """
     return (
         *_sums(rules),
+        *_noise(rules, noisy),
         *_exchange(rules, exchanges),
         *_classes(rules, parts, secure),
         *_tensors(rules, parts),
-        *_order(rules),
+        *_order(rules, noisy),
         *_machine(rules),
         *_times(rules),
     )
@@ -37,6 +44,16 @@ def _sums(rules: PolicyRules) -> Iterator[str]:
             yield "Whatever is trained or scored here leaves only in a secure sum (secure)."
         case "allowed":
             yield "Updates and the scores named leave with secure sums and without (secure)."
+
+
+def _noise(rules: PolicyRules, noisy: bool) -> Iterator[str]:
+    if (dp := rules.dp) is not None:
+        yield (
+            f"Only runs with noise are taken part in, until all of them have spent epsilon {dp.epsilon:g} at delta "
+            f"{dp.delta:g} on one {dp.unit} (dp)."
+        )
+    if noisy or dp is not None:
+        yield "The loss, scores of the site's own and its number of examples stay: they have no noise (plan.dp)."
 
 
 def _exchange(rules: PolicyRules, exchanges: Collection[Exchange]) -> Iterator[str]:
@@ -92,7 +109,10 @@ def _machine(rules: PolicyRules) -> Iterator[str]:
         yield f"Heartbeats have {number} (telemetry). {number.discloses}"
 
 
-def _order(rules: PolicyRules) -> Iterator[str]:
+def _order(rules: PolicyRules, noisy: bool) -> Iterator[str]:
+    if noisy:
+        yield "Samples of a step, and its noise, are drawn from a secret of the site's own, whatever batch_order says."
+        return
     match rules.batch_order:
         case "secret":
             yield "Which examples make which step is drawn from a secret of the site's own (batch_order)."

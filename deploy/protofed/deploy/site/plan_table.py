@@ -11,6 +11,7 @@ from rich.table import Table
 
 from protofed.client.privacy.score_disclosures import discloses
 from protofed.common.payload import Part, TensorSpec
+from protofed.deploy.site import plan_privacy
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan
 from protofed.deploy.site.plan_request import limits_table, lines
 
@@ -32,6 +33,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
     outgoing = _tensors(plan.outgoing, has_policy) if tensors else _parts(plan.outgoing, has_policy)
     for title, *blocks in (
         ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
+        *([("What its noise is worth", *_privacy(plan))] if plan.privacy is not None else []),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
         (f"What the server sees of it, {'with' if plan.sight.secure else 'without'} secure sums", *_sight(plan)),
         ("What other sites see of it", _others(plan)),
@@ -99,6 +101,11 @@ def _sight(plan: SitePlan) -> Iterator[str]:
         summed = [f"- {each.part}: {each.summed}" for each in sight.parts]
         others = [f"- {sentence}" for sentence in sight.whole]
         yield "\n".join(["With federation.secure = true it would see:", *summed, *others])
+
+
+def _privacy(plan: SitePlan) -> Iterator[str]:
+    if plan.privacy is not None:
+        yield "\n".join(f"- {line}" for line in plan_privacy.lines(plan.privacy))
 
 
 def _others(plan: SitePlan) -> str:

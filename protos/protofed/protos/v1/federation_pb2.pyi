@@ -126,6 +126,8 @@ class _HoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hold.ValueType],
     """a person at the site has paused it; in exact_hold only"""
     HOLD_WITHDRAWN: _Hold.ValueType  # 4
     """the site takes no part in the run: it was denied, or left; in exact_hold only"""
+    HOLD_BUDGET: _Hold.ValueType  # 5
+    """another round would exceed the site's privacy budget; in exact_hold only"""
 
 class Hold(_Hold, metaclass=_HoldEnumTypeWrapper):
     """Why a daemon that enrolls takes no task yet. It is shown to the operator; no round counts on it."""
@@ -140,6 +142,8 @@ HOLD_PAUSED: Hold.ValueType  # 3
 """a person at the site has paused it; in exact_hold only"""
 HOLD_WITHDRAWN: Hold.ValueType  # 4
 """the site takes no part in the run: it was denied, or left; in exact_hold only"""
+HOLD_BUDGET: Hold.ValueType  # 5
+"""another round would exceed the site's privacy budget; in exact_hold only"""
 Global___Hold: _TypeAlias = Hold  # noqa: Y015
 
 class _TaskKind:
@@ -390,7 +394,7 @@ class EnrollRequest(_message.Message):
     software_version: _builtins.str
     """of protofed, such as 0.2.0; for the operator's eyes"""
     hold: Global___Hold.ValueType
-    """one that a server of 0.2.0 knows: HOLD_SCHEDULE for HOLD_PAUSED, HOLD_APPROVAL for HOLD_WITHDRAWN"""
+    """one that a server of 0.2.0 knows: HOLD_SCHEDULE for HOLD_PAUSED, else HOLD_APPROVAL"""
     exact_hold: Global___Hold.ValueType
     """set where `hold` is not exact; a number that the server does not know counts as not set"""
     wait_s: _builtins.float

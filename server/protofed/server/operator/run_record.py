@@ -313,9 +313,14 @@ def _task(task: TaskRow, commits: Sequence[UpdateRow], weight_caps: Mapping[tupl
 
 
 def _cause(reason: str) -> str:
-    """Why a task ended but by the round: excluded, revoked, paused, withdrawn, run-ended or rolled-back; else empty."""
+    """Why a task ended but by the round; empty: by the round.
+
+    One of excluded, revoked, paused, budget, withdrawn, run-ended and rolled-back.
+    """
     if reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED):
         return "paused"
+    if reason == PauseReason.BUDGET:
+        return "budget"
     if reason in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):
         return "withdrawn"
     begun = {EXCLUDED: "excluded", REVOKED: "revoked", RUN_ENDED: "run-ended", ROLLED_BACK: "rolled-back"}

@@ -1,0 +1,126 @@
+"""Differential privacy of one fit: what its noise and samples are drawn from, and how many it has drawn.
+
+Noise comes from a stream cipher, not from PyTorch's generators: on the CPU these take 32 bits of a seed, so whoever has
+an update could try all seeds until one takes the noise away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofed.common.config.plan import DpPlan
+from protofed.common.dp import DpCost
+from protofed.common.errors import FailureReason, TaskFailedError
+from protofed.common.secure_sums.masks import add_mask
+
+SIMULATED_SECRET = bytes(32)  # of all sites of a simulation, whose runs repeat: it protects nobody
+_FRACTION_BITS = 53  # of a float64 below 1
+_FRACTION = (1 << _FRACTION_BITS) - 1
+
+
+def fit_seed(secret: bytes, *depends: str | int) -> bytes:
+    """The seed, 32 bytes, of one fit's noise.
+
+    Args:
+        secret: of the site, 32 bytes.
+        depends: all that the fit's result depends on. Of two fits that differ in any of it, and had the same noise, the
+            difference would be without noise.
+    """
+    return hashlib.blake2b(json.dumps(depends).encode(), key=secret, digest_size=32).digest()
+
+
+class DpNoise:
+    """Random numbers of one fit; each `path` names a stream of its own, the same after a restart.
+
+    Args:
+        seed: 32 bytes, as of `fit_seed`.
+    """
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = seed
+
+    def identity(self) -> str:
+        """Names this noise and no other, in hex, and tells nothing of it: for the ledger."""
+        return self._key(("identity",)).hex()
+
+    def normal(self, shape: Sequence[int], *path: str | int, device: torch.device) -> Tensor:
+        """Standard normal numbers of this shape [...], float64 on the device.
+
+        In double precision, to be added in it and rounded after: of floats that are drawn as such, the last bits tell
+        what was added (Mironov, CCS 2012).
+        """
+        count = math.prod(shape)
+        half = (count + 1) // 2
+        uniform = self._uniform(2 * half, path).to(device)
+        radius = uniform[:half].log_().mul_(-2).sqrt_()  # Box and Muller, 1958
+        angle = uniform[half:].mul_(2 * math.pi)
+        return torch.cat((radius * angle.cos(), radius.mul_(angle.sin_())))[:count].reshape(tuple(shape))
+
+    def chosen(self, count: int, rate: float, *path: str | int) -> Tensor:
+        """[count] bool on the CPU, each true with probability `rate`, independently."""
+        return self._uniform(count, path) < rate
+
+    def number(self, *path: str | int) -> int:
+        """A seed for a generator of PyTorch's, of what needs no cipher: augmentation and dropout."""
+        return int.from_bytes(self._key(path)[:7], "big")
+
+    def _uniform(self, count: int, path: tuple[str | int, ...]) -> Tensor:
+        """[count] float64 on the CPU, above 0 and below 1."""
+        words = np.zeros(count, np.uint64)
+        add_mask(words, self._key(path))
+        bits = torch.from_numpy(words.view(np.int64)).bitwise_and_(_FRACTION)
+        return bits.double().add_(0.5).mul_(2.0**-_FRACTION_BITS)
+
+    def _key(self, path: tuple[str | int, ...]) -> bytes:
+        return hashlib.blake2b(json.dumps(path).encode(), key=self._seed, digest_size=32).digest()
+
+
+@dataclass
+class DpContext:
+    """What a fit under `[plan.dp]` may spend, and has spent.
+
+    Attributes:
+        cost: that the method has declared for a round.
+        steps: noisy steps begun.
+        releases: class sums and counts released.
+    """
+
+    plan: DpPlan
+    cost: DpCost
+    noise: DpNoise
+    steps: int = 0
+    releases: int = 0
+
+    def begin_steps(self, count: int) -> None:
+        """Count the steps of a call of `train`, before the first is taken.
+
+        Raises:
+            TaskFailedError: they are more than the method has declared; nothing of the fit leaves.
+        """
+        self.steps += count
+        if self.steps > (declared := self.cost.steps(self.plan)):
+            raise _undeclared(f"{self.steps} noisy steps", str(declared))
+
+    def begin_release(self) -> int:
+        """Count a class release; its number, from 1.
+
+        Raises:
+            TaskFailedError: as of `begin_steps`.
+        """
+        self.releases += 1
+        if self.releases > self.cost.class_releases:
+            raise _undeclared(f"{self.releases} class releases", str(self.cost.class_releases))
+        return self.releases
+
+
+def _undeclared(done: str, declared: str) -> TaskFailedError:
+    text = f"the method makes {done} in a round, and has declared {declared} (dp_cost): nothing leaves"
+    return TaskFailedError(FailureReason.INTERNAL, text)

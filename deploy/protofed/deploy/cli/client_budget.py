@@ -1,0 +1,109 @@
+"""`protofed client budget`: what a site has spent of its privacy, from its state folder; the daemon may be running."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from protofed.deploy.cli.options import AsJson
+from protofed.deploy.cli.options import Policy as PolicyOption
+
+if TYPE_CHECKING:
+    from protofed.client.privacy.rules import PrivacyBudget
+    from protofed.client.state.dp_ledger import Spent
+
+console = Console()
+NONE_YET = "nothing: this site has begun no fit of a run with noise (plan.dp)"
+PUBLIC = "Epsilon is arithmetic of the recipes and of how many rounds began: it tells nothing of the site's images."
+
+
+def budget(
+    state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
+    policy: PolicyOption = None,
+    delta: Annotated[
+        float, typer.Option(min=1e-12, max=1e-2, help="Delta at which epsilon is given, unless the policy names one.")
+    ] = 1e-5,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the site has spent of its privacy: by run, and of all runs together beside the policy's budget.
+
+    Fits of runs without noise are not in it: nothing bounds what these told.
+
+    Example: `protofed client budget --state /var/lib/protofed --policy policy.toml`
+    """
+    from protofed.client.state.dp_ledger import FILE, read
+    from protofed.deploy.site import decide
+
+    decide.check_state(state)
+    spent, allowed = read(state / FILE), _allowed(policy)
+    found = _found(spent, delta if allowed is None else allowed.delta, allowed)
+    if as_json:
+        print(json.dumps(found, indent=2))  # noqa: T201
+    else:
+        _show(found)
+
+
+def _allowed(policy: str | None) -> PrivacyBudget | None:
+    from protofed.client.privacy.policy import Policy
+    from protofed.deploy import shipped
+
+    return None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
+
+
+def _found(spent: Spent, delta: float, allowed: PrivacyBudget | None) -> dict[str, Any]:
+    """All that is shown; an epsilon is None where it is beyond all use."""
+    from protofed.client.privacy.dp_accountant import epsilon
+
+    runs = [
+        {
+            "run": run,
+            "fits": len(spends),
+            "rounds": len({spend.round for spend in spends}),
+            "first": spends[0].at,
+            "last": spends[-1].at,
+            "epsilon": _finite(epsilon([event for spend in spends for event in spend.noisy()], delta)),
+        }
+        for run, spends in spent.runs().items()
+    ]
+    return {
+        "runs": runs,
+        "torn": spent.torn,
+        "epsilon": _finite(epsilon(spent.events(), delta)),
+        "delta": delta,
+        "budget": None if allowed is None else allowed.epsilon,
+        "unit": None if allowed is None else allowed.unit,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _show(found: dict[str, Any]) -> None:
+    if not found["runs"] and not found["torn"]:
+        _say(NONE_YET)
+    else:
+        table = Table("run", "fits", "rounds", "first (UTC)", "last (UTC)", "epsilon alone")
+        for run in found["runs"]:
+            cells = (run["run"], str(run["fits"]), str(run["rounds"]), run["first"], run["last"], _text(run["epsilon"]))
+            table.add_row(*cells)
+        console.print(table, highlight=False)
+        if found["torn"]:
+            _say(f"half-written lines, each counted as the largest fit: {found['torn']}")
+    of = "" if found["budget"] is None else f" of {found['budget']:g} for each {found['unit']}"
+    _say(f"spent by all together: epsilon {_text(found['epsilon'])}{of}, at delta {found['delta']:g}")
+    _say(PUBLIC)
+
+
+def _text(epsilon: float | None) -> str:
+    return "beyond all use" if epsilon is None else f"{epsilon:.3g}"
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""What a run with noise costs a site in privacy: arithmetic of the recipe alone, and of what the site has spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from protofed.client.method import ClientMethod, client_methods, dp_cost_of
+from protofed.client.privacy.dp_accountant import (
+    Events,
+    NoisySums,
+    epsilon,
+    noise_for,
+    repeated,
+    round_events,
+    rounds_within,
+)
+from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.state.dp_ledger import Spent
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError
+from protofed.deploy.console.tables import count
+
+DELTA = 1e-5  # where no policy names one
+MOST_MEANT = 10.0  # an epsilon above it promises next to nothing
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The privacy that a run costs, if the site takes part in all rounds.
+
+    Attributes:
+        events: the noisy mechanisms of a round.
+        delta: at which epsilon is given.
+        epsilon: of all rounds by themselves.
+        rounds: of the recipe.
+        budget: the policy's; None: it has none, or no policy was given, and then the rest is None, too.
+        spent: epsilon of what the site has spent before; None: not known, and taken as nothing.
+        allowed: how many rounds the budget allows beside what is spent.
+        noise: the least noise_multiplier by which all rounds keep the budget; None: the recipe's does, or none would.
+    """
+
+    events: Events
+    delta: float
+    epsilon: float
+    rounds: int
+    budget: PrivacyBudget | None = None
+    spent: float | None = None
+    allowed: int | None = None
+    noise: float | None = None
+
+    @property
+    def enough(self) -> bool:
+        """Whether the budget allows all rounds, or there is none."""
+        return self.allowed is None or self.allowed >= self.rounds
+
+
+def planned(recipe: Recipe, delta: float = DELTA) -> PrivacyPlan | None:
+    """What a run costs at a delta, from its recipe alone; None: it has no noise.
+
+    Raises:
+        ConfigError: the recipe's method is unknown, or does not work with noise.
+    """
+    return privacy_plan(recipe, client_methods.build(recipe.method.name, recipe.method.options), delta=delta)
+
+
+def privacy_plan(
+    recipe: Recipe,
+    half: ClientMethod,
+    budget: PrivacyBudget | None = None,
+    spent: Spent | None = None,
+    delta: float = DELTA,
+) -> PrivacyPlan | None:
+    """What a run costs, beside a site's budget and what it has spent; None: the run has no noise.
+
+    Args:
+        half: the client half of the run's method.
+        delta: where there is no budget, which names one.
+
+    Raises:
+        ConfigError: the method does not work with noise.
+    """
+    if (dp := recipe.plan.dp) is None:
+        return None
+    cost = dp_cost_of(half, recipe.method.name, recipe.plan)
+    if cost.class_releases and dp.class_noise_multiplier is None:
+        raise ConfigError(f"method '{recipe.method.name}' releases class sums: set plan.dp.class_noise_multiplier")
+    events = round_events(dp, cost)
+    at = delta if budget is None else budget.delta
+    before = () if spent is None else spent.events()
+    whole = PrivacyPlan(events, at, epsilon(repeated(events, recipe.rounds), at), recipe.rounds)
+    if budget is None:
+        return whole
+    allowed = rounds_within(before, events, budget.epsilon, at)
+    noise = None if allowed >= recipe.rounds else noise_for(before, dp, cost, recipe.rounds, budget.epsilon, at)
+    known = None if spent is None else epsilon(before, at)
+    return PrivacyPlan(events, at, whole.epsilon, recipe.rounds, budget, known, allowed, noise)
+
+
+def lines(plan: PrivacyPlan) -> Iterator[str]:
+    """The plan in sentences."""
+    yield f"A round has {' and '.join(map(_sums, plan.events))}."
+    yield (
+        f"All {plan.rounds} rounds cost epsilon {plan.epsilon:.3g} at delta {plan.delta:g}. It is arithmetic of the "
+        "recipe, the same for every site: it tells nothing of how many images or patients one has."
+    )
+    if plan.epsilon > MOST_MEANT:
+        yield f"An epsilon above {MOST_MEANT:g} promises next to nothing: more noise, fewer rounds or smaller samples."
+    if plan.budget is None or plan.allowed is None:
+        return
+    spent = "what is spent before is not known here (--state)" if plan.spent is None else f"{plan.spent:.3g} is spent"
+    yield f"This site's budget is {plan.budget.epsilon:g} for each {plan.budget.unit}, over all runs; {spent}."
+    if plan.enough:
+        yield "It allows all rounds of this run."
+        return
+    yield f"It allows {plan.allowed} of {plan.rounds} rounds; then the site holds, and the run goes on without it."
+    if plan.noise is not None:
+        yield f"With plan.dp.noise_multiplier = {plan.noise:g} it would allow all of them."
+    else:
+        yield "No noise on the steps would let it allow all of them: fewer rounds, or more class_noise_multiplier."
+
+
+def _sums(event: NoisySums) -> str:
+    over = "all units" if event.sampling_rate == 1 else f"samples of {event.sampling_rate:.3g} of the units"
+    noise = f"noise of {event.noise_multiplier:g} times the most that one adds"
+    return f"{count(event.count, 'sum')} over {over}, with {noise}"
+
+
+def plain(plan: PrivacyPlan | None) -> dict[str, Any] | None:
+    """The plan for `--json`."""
+    if plan is None:
+        return None
+    return {
+        "per_round": [[event.sampling_rate, event.noise_multiplier, event.count] for event in plan.events],
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "rounds": plan.rounds,
+        "budget": None if plan.budget is None else plan.budget.epsilon,
+        "unit": None if plan.budget is None else plan.budget.unit,
+        "spent": plan.spent,
+        "rounds_allowed": plan.allowed,
+        "noise_multiplier_needed": plan.noise,
+    }
