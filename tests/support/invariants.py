@@ -23,7 +23,7 @@ from protofed.common.storage import files, journal
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of, round_context
-from protofed.server.rounds.robust import RobustRule
+from protofed.server.rounds.robust_rule import RobustRule
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow

@@ -234,14 +234,17 @@ def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
         name: the method's, in recipes.
 
     Raises:
-        ConfigError: it has none, or not with these options.
+        ConfigError: it has none, or not with these options; or it releases class sums, for which the plan has no noise.
     """
     if not hasattr(half, "dp_cost"):
+        having = ", ".join(other for other in client_methods if hasattr(client_methods.get(other), "dp_cost"))
         raise ConfigError(
-            f"method '{name}' sends what has no noise: [plan.dp] is for fedavg, fedprox, fednh, fedprp, fedproc, "
-            "cwfedavg, and methods of your own with dp_cost"
+            f"method '{name}' sends what has no noise: [plan.dp] is for {having}, and methods of your own with dp_cost"
         )
-    return cast("PrivateMethod", half).dp_cost(plan)
+    cost = cast("PrivateMethod", half).dp_cost(plan)
+    if cost.class_releases and plan.dp is not None and plan.dp.class_noise_multiplier is None:
+        raise ConfigError(f"method '{name}' releases class sums: set plan.dp.class_noise_multiplier, their noise")
+    return cost
 
 
 def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:

@@ -18,7 +18,7 @@ from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.site import plan_privacy, planned_privacy
+from protofed.deploy.site import plan_privacy, recipe_privacy
 from protofed.deploy.site.plan import LOSS, plain, site_plan
 from protofed.deploy.site.plan_privacy import planned, privacy_plan
 
@@ -121,11 +121,11 @@ def test_what_is_spent_counts_in_the_preview(tmp_path: Path) -> None:
 
 
 def test_beside_a_server_without_pytorch_the_place_to_look_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert planned_privacy.planned_lines(shipped.recipe("digits-fedavg")) == []
-    assert planned_privacy.planned_lines(noisy())[0] != planned_privacy.NOT_HERE
+    assert recipe_privacy.planned_lines(shipped.recipe("digits-fedavg")) == []
+    assert recipe_privacy.planned_lines(noisy())[0] != recipe_privacy.NOT_HERE
 
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'")
 
     monkeypatch.setattr(plan_privacy, "planned", missing)
-    assert planned_privacy.planned_lines(noisy()) == [planned_privacy.NOT_HERE]
+    assert recipe_privacy.planned_lines(noisy()) == [recipe_privacy.NOT_HERE]

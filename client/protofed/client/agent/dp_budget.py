@@ -10,7 +10,7 @@ import structlog
 
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.privacy.dp_accountant import Events, epsilon, round_events
+from protofed.client.privacy.dp_accountant import DELTA, Events, epsilon, round_events
 from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.privacy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import DpLedger, Spent
@@ -21,7 +21,6 @@ from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 WITHHELD = "the loss, the site's own scores and its number of examples stay: they have no noise (plan.dp)"
-DELTA = 1e-5  # at which a site without a budget in its policy reads its epsilon
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from protofed.client.privacy.update_checks import ROWS, PolicyRefusedError
 from protofed.client.training.noisy_steps import check_model
 from protofed.common.config.recipe import Recipe
 from protofed.common.dp import DpCost
-from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
 
 _COUNTED = ROWS | {Part.CLASS_PRESENCE, Part.LABEL_DISTRIBUTION}  # parts that rule `min_samples_per_class` looks at
@@ -33,10 +32,6 @@ def check_dp(
     if plan is None:
         return None
     cost = dp_cost_of(method, recipe.method.name, recipe.plan)
-    if cost.class_releases and plan.class_noise_multiplier is None:
-        raise ConfigError(
-            f"method '{recipe.method.name}' releases class sums: set plan.dp.class_noise_multiplier, their noise"
-        )
     check_model(model, recipe.input, data.device)
     if not data.scores_only:
         check_rules(method, rules)

@@ -21,6 +21,7 @@ from protofed.common.dp import DpCost
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+DELTA = 1e-5  # where no policy names one
 # Width of the steps in which a privacy loss is counted: fine enough for 3 digits of any epsilon that is worth the name.
 FINE, ROUGH = 1e-4, 2e-3
 MOST_CELLS = 500_000  # of one distribution: more would take minutes, and belongs to an epsilon of thousands

@@ -59,7 +59,7 @@ def start(
     """
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
-    from protofed.deploy.site.planned_privacy import planned_lines
+    from protofed.deploy.site.recipe_privacy import planned_lines
     from protofed.server.method import server_methods
 
     loaded = shipped.recipe(recipe, assignments or ())

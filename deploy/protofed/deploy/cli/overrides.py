@@ -38,7 +38,7 @@ def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
         ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
     """
     from protofed.deploy.overrides import leaves
-    from protofed.deploy.site.planned_privacy import planned_lines
+    from protofed.deploy.site.recipe_privacy import planned_lines
 
     for recipe in recipes:
         if simulated and recipe.data is None:

@@ -24,7 +24,7 @@ from protofed.deploy.report.record import (
     percent,
     utc,
 )
-from protofed.deploy.site.planned_privacy import planned_lines
+from protofed.deploy.site.recipe_privacy import planned_lines
 from protofed.server.method import server_methods
 
 # Scores of own models, in the order in which the server judges runs by them.

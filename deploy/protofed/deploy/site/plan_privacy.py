@@ -8,6 +8,7 @@ from typing import Any
 
 from protofed.client.method import ClientMethod, client_methods, dp_cost_of
 from protofed.client.privacy.dp_accountant import (
+    DELTA,
     Events,
     NoisySums,
     epsilon,
@@ -19,10 +20,8 @@ from protofed.client.privacy.dp_accountant import (
 from protofed.client.privacy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import Spent
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError
 from protofed.deploy.console.tables import count
 
-DELTA = 1e-5  # where no policy names one
 MOST_MEANT = 10.0  # an epsilon above it promises next to nothing
 
 
@@ -79,13 +78,11 @@ def privacy_plan(
         delta: where there is no budget, which names one.
 
     Raises:
-        ConfigError: the method does not work with noise.
+        ConfigError: as of `dp_cost_of`.
     """
     if (dp := recipe.plan.dp) is None:
         return None
     cost = dp_cost_of(half, recipe.method.name, recipe.plan)
-    if cost.class_releases and dp.class_noise_multiplier is None:
-        raise ConfigError(f"method '{recipe.method.name}' releases class sums: set plan.dp.class_noise_multiplier")
     events = round_events(dp, cost)
     at = delta if budget is None else budget.delta
     before = () if spent is None else spent.events()

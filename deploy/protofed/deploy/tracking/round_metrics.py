@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from protofed.common.protocol.messages import Verdict, score_family
 from protofed.common.statistics import spreads
 from protofed.server.rounds.aggregation import WEIGHT_CAP
-from protofed.server.rounds.robust import KEPT_ROW
+from protofed.server.rounds.robust_rule import KEPT_ROW
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 

@@ -14,7 +14,7 @@ from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of, round_context
-from protofed.server.rounds.robust import RobustRule
+from protofed.server.rounds.robust_rule import RobustRule
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow

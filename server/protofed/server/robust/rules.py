@@ -17,9 +17,8 @@ PAIR = 2
 LEAST_HOLDERS = 3  # of two rows none is in the middle
 STEPS = 1000  # of Weiszfeld's iteration, at most: it converges linearly
 STILL = 1e-9  # change of the weights, summed, at which it has converged
-SMOOTHING = (
-    1e-6  # Pillutla et al.'s nu, as a share of the median distance: a point that is the centre has a finite weight
-)
+# Pillutla et al.'s nu, as a share of the median distance: a point that is the centre has a finite weight.
+SMOOTHING = 1e-6
 
 
 def median_length(lengths: Sequence[float]) -> float:

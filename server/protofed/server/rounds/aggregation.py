@@ -19,13 +19,14 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import RoundContext
-from protofed.server.rounds import phases, robust, state_machine
+from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.grouping import Grouping, left_out
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import round_context
 from protofed.server.rounds.retention import prune
+from protofed.server.rounds.robust_rule import SET_ASIDE
 from protofed.server.storage.rows import UpdateRow
 
 log = structlog.get_logger()
@@ -41,9 +42,8 @@ class Rejected:
     reasons: Mapping[SiteId, str]
 
 
-Computed: TypeAlias = (
-    Published | Rejected | dict[SiteId, str] | Exception
-)  # the new state, or reasons by site of a rejected or damaged update
+# The new state, or reasons by site of a rejected or damaged update.
+Computed: TypeAlias = Published | Rejected | dict[SiteId, str] | Exception
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Aggregation:
             self._end(phases.Broken(f"{reason}; it may need more memory"))
             return
         # What a rule rejects did come, and the rule asks for so many that it may.
-        by_rule = {site for site, reason in excluded.items() if reason.startswith(robust.SET_ASIDE)}
+        by_rule = {site for site, reason in excluded.items() if reason.startswith(SET_ASIDE)}
         came = frozenset(row.task.site for row in used) | by_rule
         fewest = self._publisher.needed if job.phase.round and not job.phase.refines else 1
         if job.phase.is_short(came) or len(came) < fewest:
@@ -195,7 +195,7 @@ class Aggregation:
     def _rejected(self, phase: phases.Aggregating) -> list[UpdateRow]:
         """What the run's robust rule has left out of this round: a process that died there may not have got to all."""
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
-        return [row for row in rows if row.set_aside is not None and row.set_aside.startswith(robust.SET_ASIDE)]
+        return [row for row in rows if row.set_aside is not None and row.set_aside.startswith(SET_ASIDE)]
 
     def _computed(
         self,

@@ -39,7 +39,7 @@ from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.refinement import Refinements
 from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
-from protofed.server.rounds.robust import RobustRule, check_robust
+from protofed.server.rounds.robust_rule import RobustRule, check_robust
 from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.score_memory import ScoreMemory
 from protofed.server.rounds.scoring import Scoring

@@ -17,7 +17,7 @@ from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import RoundContext, ServerMethod, refining
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.robust import RobustRule
+from protofed.server.rounds.robust_rule import RobustRule
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.rounds.sum_record import SumRecord

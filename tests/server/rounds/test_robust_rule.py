@@ -21,7 +21,15 @@ from protofed.server.operator.verification import VerificationResult, verify_rou
 from protofed.server.rounds import phases
 from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import method_of
-from protofed.server.rounds.robust import CLIPPED, KEPT_ROW, SET_ASIDE, RobustRule, check_robust, kept_classes, needed
+from protofed.server.rounds.robust_rule import (
+    CLIPPED,
+    KEPT_ROW,
+    SET_ASIDE,
+    RobustRule,
+    check_robust,
+    kept_classes,
+    needed,
+)
 from protofed.server.rounds.update_checks import examined
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger

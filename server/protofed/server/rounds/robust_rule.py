@@ -87,12 +87,11 @@ class RobustRule:
         products *= np.outer(scales, scales)
         scores = rules.krum_scores(products, self.bad)
         usual = float(np.median(scores))
+        found = {updates[k].site: scores[k] for k in rules.krum_rejected(scores, self.bad, KRUM_MARGIN)}
         return {
-            updates[
-                k
-            ].site: f"{SET_ASIDE}its distance to the updates nearest to it, {scores[k]:.6g} squared and summed, "
-            f"is more than {KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
-            for k in rules.krum_rejected(scores, self.bad, KRUM_MARGIN)
+            site: f"{SET_ASIDE}its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
+            f"{KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
+            for site, score in found.items()
         }
 
     def made(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> Made:
@@ -192,10 +191,8 @@ def check_robust(recipe: Recipe, method: ServerMethod) -> None:
     Raises:
         ConfigError: it has not; the text says what to do.
     """
-    rule, asked = (
-        recipe.federation.robust,
-        f"recipe '{recipe.name}': federation.robust = \"{recipe.federation.robust}\"",
-    )
+    rule = recipe.federation.robust
+    asked = f"recipe '{recipe.name}': federation.robust = \"{rule}\""
     if rule == "none":
         return
     least = needed(rule, recipe.federation.max_bad_sites)
