@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from structlog.testing import capture_logs
-from tests.support.scripted_server import RULES, RUN, AgentHarness, site_data, work
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.dp_budget import Spending
@@ -150,9 +150,20 @@ def test_a_task_that_comes_after_all_is_declined_once(harness: AgentHarness, tmp
 def test_a_fit_from_another_model_is_paid_for_again(harness: AgentHarness, tmp_path: Path) -> None:
     harness.fit(1)
     work(daemon := harness.agent(), 1)
-    harness.fit(1, task_id="again")
+    harness.fit(1, first_model(seed=6), task_id="again")
     work(daemon, 1)
     assert spent(tmp_path) == [("run", 1), ("run", 1)]
+
+
+def test_the_same_fit_as_another_task_is_declined(harness: AgentHarness, tmp_path: Path) -> None:
+    """It would have the same noise, and a server that has both updates the difference without."""
+    task = harness.fit(1)
+    work(daemon := harness.agent(), 1)
+    twin = harness.fit(1, task_id="again")
+    work(daemon, 1)
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
+    assert harness.declined() == [(twin.task_id, FailureReason.POLICY)]
+    assert spent(tmp_path) == [("run", 1)]
 
 
 def test_a_damaged_ledger_holds_the_site(harness: AgentHarness, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class DpBudget:
             noise: of the fit, as `PreparedRun.noise`.
 
         Raises:
-            PolicyRefusedError: it would exceed the budget; nothing was counted.
+            PolicyRefusedError: it would exceed the budget, or have another task's noise; nothing was counted.
             StateError: the ledger is damaged, or cannot be written.
         """
         ledger, budget = self._ledger(), self._site.policy.rules.dp
@@ -107,6 +107,13 @@ class DpBudget:
         if not spent.has(task, noise.identity(), events) and (problem := _problem(spent, events, budget)):
             self._tried |= {spend.task for spend in spent.spends if spend.run == task.run}
             raise PolicyRefusedError("dp", f"{problem} (dp)")
+        if others := spent.drawn_for(noise.identity()) - {task.task_id}:
+            # A device need not compute the same bits twice, and the difference of two such fits would be without noise.
+            raise PolicyRefusedError(
+                "dp",
+                f"this fit would have the noise of task {min(others)}: the server asks for the same fit as another "
+                "task, in place of another attempt of the round",
+            )
         ledger.spend(task, noise.identity(), events)
         self._tried.add(task.task_id)
         now, delta = self._show(ledger.spent(), budget)

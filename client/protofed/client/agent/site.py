@@ -157,7 +157,7 @@ class PreparedRun:
         """The noise of one fit; another fit, be it only of another memory, has another. None: it has none."""
         if self.dp is None or task.kind is not TaskKind.FIT:
             return None
-        # The attempt, too: a device need not compute the same bits twice, and the difference would be without noise.
+        # Not the task: its id is another in a simulation. `DpBudget` refuses two tasks with the same noise.
         depends = (self.dp.recipe, site, task.run, task.round, task.attempt, task.base_digest or "")
         own = (self.data.train.fingerprint().hex(), digest(encode(state.memory)))
         return DpNoise(fit_seed(self.dp.secret, *depends, *own))

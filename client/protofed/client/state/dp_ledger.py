@@ -100,6 +100,10 @@ class Spent:
         asked = (task.run, task.round, task.task_id, task.base_digest or "", noise, merged(events))
         return any((s.run, s.round, s.task, s.base, s.noise, merged(s.noisy())) == asked for s in self.spends)
 
+    def drawn_for(self, noise: str) -> frozenset[str]:
+        """The tasks for whose fits this noise was drawn."""
+        return frozenset(spend.task for spend in self.spends if spend.noise == noise)
+
     def runs(self) -> dict[str, tuple[Spend, ...]]:
         """The spends by run, in the order in which the runs began."""
         return {run: tuple(s for s in self.spends if s.run == run) for run in dict.fromkeys(s.run for s in self.spends)}
