@@ -93,6 +93,7 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
 RELEASES_ALL = (
     "Simulated sites release all scores, their own too; --policy standard shows what a server gets under that policy."
 )
+KEEPS_OWN = "With [plan.dp] simulated sites keep losses and scores of their own, as all sites do: these have no noise."
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
 CAPTION = (
     "GM: the global model on the test set that all share, and the mean over its classes. PM(V): each site's own model "
@@ -153,7 +154,8 @@ def simulate_with_progress(
     if best is not None:
         console.print(best_sentence(BestSnapshot(**best)), markup=False, highlight=False, soft_wrap=True)
     if policy is None and not recipe.federation.secure:
-        console.print(RELEASES_ALL, style="dim", highlight=False)
+        told = RELEASES_ALL if recipe.plan.dp is None else KEEPS_OWN
+        console.print(told, style="dim", highlight=False, markup=False)
     for line in sentences(warnings):
         console.print(Text(line, "bold yellow"))
     if view.failed:
