@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protofed.common.codec import digest
@@ -135,6 +135,12 @@ BEGUN = [
     *(("enroll", (site, ["trainer"])) for site in SITES),
 ]
 
+# An attempt that is published twice has the state of the second time alone.
+TWICE: list[tuple[str, tuple[Any, ...]]] = [
+    ("open_round", (RoundRow("run", 0, 1, 3, 2), [TaskRow("fit", "run", 0, 1, "ann", TaskKind.FIT, digest(b"\2"), 0)])),
+    *(("publish", ("run", 0, 1, digest(state), False, None)) for state in (b"\1", b"\0")),
+]
+
 
 def answers(ledger: Ledger) -> dict[str, object]:
     """To every question, without times."""
@@ -192,6 +198,7 @@ def test_no_method_that_asks_a_database_is_inherited() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(deeds, min_size=20, max_size=60))
+@example(TWICE)
 def test_both_ledgers_say_the_same(written: list[tuple[str, tuple[Any, ...]]]) -> None:
     objects, sql = MemoryLedger(), Ledger()
     for name, values in [*BEGUN, *written]:

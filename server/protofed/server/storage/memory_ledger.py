@@ -38,7 +38,7 @@ class MemoryLedger(Ledger):
         self._rounds: defaultdict[str, dict[tuple[int, int], RoundRow]] = defaultdict(dict)  # by run; round, attempt
         self._attempts: defaultdict[str, dict[int, list[int]]] = defaultdict(dict)  # by run and round, in order
         self._numbers: defaultdict[str, list[int]] = defaultdict(list)  # of a run's rounds, in order
-        self._states: defaultdict[str, set[Digest]] = defaultdict(set)  # by run
+        self._states: defaultdict[str, dict[tuple[int, int], Digest]] = defaultdict(dict)  # by run and attempt
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
         self._groups: dict[tuple[Group, float], float | None] = {}  # since when, and until when; None: to this day
@@ -149,7 +149,7 @@ class MemoryLedger(Ledger):
         return states[-1] if states else None
 
     def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
-        return self._states[run] & set(among)
+        return set(among).intersection(self._states[run].values())
 
     def newest_attempt(self, run: str, round: int) -> int:
         return max(self._attempts[run].get(round, ()), default=0)
@@ -182,7 +182,8 @@ class MemoryLedger(Ledger):
         self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
     ) -> None:
         self._renew_round(run, (round, attempt), **values)
-        self._states[run] |= {row.state for row in self._at(run, round) if row.state is not None}
+        if (state := values.get("state")) is not None and (round, attempt) in self._rounds[run]:
+            self._states[run][round, attempt] = state
         for row in self._open(run, round, attempt):
             self._settle([row], task, silent.get(row.site))
 
@@ -367,7 +368,7 @@ class MemoryLedger(Ledger):
         return updates | {state for state in states if state is not None}
 
     def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
-        return sorted(other for other, theirs in self._states.items() if other != run and theirs & set(states))
+        return sorted(other for other in self._states if other != run and self.states(other, states))
 
     def _newest_states(self, besides: str) -> set[Digest]:
         found: set[Digest] = set()
