@@ -13,8 +13,10 @@ import pytest
 from tests.common.secure_sums.test_secure_sums import uniformity
 
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.state.store import FitOutcome
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import FitOutcome, MemoryStore
 from protofed.client.sums.membership import membership_of
+from protofed.client.training.dp import SIMULATED_SECRET
 from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, TaskFailedError
@@ -84,6 +86,40 @@ def test_masked_rounds_give_the_state_and_the_scores_of_a_simulation(method: dic
     assert sums[2]["personal.balanced_accuracy"].sites == 3
     assert sums[2]["loss"].sites == 3
     assert all(spread.sites == 3 and spread.worst is None for spread in sums[2].values())
+
+
+def test_noise_that_sites_share_is_the_same_under_masks_and_in_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the last bits: a simulated site adds it to float32, a daemon on the ring. Later rounds begin from these."""
+    monkeypatch.setattr(DiskStore, "secret", lambda _: SIMULATED_SECRET)
+    monkeypatch.setattr(MemoryStore, "secret", lambda _: SIMULATED_SECRET)
+    final = []
+    for shared_by, std in ((3, 5.0), (3, 1e-3)):
+        dp = {"noise_multiplier": std, "sampling_rate": 0.5, "shared_by": shared_by}
+        plan = {"batch_size": 64, "lr": 0.2, "dp": dp}
+        recipe = small_recipe("fedavg", federation=RULES, rounds=1, plan=plan)
+        plugins.allow(everything(recipe).rules.plugins)
+        with simulation(recipe) as plain:
+            states(plain)
+            expected = weights(plain)
+        with ExitStack() as resources:
+            running = masked(recipe, tmp_path / str(std), resources)
+            states(running)
+            found = weights(running)
+            assert "mask" in kinds(running)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        final.append(found)
+    noisy, quiet = final
+    # The mean of three sites, each with a share of lr C sigma / (B sqrt(3)).
+    assert np.std(noisy - quiet) == pytest.approx(0.2 * 5.0 / 64 / 3, rel=0.05)
+
+
+def weights(running: Simulation) -> Array:
+    published = running.coordinator.published
+    assert published is not None
+    tensors = [*published.state[Part.BODY].values(), *published.state[Part.HEAD].values()]
+    return np.concatenate([tensor.ravel() for tensor in tensors])
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))

@@ -244,6 +244,11 @@ def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
     cost = cast("PrivateMethod", half).dp_cost(plan)
     if cost.class_releases and plan.dp is not None and plan.dp.class_noise_multiplier is None:
         raise ConfigError(f"method '{name}' releases class sums: set plan.dp.class_noise_multiplier, their noise")
+    if plan.dp is not None and plan.dp.shared_by is not None and not cost.linear:
+        raise ConfigError(
+            f"method '{name}' makes more of a site's images than one step, and noise on the sum (plan.dp.shared_by) "
+            "does not hide them: remove shared_by, or take fedavg, fedavgm, fedadam, fedyogi or fedprox"
+        )
     return cost
 
 

@@ -19,10 +19,13 @@ class DpCost:
             on a Poisson sample of the units.
         class_releases: of class sums and counts, each a Gaussian mechanism of noise `class_noise_multiplier` on all
             units, without sampling.
+        linear: what leaves is the model after one training, no part of which stays for a later fit: of a training of
+            one step the noise can be added where updates are summed (`DpPlan.shared_by`).
     """
 
     epochs: tuple[int, ...]
     class_releases: int = 0
+    linear: bool = False
 
     def steps(self, plan: DpPlan) -> int:
         """Noisy steps of the round, over all calls of `train`."""

@@ -11,18 +11,22 @@ import pytest
 import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, give_secret, site_data, work
 
+from protofed.client.agent.computation import Computation, fit
 from protofed.client.agent.site import prepare
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, dp_cost_of
 from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import SiteState
+from protofed.client.training.context import NoCheckpoints
 from protofed.common import codec
 from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Recipe
 from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Payload
-from protofed.common.protocol.messages import Assignment, Role
+from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
+from protofed.common.tensors import norm_of
 
 DP: dict[str, Any] = {"noise_multiplier": 0.5, "sampling_rate": 0.5}
 CLASSES: dict[str, Any] = {**DP, "class_noise_multiplier": 1.0}
@@ -59,9 +63,9 @@ def cause_of(run: dict[str, Any], rules: dict[str, Any] | None = None) -> BaseEx
 @pytest.mark.parametrize(
     ("method", "options", "cost"),
     [
-        ("fedavg", {}, DpCost((3,))),
-        ("fedavgm", {}, DpCost((3,))),
-        ("fedprox", {}, DpCost((3,))),
+        ("fedavg", {}, DpCost((3,), linear=True)),
+        ("fedavgm", {}, DpCost((3,), linear=True)),
+        ("fedprox", {}, DpCost((3,), linear=True)),
         ("fedper", {}, DpCost((3,))),
         ("solo", {}, DpCost((3,))),
         ("fedrep", {"head_epochs": 2}, DpCost((2, 3))),
@@ -252,3 +256,43 @@ def test_memory_is_a_part_of_what_the_noise_follows_from(tmp_path: Path) -> None
         assert context.dp is not None
         seeds.append(context.dp.noise.number("any"))
     assert seeds[0] != seeds[1]
+
+
+# Noise that is shared
+
+IN_SUMS: dict[str, Any] = {"secure": True, "min_sites": 3}
+
+
+def sharing(method: str, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    run = run_of({"name": method, **(options or {})}, {**DP, "shared_by": 2}, federation=IN_SUMS)
+    return {**run, "plan": {**run["plan"], "epochs": 1}}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedprox"])
+def test_a_method_of_one_step_can_share_its_noise(method: str) -> None:
+    run = prepared(sharing(method))
+    assert run.shares_noise
+    assert run.dp.cost.steps(run.recipe.plan.dp) == 1
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedbabu", "fedrep", "fednh", "fedproc", "cwfedavg"])
+def test_what_a_site_keeps_or_makes_of_its_step_has_no_noise_where_it_is_shared(method: str) -> None:
+    assert isinstance(cause := cause_of(sharing(method)), ConfigError)
+    assert method in str(cause)
+
+
+def test_a_step_of_a_fit_that_shares_its_noise_has_none() -> None:
+    """The sum of the clipped gradients: the model moves by lr C n / B at most."""
+    dp = {"noise_multiplier": 1e6, "sampling_rate": 1.0, "max_unit_norm": 1e-3, "shared_by": 2}
+    run = run_of(None, dp, federation=IN_SUMS)
+    run["plan"] |= {"epochs": 1, "lr": 0.01, "batch_size": 10}
+    harness = AgentHarness(recipe=run, rules=ANYTHING)
+    plan = Recipe.model_validate(run).plan
+    assert plan.dp is not None
+    assert plan.dp.noise_share(plan.lr, plan.batch_size) > 0.5
+    agent = harness.agent()
+    made = prepare(agent._site, Assignment("run", harness.link.recipe))
+    base = first_model()
+    task = Task(TaskKind.FIT, "run", 1, "fit-1", codec.digest(codec.encode(base)), 1, 60.0, 1)
+    outcome = fit(Computation("ann", made, task, SiteState()), base, agent._status, NoCheckpoints(), agent._site.fit)
+    assert 0 < norm_of(outcome.update.payload, base) <= 0.01 * 1e-3 / 10 * len(made.data.train) * 1.01

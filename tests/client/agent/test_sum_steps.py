@@ -12,6 +12,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model
 from tests.support.sum_server import SumServer, steps_of
 
 from protofed.client.agent.agent import Agent
+from protofed.client.agent.site import PreparedRun
 from protofed.client.method import client_methods
 from protofed.client.privacy.policy import Released
 from protofed.client.state.disk_store import DiskStore
@@ -29,6 +30,15 @@ from protofed.common.secure_sums.linear_form import SumLayout, form_of
 
 SITES = ("ann", "bob", "cleo", "dan")
 SECURE: dict[str, Any] = {**RUN, "federation": {"heartbeat_s": 0.125, "secure": True, "min_sites": 3}}
+SHARED: dict[str, Any] = {
+    **SECURE,
+    "plan": {
+        "epochs": 1,
+        "batch_size": 8,
+        "lr": 0.5,
+        "dp": {"noise_multiplier": 2.0, "sampling_rate": 0.5, "shared_by": 3},
+    },
+}
 BASE = first_model()
 
 
@@ -68,12 +78,18 @@ class Daemon:
 class Round:
     """Round 1 of the run, at four sites."""
 
-    def __init__(self, folder: Path, attempt: int = 1, daemons: dict[str, Daemon] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        attempt: int = 1,
+        daemons: dict[str, Daemon] | None = None,
+        table: dict[str, Any] = SECURE,
+    ) -> None:
         base = codec.encode(BASE)
-        recipe = Recipe.model_validate(SECURE).fingerprint()
+        recipe = Recipe.model_validate(table).fingerprint()
         at = ("run", 1, attempt, Subject.UPDATE)
         self.server = SumServer(SumContext(*at, recipe, codec.digest(base), (Vector.VALUES,)), (SITES,))
-        self.daemons = daemons or {site: Daemon(folder, site) for site in SITES}
+        self.daemons = daemons or {site: Daemon(folder, site, table) for site in SITES}
         for site, daemon in self.daemons.items():
             self.server.take(TaskKind.FIT, site, self.sent(daemon, TaskKind.FIT, base))
 
@@ -114,6 +130,27 @@ def expected(round_: Round) -> Array:
     return total
 
 
+def test_where_noise_is_shared_the_sum_has_that_of_all_sites(tmp_path: Path) -> None:
+    round_ = Round(tmp_path, table=SHARED).until(TaskKind.MASK)
+    summed = expected(round_)
+    round_.until(None)
+    noise = (round_.server.total() - summed).view(np.int64) * 2.0**-40
+    recipe = Recipe.model_validate(SHARED)
+    assert recipe.plan.dp is not None
+    alone = recipe.plan.dp.noise_share(recipe.plan.lr, recipe.plan.batch_size)
+    moved = noise[noise != 0.0]
+    assert len(moved) == len(noise) - 1, "all but the sum of the weights"
+    assert moved.std() == pytest.approx(2 * alone, rel=4 / np.sqrt(2 * len(moved))), "of four sites"
+
+
+def test_without_its_noise_nothing_of_an_update_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    round_ = Round(tmp_path, table=SHARED).until(TaskKind.MASK)
+    ann, blob = round_.daemons["ann"], round_.server.blob(TaskKind.MASK, "ann")
+    monkeypatch.setattr(PreparedRun, "noise", lambda *_: None)
+    assert ann.work(round_.task(TaskKind.MASK, blob), blob) is None
+    assert ann.made.declined()[-1] == ("mask-1", FailureReason.INTERNAL)
+
+
 def test_the_server_gets_the_sum_and_no_update(tmp_path: Path) -> None:
     round_ = Round(tmp_path).until(TaskKind.MASK)
     summed = expected(round_)
@@ -137,9 +174,12 @@ def test_nothing_of_a_sum_s_secrets_stays_once_the_server_has_all(tmp_path: Path
     assert [path for folder in folders for path in folder.rglob("*-update.json")] == []
 
 
+@pytest.mark.parametrize("table", [SECURE, SHARED], ids=["no noise", "noise"])
 @pytest.mark.parametrize("step", [TaskKind.FIT, *steps_of(SumContext("r", 1, 1, Subject.UPDATE, "", ""))])  # type: ignore[arg-type]
-def test_a_killed_daemon_sends_the_same_bytes(tmp_path: Path, step: TaskKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    round_ = Round(tmp_path).until(TaskKind.SHARE if step is TaskKind.FIT else step)
+def test_a_killed_daemon_sends_the_same_bytes(
+    tmp_path: Path, step: TaskKind, table: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = Round(tmp_path, table=table).until(TaskKind.SHARE if step is TaskKind.FIT else step)
     ann = round_.daemons["ann"]
     base = codec.encode(BASE) if step is TaskKind.FIT else round_.server.blob(step, "ann")
     killed: list[bytes] = []

@@ -24,7 +24,7 @@ from protofed.client.privacy.policy import (
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import Recipe
+from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Part, Tensors, Update, describe
@@ -483,4 +483,23 @@ def test_a_patients_budget_needs_groups() -> None:
         policy(dp={**DP, "unit": unit}).admit_noise(noisy, grouped=grouped)
     with pytest.raises(PolicyRefusedError) as refused:
         policy(dp=DP).admit_noise(noisy, grouped=False)
+    assert refused.value.rule == "dp"
+
+
+@pytest.mark.parametrize(
+    ("shared_by", "group", "colluders", "enough"),
+    [(2, 3, 1, True), (3, 3, 1, False), (3, 3, 0, True), (3, 5, 2, True), (3, 5, 3, False)],
+)
+def test_a_sum_s_noise_is_that_of_enough_sites_that_keep_to_the_rules(
+    shared_by: int, group: int, colluders: int, enough: bool
+) -> None:
+    plan = Plan.model_validate({"dp": {**NOISY_PLAN["dp"], "shared_by": shared_by}})
+    federation = Federation.model_validate({"secure": True, "sum_group": group, "min_sites": 5})
+    run = recipe(plan=plan, federation=federation)
+    gate = policy(dp={**DP, "colluders": colluders})
+    if enough:
+        gate.admit_noise(run)
+        return
+    with pytest.raises(PolicyRefusedError) as refused:
+        gate.admit_noise(run)
     assert refused.value.rule == "dp"

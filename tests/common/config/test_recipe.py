@@ -534,3 +534,35 @@ def test_patience_without_what_it_needs_is_refused(keys: dict[str, Any], says: s
 
 def test_patience_with_scores_of_one_kind_is_enough() -> None:
     assert sound(federation={"patience": 3, "score_every": 0, "score_personal_every": 2}).federation.patience == 3
+
+
+SHARED = {"noise_multiplier": 1.0, "sampling_rate": 0.1, "shared_by": 3}
+SUMMED = {"secure": True, "min_sites": 3}
+
+
+def test_noise_that_is_shared_is_that_of_one_step() -> None:
+    dp = sound(plan={"dp": SHARED}, federation=SUMMED).plan.dp
+    assert dp is not None
+    assert [dp.steps(epochs) for epochs in (0, 1)] == [0, 1]
+    assert dp.model_copy(update={"shared_by": None}).steps(1) == 10
+
+
+@pytest.mark.parametrize(
+    ("plan", "federation", "named"),
+    [
+        ({}, {"secure": False}, "federation.secure"),
+        ({}, {"sum_group": 1}, "federation.sum_group"),
+        ({"dp": {**SHARED, "shared_by": 4}}, {}, "plan.dp.shared_by"),
+        ({"epochs": 2}, {}, "plan.epochs"),
+        ({"optimizer": "adam"}, {}, "plan.optimizer"),
+        ({"max_grad_norm": 1.0}, {}, "plan.max_grad_norm"),
+        ({}, {"sum_bits": 10}, "federation.sum_bits"),
+        ({"lr": 1e-7}, {"sum_bits": 30}, "federation.sum_bits"),
+        ({"lr": 1e6}, {}, "plan.dp"),
+    ],
+)
+def test_noise_cannot_be_shared_where_the_sum_would_not_have_it(
+    plan: dict[str, Any], federation: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        sound(plan={"dp": SHARED, **plan}, federation={**SUMMED, **federation})

@@ -22,7 +22,7 @@ from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, prepare
 from protofed.client.agent.site import Site as Site
-from protofed.client.agent.sum_steps import SumSteps, check_member, is_summed
+from protofed.client.agent.sum_steps import SumSteps, check_member, is_summed, with_share
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import Released
 from protofed.client.privacy.rules import PolicyRules
@@ -346,8 +346,10 @@ class Agent:
 
     def _release(self, task: Task, update: Update) -> Released:
         """Pass the update through the site's policy: the last function before the link."""
-        context = self._prepared(task).gate_context()
-        return self._passed(task, lambda: self._site.policy.release(update, context))
+        run = self._prepared(task)
+        if run.shares_noise:  # of a simulated site: a daemon's leaves in a sum, and has its noise there
+            update = with_share(self._site, run, task, update, self._bases.get(task))
+        return self._passed(task, lambda: self._site.policy.release(update, run.gate_context()))
 
     def _passed(self, task: Task, gate: Callable[[], T]) -> T:
         """What the gate releases; what it refuses is counted and audited."""

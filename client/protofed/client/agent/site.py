@@ -26,6 +26,7 @@ from protofed.client.state.store import SiteState, Store
 from protofed.client.sums.membership import Membership
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.dp import SIMULATED_SECRET, DpContext, DpNoise, fit_seed
+from protofed.client.training.noise_share import NoiseShare
 from protofed.common.codec import Digest, digest, encode
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
 from protofed.common.dp import DpCost
@@ -166,6 +167,25 @@ class PreparedRun:
         if self.dp is None or self.recipe.plan.dp is None or (noise := self.noise(site, task, state)) is None:
             return None
         return DpContext(self.recipe.plan.dp, self.dp.cost, noise)
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether an update leaves in a sum alone, with this site's share of the noise: it has none by itself."""
+        return self.recipe.plan.dp is not None and self.recipe.plan.dp.shared_by is not None
+
+    def noise_share(self, site: SiteId, task: Task, state: SiteState, std: float) -> NoiseShare:
+        """What a site adds to the update of a fit where noise is shared.
+
+        Args:
+            task, state: those of the fit.
+            std: as of `share_std`.
+
+        Raises:
+            TaskFailedError: there is no noise; nothing leaves.
+        """
+        if (noise := self.noise(site, task, state)) is None or not std > 0:
+            raise TaskFailedError(FailureReason.INTERNAL, "the noise of this update cannot be made: nothing leaves")
+        return NoiseShare(noise, std)
 
     def gate_context(self) -> GateContext:
         """The facts by which the gate decides on an update; they stay on the site."""

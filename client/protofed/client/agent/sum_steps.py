@@ -13,10 +13,11 @@ from protofed.client.privacy.policy import PolicyRefusedError, Released, Release
 from protofed.client.sums import session as steps
 from protofed.client.sums.membership import Membership
 from protofed.client.sums.session import Session
+from protofed.client.training.noise_share import NoiseShare, share_std
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, SecureSumError, StateError, TaskFailedError
 from protofed.common.failpoint import reach
-from protofed.common.payload import Payload, SiteId, Update, describe
+from protofed.common.payload import Array, Payload, SiteId, Update, describe
 from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import HOLDERS_STEPS, SUM_STEPS, Receipt, Scores, Task, TaskKind, Verdict
 from protofed.common.protocol.score_names import ScoreNames
@@ -43,6 +44,23 @@ def check_member(site: Site, run: PreparedRun) -> None:
     if is_summed(site, run) and site.membership is None:
         text = f"run {run.recipe.name} has federation.secure = true, and this site has no identity for secure sums"
         raise TaskFailedError(FailureReason.REFUSED, text)
+
+
+def with_share(site: Site, run: PreparedRun, task: Task, update: Update, base: Payload) -> Update:
+    """A simulated site's update with its share of the noise: nobody sums it under masks, where a daemon adds its own.
+
+    Args:
+        base: what the fit started from.
+
+    Raises:
+        TaskFailedError: as of `PreparedRun.noise_share`.
+    """
+    std = share_std(run.recipe.plan, task.round, run.recipe.rounds, base)
+    return replace(update, payload=_share(site, run, task, std).on_update(update.payload))
+
+
+def _share(site: Site, run: PreparedRun, task: Task, std: float) -> NoiseShare:
+    return run.noise_share(site.name, task, site.store.last_counted(task.run, task.round), std)
 
 
 class SumSteps:
@@ -193,7 +211,7 @@ class SumSteps:
                 fixed_point, fewest = _rules(run, session)
                 released = self._released_vector(run, session, task)
                 kept = steps.open_flags(session, blob, released.flags(), fewest)
-                words = released.words(fixed_point, kept)
+                words = self._with_noise(run, session, task, released.words(fixed_point, kept))
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)
@@ -202,7 +220,16 @@ class SumSteps:
 
     def _begun(self, run: PreparedRun, context: SumContext, update: Update, base: Payload) -> Session:
         layout, membership = self.vector(run, update, base).layout, self._membership()
-        return steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
+        session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
+        return replace(session, noise_std=share_std(run.recipe.plan, context.round, run.recipe.rounds, base))
+
+    def _with_noise(self, run: PreparedRun, session: Session, task: Task, words: Array) -> Array:
+        """A site's terms [N] uint64, with its share of the noise of an update, where it is shared."""
+        if session.subject is not Subject.UPDATE or not run.shares_noise:
+            return words
+        fitted, _ = self.staged(task)
+        share = _share(self._site, run, fitted, session.noise_std)
+        return share.on_words(session.layout, words, run.recipe.federation.sum_bits)
 
     def _released(self, session: Session) -> Released:
         return self._site.policy.release_step(steps.advertise(session))

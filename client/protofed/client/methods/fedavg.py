@@ -51,7 +51,7 @@ class FedAvgClient:
 
     def dp_cost(self, plan: Plan) -> DpCost:
         """One training."""
-        return DpCost((plan.epochs,))
+        return DpCost((plan.epochs,), linear=True)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

@@ -56,7 +56,7 @@ class FedProxClient:
 
     def dp_cost(self, plan: Plan) -> DpCost:
         """One training."""
-        return DpCost((plan.epochs,))
+        return DpCost((plan.epochs,), linear=True)
 
     def sum_form(self) -> SumForm:
         """The whole model."""

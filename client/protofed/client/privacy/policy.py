@@ -11,6 +11,7 @@ import numpy as np
 
 from protofed.client.privacy import update_checks
 from protofed.client.privacy.rules import PolicyRules as PolicyRules
+from protofed.client.privacy.rules import PrivacyBudget
 from protofed.client.privacy.score_disclosures import is_own, tells_of_classes
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
@@ -205,6 +206,8 @@ class Policy:
         if recipe.plan.dp is None:
             text = "the run has no noise: this site takes part only in runs with [plan.dp] (dp)"
             raise PolicyRefusedError("dp", text)
+        if problem := _shared_with_few(self.rules.dp, recipe):
+            raise PolicyRefusedError("dp", problem)
         if self.rules.dp.unit == "patient" and grouped is False:
             text = (
                 "this site's budget is a patient's, and its images have no groups: name them in the settings "
@@ -339,6 +342,18 @@ class Policy:
 
     def _named(self, scalars: Scores) -> Scores:
         return {name: value for name, value in sorted(scalars.items()) if score_family(name) in self.rules.metrics}
+
+
+def _shared_with_few(budget: PrivacyBudget, recipe: Recipe) -> str:
+    """Why a sum has too little noise of sites that keep to the rules, if a run shares it; empty: it has enough."""
+    shared_by = None if recipe.plan.dp is None else recipe.plan.dp.shared_by
+    if shared_by is None or (least := shared_by + budget.colluders) <= recipe.federation.sum_group:
+        return ""
+    return (
+        f"plan.dp.shared_by = {shared_by} of federation.sum_group = {recipe.federation.sum_group} sites: this site "
+        f"reckons with {budget.colluders} of them working with the server, whose noise hides nothing; expected "
+        f"sum_group of {least} or more, or a smaller shared_by (dp.colluders)"
+    )
 
 
 def _beside_noise(rules: PolicyRules) -> str:

@@ -23,6 +23,7 @@ class PrivacyBudget(StrictModel):
     epsilon: Annotated[float, Field(gt=0, le=1000)]  # most, over all rounds of all runs
     delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # chance that it is more: far below 1 / number of units
     unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
+    colluders: Annotated[int, Field(ge=0, le=MOST_SUMMED)] = 1  # sites of a sum whose noise the server may know
 
 
 class PolicyRules(StrictModel):

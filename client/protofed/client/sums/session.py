@@ -60,6 +60,7 @@ class Session:
         survivors: by vector, the only set that it signs, and reveals shares for.
         revealed: vectors of which it has revealed shares.
         scores: what is summed, of a sum of scores: a daemon that was killed must not take them anew.
+        noise_std: of what the site adds to each number, where noise is shared; it follows from the model, too.
     """
 
     run: str
@@ -82,6 +83,7 @@ class Session:
     survivors: Mapping[Vector, tuple[SiteId, ...]] = field(default_factory=dict)
     revealed: tuple[Vector, ...] = ()
     scores: Mapping[str, float] = field(default_factory=dict, repr=False)
+    noise_std: float = 0.0
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 

@@ -189,10 +189,8 @@ class NoisySteps:
             self._shrink(len(drawn))
         sums, losses = result
         for index, (tensor, total) in enumerate(zip(self._trained, sums, strict=True)):
-            noise = dp.noise.normal(tensor.shape, local.train_calls, number, "noise", index, device=tensor.device)
-            noisy = noise.mul_(dp.plan.noise_multiplier * dp.plan.max_unit_norm).add_(total)
             # A public divisor: the number of images that were drawn, or are there, would show in the noise's scale.
-            tensor.grad = noisy.div_(plan.batch_size).to(tensor.dtype)
+            tensor.grad = self._noisy(total, number, index).div_(plan.batch_size).to(tensor.dtype)
         if self._regularizer is not None:
             self._regularizer().backward()  # type: ignore[no-untyped-call]
         for optimizer in self._state.optimizers:
@@ -201,6 +199,14 @@ class NoisySteps:
         self._state.examples += len(drawn)
         self._state.steps += 1
         local.throughput.step(len(drawn))
+
+    def _noisy(self, total: Tensor, step: int, index: int) -> Tensor:
+        """The sum [...] of a trained tensor's gradients with the step's noise, float64."""
+        dp = self._dp
+        if dp.plan.shared_by is not None:  # the sum of all sites' updates has it
+            return total.double()
+        noise = dp.noise.normal(total.shape, self._local.train_calls, step, "noise", index, device=total.device)
+        return noise.mul_(dp.plan.noise_multiplier * dp.plan.max_unit_norm).add_(total)
 
     @property
     def _size(self) -> int:

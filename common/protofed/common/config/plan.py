@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from protofed.common.config.tables import Share, StrictModel
+from protofed.common.secure_sums.context import MOST as MOST_SUMMED
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 LocalLoss = Literal["cross-entropy", "balanced-softmax", "logit-adjustment"]
@@ -31,10 +32,21 @@ class DpPlan(StrictModel):
     )
     max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # of a feature in class sums; unit features have 1
     min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # of a class, or it counts as absent
+    shared_by: Annotated[int, Field(ge=2, le=MOST_SUMMED)] | None = (
+        None  # h: a fit is one step, and each site of a secure sum adds noise of sigma / sqrt(h); None: all of it
+    )
 
     def steps(self, epochs: int) -> int:
         """Noisy steps of a call of `train`: of public numbers alone, for the site's number of images is none."""
-        return round(epochs / self.sampling_rate)
+        return round(epochs / self.sampling_rate) if self.shared_by is None else min(epochs, 1)
+
+    def sensitivity(self, lr: float, batch_size: int) -> float:
+        """How far one unit moves the model by a step of SGD at most, as a norm: lr C / B."""
+        return lr * self.max_unit_norm / batch_size
+
+    def noise_share(self, lr: float, batch_size: int) -> float:
+        """Std of what each site adds to each number of a sum, where noise is shared; sigma lr C / (B sqrt(h))."""
+        return self.noise_multiplier * self.sensitivity(lr, batch_size) / math.sqrt(self.shared_by or 1)
 
 
 class Plan(StrictModel):
@@ -68,6 +80,17 @@ class Plan(StrictModel):
         for key, user, value in (("tau", "loss", "logit-adjustment"), ("lr_steps", "schedule", "step")):
             if getattr(self, key) != Plan.model_fields[key].default and getattr(self, user) != value:
                 raise ValueError(f'plan.{key} is for plan.{user} = "{value}"; set that, too, or remove it')
+        return self
+
+    @model_validator(mode="after")
+    def _one_linear_step(self) -> Plan:
+        """Noise that is shared is that of the sum of all sites' steps, which an update must be: of nothing else."""
+        for key, expected in (("epochs", 1), ("optimizer", "sgd"), ("max_grad_norm", None)):
+            if self.dp is not None and self.dp.shared_by is not None and getattr(self, key) != expected:
+                raise ValueError(
+                    f"plan.{key} = {getattr(self, key)!r}: with plan.dp.shared_by a fit is one step of SGD, whose "
+                    f"noise is that of the sum; set {expected!r}"
+                )
         return self
 
     @model_validator(mode="after")

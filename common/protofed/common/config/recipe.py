@@ -44,6 +44,7 @@ Robust: TypeAlias = Literal["none", "clip", "median", "trimmed", "krum", "geomet
 COUNTING: frozenset[Robust] = frozenset({"trimmed", "krum"})  # rules that have to know how many sites may be bad
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
+FEWEST_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
 FEWEST_BITS_WEIGHED = 25  # of sums weighed by n / 2^20: of one example's weight 5 bits are left
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
 # Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
@@ -251,6 +252,34 @@ class Recipe(StrictModel):
     def _no_counts_beside_noise(self) -> Recipe:
         if self.plan.dp is not None and self.method.options.get("weighting") == "examples":
             raise ValueError('method.weighting = "examples" sends a site\'s exact count; with [plan.dp] set "uniform"')
+        return self
+
+    @model_validator(mode="after")
+    def _shared_noise(self) -> Recipe:
+        dp, rules = self.plan.dp, self.federation
+        if dp is None or dp.shared_by is None:
+            return self
+        if not rules.secure:
+            raise ValueError(
+                "plan.dp.shared_by is for sums of which the server sees no term: set federation.secure = true, too, or "
+                "remove it, and each site adds all of the noise"
+            )
+        if not dp.shared_by <= rules.sum_group:
+            raise ValueError(
+                f"plan.dp.shared_by = {dp.shared_by}: expected at most federation.sum_group = {rules.sum_group}, the "
+                "least sites whose noise is in a sum"
+            )
+        if (most := dp.noise_share(self.plan.lr, self.plan.batch_size)) > rules.sum_limit / 16:
+            raise ValueError(
+                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model; expected at most a "
+                f"16th of federation.sum_limit = {rules.sum_limit:g}: a smaller plan.lr or noise"
+            )
+        step = dp.noise_share(self.plan.lowest_rate(self.rounds), self.plan.batch_size) * 2.0**rules.sum_bits
+        if step < FEWEST_STEPS_OF_NOISE:
+            raise ValueError(
+                f"federation.sum_bits = {rules.sum_bits}: a site's share of the noise is {step:.3g} steps of the fixed "
+                f"point; expected {FEWEST_STEPS_OF_NOISE} or more, so that rounding it costs no privacy: more bits"
+            )
         return self
 
     @model_validator(mode="after")

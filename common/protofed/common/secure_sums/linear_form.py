@@ -19,7 +19,8 @@ from protofed.common.secure_sums.fixed_point import FixedPoint
 
 Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
 EXAMPLES = 2.0**20  # that weigh 1 in a sum: fewer weigh less, so that weighted numbers stay within the fixed point
-WEIGHT, ROWS, HOLDERS, MASS = "weight", "rows", "holders", "mass"  # keys of a layout, beside mean/… and mixture/…
+WEIGHT, ROWS, HOLDERS, MASS = "weight", "rows", "holders", "mass"  # keys of a layout
+MEAN, MIXTURE = "mean/", "mixture/"  # how its other keys begin, before a tensor's path
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class SumLayout:
         """
         specs = sorted(tensors, key=lambda spec: spec.path)
         floats = [spec for spec in specs if np.dtype(spec.dtype).kind == "f"]
-        fields = [Field(f"mean/{spec.path}", spec.shape, spec.dtype) for spec in floats if spec.part in form.means]
+        fields = [Field(f"{MEAN}{spec.path}", spec.shape, spec.dtype) for spec in floats if spec.part in form.means]
         if fields:
             fields.append(Field(WEIGHT, (), "float64"))
         classes = 0
@@ -133,7 +134,7 @@ class SumLayout:
                 raise SecureSumError("other-form", f"{form.shares} {shapes}: expected one tensor [C]")
             (classes,) = shapes[0]
             mixed = [spec for spec in floats if spec.part in form.mixtures]
-            fields += [Field(f"mixture/{spec.path}", (classes, *spec.shape), spec.dtype) for spec in mixed]
+            fields += [Field(f"{MIXTURE}{spec.path}", (classes, *spec.shape), spec.dtype) for spec in mixed]
             fields.append(Field(MASS, (classes,), "float64"))
         return cls(form, tuple(sorted(fields)), classes)
 
@@ -179,7 +180,7 @@ class SumLayout:
         if WEIGHT in terms:
             terms[WEIGHT][...] = weight
         for key, term in terms.items():
-            if key.startswith("mean/"):
+            if key.startswith(MEAN):
                 np.multiply(_tensor(update, key, term.shape), weight, out=term, dtype=np.float64)
         if self.form.rows is not None:
             for name, row in self._rows(update).items():
@@ -188,7 +189,7 @@ class SumLayout:
         if self.form.shares is not None:
             terms[MASS][...] = np.where(kept, weight * self._shares(update), 0.0)
             for key, term in terms.items():
-                if key.startswith("mixture/"):
+                if key.startswith(MIXTURE):
                     by_class = terms[MASS].reshape(-1, *(1,) * (term.ndim - 1))
                     np.multiply(by_class, _tensor(update, key, term.shape[1:]), out=term, dtype=np.float64)
         return vector

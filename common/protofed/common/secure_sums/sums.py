@@ -10,7 +10,7 @@ import numpy as np
 from protofed.common.errors import StateError
 from protofed.common.payload import Array, Part, Payload, Tensors
 from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.linear_form import HOLDERS, MASS, ROWS, WEIGHT, SumLayout
+from protofed.common.secure_sums.linear_form import HOLDERS, MASS, MEAN, MIXTURE, ROWS, WEIGHT, SumLayout
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sums:
         """
         if not (weight := self.weight) > 0:
             raise StateError("a secure sum of no updates: its weights add up to nothing")
-        return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"mean/{part}/")}
+        return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"{MEAN}{part}/")}
 
     def averaged(self, state: Payload) -> dict[Part, Tensors]:
         """All parts of which there are means, with the state's own integer tensors (BatchNorm's counters)."""
@@ -64,7 +64,7 @@ class Sums:
         divisor = np.where(mass > 0, mass, 1.0)
         return {
             name: (total / divisor.reshape(-1, *(1,) * (total.ndim - 1))).astype(dtype)
-            for name, total, dtype in self._of(f"mixture/{part}/")
+            for name, total, dtype in self._of(f"{MIXTURE}{part}/")
         }
 
     @cached_property
