@@ -88,7 +88,7 @@ class TestNoisyRounds(MethodConformance):
             assert running.coordinator.published.address != simulated.digest
 
 
-@pytest.mark.parametrize("name", ["digits-fedavg-dp", "digits-fednh-dp"])
+@pytest.mark.parametrize("name", ["digits-fedavg-dp", "digits-fednh-dp", "digits-fedavg-dp-sum"])
 def test_the_shipped_recipes_learn(name: str) -> None:
     recipe = shipped.recipe(name)
     recipe = recipe.model_copy(update={"federation": recipe.federation.model_copy(update={"score_every": 0})})

@@ -129,3 +129,17 @@ def test_beside_a_server_without_pytorch_the_place_to_look_is_named(monkeypatch:
 
     monkeypatch.setattr(plan_privacy, "planned", missing)
     assert recipe_privacy.planned_lines(noisy()) == [recipe_privacy.NOT_HERE]
+
+
+def test_noise_that_is_shared_is_said_to_be() -> None:
+    recipe = shipped.recipe("digits-fedavg-dp-sum")
+    assert (plan := planned(recipe)) is not None
+    assert plan.events == (NoisySums(0.2, 2.0, 1),)
+    assert plan.shared_by == (4, 5)
+    assert plan.epsilon == pytest.approx(5.02, abs=0.01)
+    assert len(recipe_privacy.planned_lines(recipe)) == 3
+    budget = {"epsilon": 8.0, "delta": 1e-5, "unit": "image"}
+    for colluders, refused in ((1, 0), (2, 1)):
+        found = site_plan(recipe, policy(secure="required", sum_group=5, dp={**budget, "colluders": colluders}))
+        assert len(found.refusals) == refused
+        assert plain(found)["privacy"]["shared_by"] == 4

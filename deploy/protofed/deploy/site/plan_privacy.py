@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protofed.client.method import ClientMethod, client_methods, dp_cost_of
@@ -38,6 +38,7 @@ class PrivacyPlan:
         spent: epsilon of what the site has spent before; None: not known, and taken as nothing.
         allowed: how many rounds the budget allows beside what is spent.
         noise: the least noise_multiplier by which all rounds keep the budget; None: the recipe's does, or none would.
+        shared_by: sites whose noise together it is, and the least of a sum; None: each site adds all of it.
     """
 
     events: Events
@@ -48,6 +49,7 @@ class PrivacyPlan:
     spent: float | None = None
     allowed: int | None = None
     noise: float | None = None
+    shared_by: tuple[int, int] | None = None
 
     @property
     def enough(self) -> bool:
@@ -86,13 +88,14 @@ def privacy_plan(
     events = round_events(dp, cost)
     at = delta if budget is None else budget.delta
     before = () if spent is None else spent.events()
-    whole = PrivacyPlan(events, at, epsilon(repeated(events, recipe.rounds), at), recipe.rounds)
+    shared_by = None if dp.shared_by is None else (dp.shared_by, recipe.federation.sum_group)
+    whole = PrivacyPlan(events, at, epsilon(repeated(events, recipe.rounds), at), recipe.rounds, shared_by=shared_by)
     if budget is None:
         return whole
     allowed = rounds_within(before, events, budget.epsilon, at)
     noise = None if allowed >= recipe.rounds else noise_for(before, dp, cost, recipe.rounds, budget.epsilon, at)
     known = None if spent is None else epsilon(before, at)
-    return PrivacyPlan(events, at, whole.epsilon, recipe.rounds, budget, known, allowed, noise)
+    return replace(whole, budget=budget, spent=known, allowed=allowed, noise=noise)
 
 
 def lines(plan: PrivacyPlan) -> Iterator[str]:
@@ -102,6 +105,12 @@ def lines(plan: PrivacyPlan) -> Iterator[str]:
         f"All {plan.rounds} rounds cost epsilon {plan.epsilon:.3g} at delta {plan.delta:g}. It is arithmetic of the "
         "recipe, the same for every site: it tells nothing of how many images or patients one has."
     )
+    if plan.shared_by is not None:
+        honest, least = plan.shared_by
+        yield (
+            f"That is the noise of {honest} sites together, of each sum of {least} or more: it holds while at most "
+            f"{least - honest} of them work with the server."
+        )
     if plan.epsilon > MOST_MEANT:
         yield f"An epsilon above {MOST_MEANT:g} promises next to nothing: more noise, fewer rounds or smaller samples."
     if plan.budget is None or plan.allowed is None:
@@ -138,4 +147,5 @@ def plain(plan: PrivacyPlan | None) -> dict[str, Any] | None:
         "spent": plan.spent,
         "rounds_allowed": plan.allowed,
         "noise_multiplier_needed": plan.noise,
+        "shared_by": None if plan.shared_by is None else plan.shared_by[0],
     }
