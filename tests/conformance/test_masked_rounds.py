@@ -91,7 +91,7 @@ def test_masked_rounds_give_the_state_and_the_scores_of_a_simulation(method: dic
 def test_noise_that_sites_share_is_the_same_under_masks_and_in_a_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the last bits: a simulated site adds it to float32, a daemon on the ring. Later rounds begin from these."""
+    """But for the last bits: a simulated site adds it to float32, a daemon on the ring."""
     monkeypatch.setattr(DiskStore, "secret", lambda _: SIMULATED_SECRET)
     monkeypatch.setattr(MemoryStore, "secret", lambda _: SIMULATED_SECRET)
     final = []

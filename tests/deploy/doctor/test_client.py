@@ -89,7 +89,7 @@ def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(
     calls = tls.server.audit_file.read_bytes()
     found = look()
     assert findings(found) == []
-    assert skipped(found) == {"metrics": "no metrics are asked for"}
+    assert skipped(found).keys() == {"metrics", "privacy budget"}
     assert found["admission"].message.endswith("is registered there")
     assert sorted(tmp_path.glob("*")) == before
     assert tls.server.audit_file.read_bytes() == calls
@@ -100,7 +100,7 @@ def test_plain_text(live_server: Callable[..., Any], recipe_of: Callable[..., Re
     address = live_server(recipe_of("fedavg")).address
     found = examined(given(tmp_path, address, plaintext=True))
     assert findings(found) == []
-    assert skipped(found).keys() == {"identity", "certificate", "tls", "admission", "metrics"}
+    assert skipped(found).keys() == {"identity", "certificate", "tls", "admission", "metrics", "privacy budget"}
     assert findings(examined(given(tmp_path, address)))[0] == ("connection", "connection-not-chosen")
 
 
@@ -291,7 +291,7 @@ def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.Mo
     found = look()
     assert findings(found) == [("version", "version-differs")]
     assert "older" in found["version"].message
-    assert skipped(found).keys() == {"clock", "admission", "metrics"}
+    assert skipped(found).keys() == {"clock", "admission", "metrics", "privacy budget"}
 
 
 # The policy

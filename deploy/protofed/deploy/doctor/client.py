@@ -69,6 +69,7 @@ class ClientDoctor:
             Check("policy", self.check_policy, "policy-invalid", software),
             Check("state folder", lambda: self.site.state(self.settings), needs=settings),
             Check("secure sums", self.check_secure_sums, "sum-identity-unusable", (*software, "identity", "policy")),
+            Check("privacy budget", self.check_privacy_budget, "privacy-ledger-unusable", (*software, "policy")),
             Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("cache", lambda: self.site.cache(self.settings), needs=settings),
             Check("metrics", self.check_metrics, "metrics-unusable", settings),
@@ -229,6 +230,14 @@ class ClientDoctor:
         policy = Policy.read(shipped.policy(self.settings.policy))
         recipe, certified = lambda: self.site.run_recipe(self.settings), self._own_identity()
         return SiteSums(self.settings.state, certified, policy, recipe, self._trusted_time()).check()
+
+    def check_privacy_budget(self) -> str:
+        """The ledger of what fits with noise have spent, beside the policy's budget."""
+        from protofed.client.privacy.policy import Policy
+        from protofed.deploy.doctor.privacy_budget import ledger_message
+
+        rules = Policy.read(shipped.policy(self.settings.policy)).rules
+        return ledger_message(self.settings.state, rules.dp)
 
     def check_metrics(self) -> str:
         """Whether the daemon could listen for scrapes."""

@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 87, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 89, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -107,7 +107,13 @@ SUMS = (
     Diagnosis("peer-identity-changed", 86, "Compare codes by telephone, then protofed client peers pin.", warns=True),
     Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
 )
-DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS)}
+NOISE = (
+    Diagnosis("privacy-ledger-unusable", 88, "Do as it says: without the ledger no fit with noise begins."),
+    Diagnosis(
+        "privacy-budget-spent", 89, "Decide at the site: more epsilon in its policy, or no such runs.", warns=True
+    ),
+)
+DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE)}
 
 
 def diagnosis(name: str) -> Diagnosis:
