@@ -14,7 +14,7 @@ from protofed.client.privacy.rules import PolicyRules, PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, DpLedger, read
 from protofed.common.codec import Digest
 from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import NamedOptions, Recipe
+from protofed.common.config.recipe import Model, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
@@ -143,3 +143,12 @@ def test_noise_that_is_shared_is_said_to_be() -> None:
         found = site_plan(recipe, policy(secure="required", sum_group=5, dp={**budget, "colluders": colluders}))
         assert len(found.refusals) == refused
         assert plain(found)["privacy"]["shared_by"] == 4
+
+
+def test_a_model_that_mixes_images_is_refused_before_any_image_is_read() -> None:
+    model = Model(name="resnet18", norm="batch")
+    quiet = noisy().model_copy(update={"model": model, "plan": Plan()})
+    assert site_plan(quiet, policy(dp=None)).privacy is None
+    for by in (policy(), None):
+        with pytest.raises(ConfigError, match=r'model.norm = "group"'):
+            site_plan(noisy().model_copy(update={"model": model}), by)

@@ -22,6 +22,7 @@ from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedErr
 from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks
 from protofed.client.privacy.score_disclosures import discloses, is_own
 from protofed.client.state.dp_ledger import Spent
+from protofed.client.training.noisy_steps import check_model
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
@@ -132,7 +133,7 @@ def site_plan(
 
     Raises:
         ConfigError: the recipe names an unknown method, model or option, or one that secure sums do not have; or it has
-            noise, and its method does not say what a round costs.
+            noise, and its method does not say what a round costs, or its model has no gradients by example.
         PolicyViolationError: the model is a plug-in that the policy does not name, so its code must not run here.
     """
     name, options = recipe.method.name, recipe.method.options
@@ -262,6 +263,8 @@ def _first_model(recipe: Recipe, policy: Policy | None) -> Payload:
         raise PolicyViolationError(f"model '{recipe.model.name}' is not in this site's policy (plugins)")
     with torch.random.fork_rng(devices=[]):  # `build` draws weights: the caller's generator stays where it was
         model = build(recipe.model, recipe.input, recipe.classes, allowed)
+    if recipe.plan.dp is not None:
+        check_model(model, recipe.input, torch.device("cpu"))
     return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
 
 
