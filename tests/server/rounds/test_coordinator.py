@@ -12,7 +12,17 @@ import pytest
 from protofed.common import codec
 from protofed.common.errors import ConfigError, FailureReason, FencedError, NotEnrolledError, ProtocolError
 from protofed.common.payload import Part
-from protofed.common.protocol.messages import Activity, Finished, Role, Signal, Task, TaskKind, Verdict, Wait
+from protofed.common.protocol.messages import (
+    Activity,
+    Finished,
+    PauseReason,
+    Role,
+    Signal,
+    Task,
+    TaskKind,
+    Verdict,
+    Wait,
+)
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds import phases
@@ -426,6 +436,30 @@ def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(l
     lab.round(bob=1.0, cyd=3.0)
     assert lab.value == 2.0
     assert lab.ledger.rounds("test")[1].complete is False
+
+
+def test_the_next_round_counts_no_site_that_has_left_though_it_has_not_enrolled_again(lab: Lab) -> None:
+    """Its fit ends a batch later, and its daemon enrolls after that: of three sites that a round needs, two are left."""
+    for site in ("bob", "cyd"):
+        lab.push(site, lab.model(1.0))
+    lab.beat("ann", lab.task("ann").task_id, activity=Activity.FAILED, failure=FailureReason.WITHDRAWN)
+    for site in ("bob", "cyd", "eva"):
+        lab.score(site)
+    lab.later(0)
+    assert isinstance(lab.phase, phases.Idle)
+    assert lab.phase.round == 2
+    assert lab.presence.pause_reason("ann") is PauseReason.WITHDRAWN
+    lab.enroll("ann")  # its people have changed their minds
+    lab.later(0)
+    assert [lab.asked(site) for site in ("ann", "bob", "cyd")] == [TaskKind.FIT] * 3
+
+
+def test_a_site_that_left_in_a_task_which_nobody_waits_for_any_more_has_left_all_the_same(lab: Lab) -> None:
+    task = lab.task("cyd")
+    assert lab.beat("cyd", "another", activity=Activity.FAILED, failure=FailureReason.WITHDRAWN) is Signal.ABORT
+    assert lab.presence.enrolled(Role.TRAINER) == {"ann", "bob"}
+    assert lab.task("cyd") == task  # by asking for a task it says that it takes part
+    assert lab.presence.enrolled(Role.TRAINER) == {"ann", "bob", "cyd"}
 
 
 def test_failures_that_make_the_quorum_unreachable_abandon_at_once(lab: Lab) -> None:

@@ -137,6 +137,26 @@ def test_what_a_daemon_told_last_is_there_to_be_looked_at(presence: SitePresence
     assert presence.progress("ann") is None
 
 
+def test_a_site_that_leaves_takes_no_tasks_until_it_enrolls_or_asks_for_one(presence: SitePresence) -> None:
+    for back in (lambda: presence.enroll("ann", {TRAINER}, "one"), lambda: presence.asks("ann", "one")):
+        presence.leaves("ann")
+        presence.seen("ann", "one", Progress("n", Activity.TRAINING))  # a heartbeat that was under way
+        assert presence.pause_reason("ann") is PauseReason.WITHDRAWN
+        assert presence.alive(TRAINER, 10.0) == frozenset()
+        assert (presence.look("ann") or (0.0, ""))[1] == PauseReason.WITHDRAWN.value
+        back()
+        assert presence.pause_reason("ann") is PauseReason.NONE
+        assert presence.alive(TRAINER, 10.0) == {"ann"}
+
+
+def test_asking_for_a_task_changes_nothing_of_how_a_site_enrolled(presence: SitePresence) -> None:
+    presence.enroll("ann", {TRAINER}, "one", PauseReason.PAUSED)
+    presence.asks("ann", "one")
+    presence.leaves("nobody")
+    assert presence.pause_reason("ann") is PauseReason.PAUSED
+    assert presence.pause_reason("nobody") is PauseReason.NONE
+
+
 def test_what_a_fenced_daemon_says_is_not_kept(presence: SitePresence) -> None:
     presence.enroll("ann", {TRAINER}, "two")
     with pytest.raises(FencedError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConflictError, ProtocolError
+from protofed.common.errors import ConflictError, FailureReason, ProtocolError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import (
     Activity,
@@ -125,7 +125,7 @@ class Coordinator:
 
         Asking twice gives the same task: a site that lost the answer, or was restarted, loses nothing.
         """
-        self._presence.seen(site, instance)
+        self._presence.asks(site, instance)
         if isinstance(self.phase, phases.FinishedPhase):
             return Finished(self.phase.reason, last=True)
         return self.open_task(site) or NOTHING_TO_DO
@@ -158,6 +158,8 @@ class Coordinator:
             self._presence.seen(site, instance)
             return Signal.CONTINUE
         self._presence.seen(site, instance, progress)
+        if progress.failure is FailureReason.WITHDRAWN:
+            self._presence.leaves(site)  # before its task is closed, which may open the next round
         row = self._invitations.of(site)
         if row is None or row.task_id != progress.task_id:
             return Signal.ABORT

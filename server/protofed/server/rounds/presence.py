@@ -18,8 +18,13 @@ class _Presence:
     roles: frozenset[Role]  # claimed, and granted by the registration of the certificate
     mark: Hashable  # last value by which progress is told from repetition
     moved_at: float  # seconds of the presence's clock
-    pause_reason: PauseReason = PauseReason.NONE
+    pause_reason: PauseReason = PauseReason.NONE  # as it enrolled
     latest: Progress | None = None
+    left: bool = False  # said since then, in place of doing a task
+
+    @property
+    def paused(self) -> PauseReason:
+        return PauseReason.WITHDRAWN if self.left else self.pause_reason
 
 
 class SitePresence:
@@ -89,6 +94,24 @@ class SitePresence:
         if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.making_progress):
             presence.mark, presence.moved_at = mark, self._clock()
 
+    def asks(self, site: SiteId, instance: str) -> None:
+        """Record that a daemon asks for a task: whatever it said before, it takes tasks. May be called from any thread.
+
+        Raises:
+            ExcludedError, NotEnrolledError, FencedError: as of `seen`.
+        """
+        self.seen(site, instance)
+        if (presence := self._present.get(site)) is not None:
+            presence.left = False
+
+    def leaves(self, site: SiteId) -> None:
+        """Record that a site has left the run, as its daemon said in the middle of a task.
+
+        It says so by enrolling, too, but only when its fit has ended: a round that opens in between would invite it.
+        """
+        if (presence := self._present.get(site)) is not None:
+            presence.left = True
+
     def note(self, site: SiteId, progress: Progress) -> None:
         """Keep a daemon's latest report for screens and metrics, from any thread; it is no sign of progress."""
         if (presence := self._present.get(site)) is not None:
@@ -146,7 +169,7 @@ class SitePresence:
         presence = self._present.get(site)
         if presence is None or presence.instance is None:
             return None
-        return self._clock() - presence.moved_at, presence.pause_reason.value or _activity(presence.mark)
+        return self._clock() - presence.moved_at, presence.paused.value or _activity(presence.mark)
 
     def ages(self) -> dict[SiteId, float]:
         """Seconds since the last progress, by site that is present or presumed so. May be called from any thread."""
@@ -156,7 +179,7 @@ class SitePresence:
     def pause_reason(self, site: SiteId) -> PauseReason:
         """Why a present site takes no task now."""
         presence = self._present.get(site)
-        return PauseReason.NONE if presence is None else presence.pause_reason
+        return PauseReason.NONE if presence is None else presence.paused
 
     def last_seen(self, site: SiteId) -> str:
         """What is known, in words, of a site that has not reported; goes into the ledger and onto screens."""
@@ -172,7 +195,7 @@ class SitePresence:
         return frozenset(
             site
             for site, presence in list(self._present.items())
-            if presence.pause_reason is PauseReason.NONE and role in presence.roles
+            if presence.paused is PauseReason.NONE and role in presence.roles
         )
 
     def alive(self, role: Role, stall_timeout_s: float) -> frozenset[SiteId]:

@@ -193,7 +193,7 @@ class RunQueue:
         current = self.current
         if current is None or run != current.run or current.invitation(site):
             return None
-        self._context.presence.seen(site, instance)
+        self._context.presence.asks(site, instance)
         return NOTHING_TO_DO
 
     def heartbeat(self, run: str, site: SiteId, instance: str, progress: Progress) -> Signal:
