@@ -439,7 +439,7 @@ def test_a_failure_is_written_down_and_the_site_is_asked_no_more_in_this_round(l
 
 
 def test_the_next_round_counts_no_site_that_has_left_though_it_has_not_enrolled_again(lab: Lab) -> None:
-    """Its fit ends a batch later, and its daemon enrolls after that: of three sites that a round needs, two are left."""
+    """Its fit ends a batch later, and its daemon enrolls after that: of three sites that a round needs two are left."""
     for site in ("bob", "cyd"):
         lab.push(site, lab.model(1.0))
     lab.beat("ann", lab.task("ann").task_id, activity=Activity.FAILED, failure=FailureReason.WITHDRAWN)
