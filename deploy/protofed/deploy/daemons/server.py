@@ -22,6 +22,7 @@ from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
+from protofed.deploy.daemons.server_notify import notifications
 from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
@@ -86,6 +87,7 @@ def run_server(
                 "the recipe's data are for simulations: sites train on those of their own settings", run=recipe.name
             )
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
+    told = notifications(settings, identity)
     with ExitStack() as stack:
         executors, notifier = Executors(), TaskNotifier()
         context = open_server(
@@ -101,11 +103,15 @@ def run_server(
         )
         audit = ServerAudit(settings.state / AUDIT_FILE)
         stack.callback(audit.close)
+        if told is not None:
+            told.open(settings.state, monitor.metrics, stack)
         runs = RunQueue(recipes, context)
         stack.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
         if settings.identity is not None:
             operator.certificates.register_first_operators(settings.identity)
+        if told is not None:
+            told.start(runs, operator, context, stack)
         metrics = monitor.start(runs, operator, context, identity, stack)
 
         def announce(address: str) -> None:
