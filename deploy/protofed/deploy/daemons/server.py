@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -22,7 +23,6 @@ from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
-from protofed.deploy.daemons.server_notify import notifications
 from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
@@ -34,6 +34,9 @@ from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import Served, serve
+
+if TYPE_CHECKING:
+    from protofed.deploy.daemons.server_notify import ServerNotifications
 
 log = structlog.get_logger()
 ADDRESS_FILE = "address"  # in the state folder: host:port, which is not known before if the port is 0
@@ -87,7 +90,7 @@ def run_server(
                 "the recipe's data are for simulations: sites train on those of their own settings", run=recipe.name
             )
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
-    told = notifications(settings, identity)
+    told = _notifications(settings, identity)
     with ExitStack() as stack:
         executors, notifier = Executors(), TaskNotifier()
         context = open_server(
@@ -145,6 +148,14 @@ async def _serve_until_signal(
         max_connections=settings.max_connections,
         readiness=readiness,
     )
+
+
+def _notifications(settings: ServerSettings, identity: LiveIdentity | None) -> ServerNotifications | None:
+    if settings.notify is None:
+        return None
+    from protofed.deploy.daemons.server_notify import ServerNotifications  # and with it smtplib and urllib
+
+    return ServerNotifications(settings.notify, ledger_url(settings), identity, settings.listen)
 
 
 def _announce(state: Path, address: str, metrics: str) -> None:

@@ -9,9 +9,7 @@ import structlog
 
 from protofed.common.address import is_loopback
 from protofed.common.config.notify import Notify
-from protofed.common.config.settings import ServerSettings
 from protofed.common.pki.identity import LiveIdentity
-from protofed.deploy.daemons.server_monitoring import ledger_url
 from protofed.server.metrics import ServerMetrics
 from protofed.server.notifications.channels import open_channels
 from protofed.server.notifications.notifier import Notifier
@@ -27,6 +25,9 @@ log = structlog.get_logger()
 
 class ServerNotifications:
     """Opened in two steps: runs that fail while they are taken up are news, so the outbox comes before the run queue.
+
+    Args:
+        url: of the ledger's database.
 
     Raises:
         ConfigError: a channel's secret, or its CAs, cannot be used.
@@ -63,17 +64,6 @@ class ServerNotifications:
         notifier = Notifier(self._server, watch.look, self._outbox, self._channels, self._metrics.notification)
         stack.callback(notifier.stop)
         notifier.start()
-
-
-def notifications(settings: ServerSettings, identity: LiveIdentity | None) -> ServerNotifications | None:
-    """Those of the settings; None: nobody is told.
-
-    Raises:
-        ConfigError: as `ServerNotifications`.
-    """
-    if settings.notify is None:
-        return None
-    return ServerNotifications(settings.notify, ledger_url(settings), identity, settings.listen)
 
 
 def server_name(identity: LiveIdentity | None, listen: str) -> str:
