@@ -126,16 +126,13 @@ class Watch:
         if waiting is not None and waiting.reason in BLOCKED:
             return waiting.reason.value
         newest = self._sources.records.newest(current.run)
-        if newest is None or newest.closed_at is not None:
+        if newest is None or newest.state is not None:  # it published: the run advances
             return None
         deadline = newest.opened_at + current.recipe.federation.deadline_s
-        if isinstance(phase, OPEN) and self._sources.now() > deadline:
+        if newest.closed_at is None and isinstance(phase, OPEN) and self._sources.now() > deadline:
             return OVERDUE
-        return ABANDONED if self._abandoned(current.run, newest.round) else None
-
-    def _abandoned(self, run: str, round: int) -> bool:
-        """Whether an earlier attempt at the open round came to nothing."""
-        return any(row.abandoned is not None for row in self._sources.records.rounds(run, since=round))
+        attempts = self._sources.records.rounds(current.run, since=newest.round)
+        return ABANDONED if any(row.abandoned is not None for row in attempts) else None
 
     def _silent(self, run: str, told: Collection[str], over: list[str]) -> Iterator[Occurrence]:
         presence, after_s = self._sources.presence, self._settings.silent_after_s
