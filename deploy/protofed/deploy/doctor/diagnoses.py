@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 87, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 88, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -107,7 +107,10 @@ SUMS = (
     Diagnosis("peer-identity-changed", 86, "Compare codes by telephone, then protofed client peers pin.", warns=True),
     Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
 )
-DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS)}
+NOTIFY = (
+    Diagnosis("notify-unusable", 88, "Correct the table [notify]; then protofed server notify sends a test message."),
+)
+DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOTIFY)}
 
 
 def diagnosis(name: str) -> Diagnosis:
