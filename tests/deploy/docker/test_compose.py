@@ -120,7 +120,11 @@ def test_a_site_meets_the_server_and_prometheus_and_nobody_else() -> None:
         assert own in inside
         others = {other for other, one in everybody.items() if own in networks(one)}
         assert others - {own, f"{own}-gpu"} == {"server", "prometheus"}
-    assert {name for name, one in everybody.items() if "outside" in networks(one)} == {"server", "alertmanager", "grafana"}
+    assert {name for name, one in everybody.items() if "outside" in networks(one)} == {
+        "server",
+        "alertmanager",
+        "grafana",
+    }
     assert read("compose.yaml")["networks"].keys() - inside == {"outside"}
 
 
