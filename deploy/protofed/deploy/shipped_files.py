@@ -41,7 +41,14 @@ KINDS: Final = {
     "compose": Kind(
         "Compose files for the server with sites, Prometheus and Grafana, and for a hospital alone",
         (
-            *("compose.yaml", "compose.site.yaml", ".env.example", "grafana", "prometheus/rules", "prometheus/alertmanager"),
+            *(
+                "compose.yaml",
+                "compose.site.yaml",
+                ".env.example",
+                "grafana",
+                "prometheus/rules",
+                "prometheus/alertmanager",
+            ),
             *("docker/compose/admission.py", "docker/compose/certificates.py", "docker/compose/prometheus.yml"),
             *("docker/compose/data/README.md", "docker/compose/secrets/README.md", "policies", "recipes", "sites"),
         ),
