@@ -105,7 +105,8 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, frozenset | set | tuple | list):
-        return f"[{', '.join(sorted(_value(one) for one in value))}]"
+        listed = [_value(one) for one in value]
+        return f"[{', '.join(sorted(listed) if isinstance(value, frozenset | set) else listed)}]"
     if isinstance(value, Mapping):
         return "{ }" if not value else str(dict(value))
     if isinstance(value, float):

@@ -98,7 +98,7 @@ class Notify(StrictModel):
     webhooks: tuple[Webhook, ...] = ()  # tables `[[notify.webhooks]]`
     smtp: Smtp | None = None  # table `[notify.smtp]`, the channel `email`
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to webhooks on other machines
-    stalled_after_s: Seconds = 900.0  # for which a run has opened or published no round, though none is paused
+    stalled_after_s: Seconds = 900.0  # for which a run that is not paused has not advanced
     silent_after_s: Seconds = 3600.0  # without progress of a site, while a run goes on
     certificate_days: Annotated[tuple[Days, ...], Field(min_length=1, max_length=10)] = (30, 7, 1)  # before it ends
 

@@ -38,7 +38,9 @@ class ServerNotifications:
         self._channels = open_channels(settings)
         self._server = server_name(identity, listen)
         if settings.smtp is not None and settings.smtp.security == "none" and not is_loopback(settings.smtp.host):
-            log.warning("e-mail leaves unencrypted: others can read the names of runs and sites", to=settings.smtp.host)
+            log.warning(
+                "e-mail leaves unencrypted: others can read the names of runs and sites", server=settings.smtp.host
+            )
 
     def open(self, state: Path, metrics: ServerMetrics, stack: ExitStack) -> None:
         """Read the journal of the state folder, which this process must have locked."""

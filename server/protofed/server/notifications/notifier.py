@@ -71,7 +71,7 @@ class Sender(threading.Thread):
 
     def _handle(self, waiting: Notice, failures: int) -> bool:
         """Send or give up one message; False: the channel does not take it now."""
-        fields = {"channel": self._channel.name, "event_told": waiting.event, "id": waiting.id}
+        fields = {"channel": self._channel.name, "notice": waiting.event, "id": waiting.id}
         if utc_now() - parse_stamp(waiting.at) > GIVE_UP:
             self._outbox.done(self._channel.name, waiting, delivered=False)
             self._count(self._channel.name, SendOutcome.DROPPED)
@@ -91,7 +91,7 @@ class Sender(threading.Thread):
         self._outbox.later(self._channel.name, waiting)
         self._count(self._channel.name, SendOutcome.FAILED)
         log.warning(
-            "a notification could not be sent; trying again", **fields, why=why, again_in_s=self._pause_s(failures + 1)
+            "a notification could not be sent; trying again", **fields, why=why, in_s=self._pause_s(failures + 1)
         )
         return False
 
@@ -160,7 +160,7 @@ class Notifier(threading.Thread):
             self._outbox.add(occurrence.key, notice(occurrence, self._server, self._now()))
         for channel, dropped in self._outbox.take_dropped():
             self._count(channel, SendOutcome.DROPPED)
-            log.error("a notification was dropped: too many wait", channel=channel, event_told=dropped.event)
+            log.error("a notification was dropped: too many wait", channel=channel, notice=dropped.event)
         if news.occurrences:
             for sender in self._senders:
                 sender.wake()
