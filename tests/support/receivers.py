@@ -130,13 +130,14 @@ class MailReceiver:
     Attributes:
         refusal: its answer to every message, in place of taking it.
         refused: recipients that it does not take.
+        farewell: its answer to QUIT.
     """
 
     def __init__(
         self, identity: Path | None = None, *, tls: bool = False, user: str = "", password: str = "", port: int = 0
     ) -> None:
         self.mails: queue.Queue[Mail] = queue.Queue()
-        self.refusal, self.refused = "", frozenset[str]()
+        self.refusal, self.refused, self.farewell = "", frozenset[str](), "221 bye"
         self._login = LoginPassword(user.encode(), password.encode())
         context = None
         if identity is not None:
@@ -185,6 +186,10 @@ class MailReceiver:
         tls = server.transport is not None and server.transport.get_extra_info("ssl_object") is not None
         self.mails.put(Mail(envelope.mail_from or "", list(envelope.rcpt_tos), tls, user, message))
         return "250 taken"
+
+    async def handle_QUIT(self, server: SMTP, session: Session, envelope: Envelope) -> str:
+        """Called by aiosmtpd."""
+        return self.farewell
 
     def _authenticate(self, server: SMTP, session: Session, envelope: Envelope, kind: str, data: Any) -> AuthResult:
         good = isinstance(data, LoginPassword) and data == self._login

@@ -8,6 +8,7 @@ import hmac
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.pki import Authority
 from tests.support.receivers import RUN_FAILED, MailReceiver, WebhookReceiver, secret_file, settings_of
@@ -202,6 +203,23 @@ def test_a_mail_server_that_repeats_the_password_is_quoted_without_it(tmp_path: 
     assert login not in str(failed.value)
     assert PASSWORD not in str(failed.value)
     assert str(failed.value).isprintable()
+
+
+def test_a_mail_server_that_parts_badly_has_taken_the_mail_all_the_same(tmp_path: Path) -> None:
+    with MailReceiver() as receiver:
+        receiver.farewell = "500 what?"
+        email(tmp_path, receiver.port, 'security = "none"').send(NOTICE)
+        receiver.mail()
+
+
+@pytest.mark.parametrize(("host", "private"), [("127.0.0.1", True), ("mail.example.org", False)])
+def test_messages_that_others_can_read_on_the_way_are_warned_of(tmp_path: Path, host: str, private: bool) -> None:
+    smtp = f'[notify.smtp]\nhost = "{host}"\nsecurity = "none"\nsender = "a@b.example"\nto = ["c@d.example"]\n'
+    notify = settings_of(tmp_path, f'{smtp}[[notify.webhooks]]\nname = "ops"\nurl = "http://{host}/"\n').notify
+    assert notify is not None
+    with structlog.testing.capture_logs() as lines:
+        open_channels(notify)
+    assert [line["channel"] for line in lines] == ([] if private else ["ops", "email"])
 
 
 def test_a_refused_recipient_does_not_keep_the_others_from_it_and_all_of_them_do(tmp_path: Path) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-import structlog
-
-from protofed.common.address import is_loopback
 from protofed.common.config.notify import Notify
 from protofed.common.pki.identity import LiveIdentity
 from protofed.server.metrics import ServerMetrics
@@ -19,8 +16,6 @@ from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.reader import LedgerReader
-
-log = structlog.get_logger()
 
 
 class ServerNotifications:
@@ -37,10 +32,6 @@ class ServerNotifications:
         self._settings, self._url, self._identity = settings, url, identity
         self._channels = open_channels(settings)
         self._server = server_name(identity, listen)
-        if settings.smtp is not None and settings.smtp.security == "none" and not is_loopback(settings.smtp.host):
-            log.warning(
-                "e-mail leaves unencrypted: others can read the names of runs and sites", server=settings.smtp.host
-            )
 
     def open(self, state: Path, metrics: ServerMetrics, stack: ExitStack) -> None:
         """Read the journal of the state folder, which this process must have locked."""

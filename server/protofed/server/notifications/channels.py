@@ -13,6 +13,7 @@ import smtplib
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
@@ -20,6 +21,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
+import structlog
 from pydantic import SecretStr
 
 from protofed.common.address import is_loopback
@@ -29,6 +31,7 @@ from protofed.common.pki.https import read_secret
 from protofed.common.version import VERSION
 from protofed.server.notifications.notice import Notice
 
+log = structlog.get_logger()
 TIMEOUT_S: Final = 20.0  # of silence, in each step: a connection, a handshake, an answer
 _SAID: Final = 200  # characters of a mail server's answer that are shown
 _PREFIX: Final = "whsec_"  # of a secret in base64, as Standard Webhooks writes it
@@ -61,7 +64,12 @@ def open_channels(notify: Notify) -> list[Channel]:
     """
     proxy = None if notify.proxy is None else _Proxy(notify.proxy)
     webhooks = [WebhookChannel(webhook, proxy) for webhook in notify.webhooks]
-    return [*webhooks, *([] if notify.smtp is None else [EmailChannel(notify.smtp)])]
+    emails = [] if notify.smtp is None else [EmailChannel(notify.smtp)]
+    channels: list[WebhookChannel | EmailChannel] = [*webhooks, *emails]
+    for channel in channels:
+        if not channel.private:
+            log.warning("messages leave unencrypted: others can read the names of runs and sites", channel=channel.name)
+    return list(channels)
 
 
 class WebhookChannel:
@@ -69,6 +77,9 @@ class WebhookChannel:
 
     Args:
         clock: Unix time, of the signature.
+
+    Attributes:
+        private: nobody on the way can read the messages.
 
     Raises:
         ConfigError: as `open_channels`.
@@ -79,6 +90,7 @@ class WebhookChannel:
         self._url = _url(settings)
         host = urlsplit(self._url).hostname or ""
         self._proxy = None if is_loopback(host) else proxy
+        self.private = self._url.startswith("https:") or is_loopback(host)
         self._bearer = _secret(settings.bearer_token, "token")
         self._key = None if (text := _secret(settings.hmac_secret, "secret")) is None else _key(text, settings)
         self._opener = _opener(_tls(settings.ca))
@@ -114,6 +126,9 @@ class WebhookChannel:
 class EmailChannel:
     """Hands messages to one mail server; with `starttls`, one that does not offer it is not spoken to further.
 
+    Attributes:
+        private: nobody on the way to that server can read the messages.
+
     Raises:
         ConfigError: as `open_channels`.
     """
@@ -123,17 +138,23 @@ class EmailChannel:
     def __init__(self, settings: Smtp) -> None:
         self._settings, self._password = settings, _secret(settings.password, "password")
         self._context = _tls(settings.ca)
+        self.private = settings.security != "none" or is_loopback(settings.host)
 
     def send(self, notice: Notice) -> str:
         """As `Channel.send`; taken is a message that goes to at least one of its recipients."""
         sender, to = self._settings.sender, self._settings.to
         try:
-            with self._connect() as smtp:
+            smtp = self._connect()
+            try:
                 if self._settings.security == "starttls":
                     smtp.starttls(context=self._context)
                 if self._settings.username is not None and self._password is not None:
                     smtp.login(self._settings.username, self._password)
                 refused = smtp.send_message(notice.email(sender, to), sender, to)
+            finally:
+                with suppress(smtplib.SMTPException, OSError):  # what was taken is taken, however the server parts
+                    smtp.quit()
+                smtp.close()
         except smtplib.SMTPResponseException as error:
             raise NotSentError(f"the mail server answered {error.smtp_code}: {self._said(error.smtp_error)}") from None
         except smtplib.SMTPRecipientsRefused as error:

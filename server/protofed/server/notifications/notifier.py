@@ -19,7 +19,7 @@ from protofed.server.notifications.watch import News
 from protofed.server.notifications.wording import notice
 
 log = structlog.get_logger()
-EVERY_S: Final = 2.0  # between two looks
+EVERY_S: Final = 5.0  # between two looks
 RETRY_S, MAX_RETRY_S = 10.0, 300.0  # after one failure, doubled with each further one, up to the second
 GIVE_UP: Final = timedelta(days=3)  # after which a message that no receiver takes is dropped
 STOP_S: Final = 10.0  # that a server waits for its messages when it stops; what is left goes out at its next start

@@ -20,10 +20,15 @@ from protofed.server.rounds import phases
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.waiting import BLOCKED, NAMED, Waiting, WaitReason
+from protofed.server.rounds.waiting import BLOCKED, NAMED
 from protofed.server.storage.reader import LedgerReader
 
 DAY_S: Final = 86_400.0
+ASKING = (
+    phases.Collecting,
+    phases.Summing,
+    phases.Evaluating,
+)  # phases that wait for sites' answers, which is no block
 OPEN = (phases.Collecting, phases.Summing, phases.Aggregating)  # phases that a round's deadline should end
 
 
@@ -106,25 +111,25 @@ class Watch:
         prefix, now = f"{NotifyEvent.RUN_STALLED}:{current.run}:", self._sources.clock()
         key = f"{prefix}{phase.round}"
         over += [other for other in told if other.startswith(prefix) and other != key]
-        waiting = current.waiting(self._sources.certificates)
-        if (reason := self._reason(current, phase, waiting)) is None:
+        if (reason := self._reason(current, phase)) is None:
             self._stuck = None
             return
         if self._stuck is None or self._stuck[0] != current.run:
             self._stuck = current.run, now
-        if (lasting_s := now - self._stuck[1]) >= self._settings.stalled_after_s:
+        if (lasting_s := now - self._stuck[1]) >= self._settings.stalled_after_s and key not in told:
             facts: dict[str, Fact] = {"reason": reason, "round": phase.round, "for_s": round(lasting_s)}
             # Of a site only its name: why it is missing may be in an operator's own words.
-            missing = [site.site for site in waiting.missing] if waiting is not None else []
+            waiting = current.waiting(self._sources.certificates)
+            missing = [] if waiting is None else [site.site for site in waiting.missing]
             facts |= {"missing": list[Fact](missing[:NAMED]), "missing_sites": len(missing)}
             yield Occurrence(key, NotifyEvent.RUN_STALLED, current.run, facts=facts)
 
-    def _reason(self, current: Coordinator, phase: phases.Phase, waiting: Waiting | None) -> str | None:
+    def _reason(self, current: Coordinator, phase: phases.Phase) -> str | None:
         """Why the run does not advance; None: it does, as far as can be seen."""
-        if waiting is not None and waiting.reason is WaitReason.PAUSED:
-            return None
-        if waiting is not None and waiting.reason in BLOCKED:
-            return waiting.reason.value
+        if not isinstance(phase, ASKING):
+            waiting = current.waiting(self._sources.certificates)
+            if waiting is not None and waiting.reason in BLOCKED:
+                return waiting.reason.value
         newest = self._sources.records.newest(current.run)
         if newest is None or newest.state is not None:  # it published: the run advances
             return None
@@ -154,9 +159,17 @@ class Watch:
         able = {row.name for row in rows if row.revoked_at is None}
         return frozenset(SiteId(row.name) for row in rows if row.name not in able)
 
+    def _last_ends(self) -> dict[tuple[str, str], float]:
+        """When the last valid certificate of each party and name ends, in Unix time."""
+        certificates, ends = self._sources.certificates, dict[tuple[str, str], float]()
+        for row in certificates.all():
+            if certificates.status(row) == "valid":
+                ends[row.party, row.name] = max(row.not_after, ends.get((row.party, row.name), row.not_after))
+        return ends
+
     def _ending(self) -> Iterator[Occurrence]:
         days = self._settings.certificate_days
-        ends = {(row.party, row.name): row.not_after for row in self._sources.certificates.ending(max(days) * DAY_S)}
+        ends = self._last_ends()
         if self._sources.identity is not None:
             own = self._sources.identity.current().certificate
             ends["server", own.name] = own.not_after.timestamp()

@@ -105,7 +105,7 @@ def trial_notice(server: str, now: float) -> Notice:
     at = stamp(datetime.fromtimestamp(now, UTC))
     number = blake3(f"{server}\n{TEST}\n{now}".encode()).hexdigest()[:32]
     title = "a test of the notifications"
-    text = "This is a test: an operator asked this server's settings to send it. Nothing happened."
+    text = "This is a test that an operator asked for. Nothing has happened."
     return Notice(number, TEST, "info", at, server, None, None, title, text, "Nothing.", {})
 
 
