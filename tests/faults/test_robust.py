@@ -69,7 +69,7 @@ def test_row_75_three_of_ten_sites_turn_their_updates_round() -> None:
     assert seen > without + 0.1
 
 
-@pytest.mark.parametrize("rule", ["none", "clip", "krum", "geometric-median"])
+@pytest.mark.parametrize("rule", ["none", "clip", "krum"])
 def test_row_75_a_backdoor_within_the_honest_spread_is_not_stopped(clean: Played, rule: Robust) -> None:
     """As the documents say: the model is as good as before, and calls marked images what the site likes."""
     seen = played(made("fedavg", rule), BACKDOOR, BAD)
