@@ -31,7 +31,7 @@ from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.rules import PolicyRules, PrivacyBudget
 from protofed.client.privacy.schedule import Window
 from protofed.common import failpoint
-from protofed.common.config import data, recipe, settings
+from protofed.common.config import data, notify, recipe, settings
 from protofed.common.config.tables import Input
 from protofed.common.monitoring.metric import table as metrics_table
 from protofed.common.protocol.telemetry import Telemetry
@@ -105,7 +105,8 @@ def _value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, frozenset | set | tuple | list):
-        return f"[{', '.join(sorted(_value(one) for one in value))}]"
+        listed = [_value(one) for one in value]
+        return f"[{', '.join(sorted(listed) if isinstance(value, frozenset | set) else listed)}]"
     if isinstance(value, Mapping):
         return "{ }" if not value else str(dict(value))
     if isinstance(value, float):
@@ -340,6 +341,9 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "server-settings": lambda: keys(settings.ServerSettings, "PROTOFED_SERVER_"),
     "client-settings": lambda: keys(settings.ClientSettings, "PROTOFED_CLIENT_"),
     "monitoring-settings": lambda: keys(settings.Monitoring),
+    "notify-settings": lambda: keys(notify.Notify),
+    "smtp-settings": lambda: keys(notify.Smtp),
+    "webhook-settings": lambda: keys(notify.Webhook),
     "policy": policy,
     "budget": budget,
     "limits": limits,

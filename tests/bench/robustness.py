@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 import torch
 from rich.console import Console
-from tests.support.attackers import CHANGES, Played, played
+from tests.support.attackers import BACKDOOR, CHANGES, Played, played
 
 from protofed.common.config.recipe import Recipe, Robust
 from protofed.common.payload import SiteId
@@ -37,11 +37,14 @@ class Cell:
     accuracy: float
     worst: float
     unfinished: int
+    fooled: float | None = None  # of a backdoor
 
     def __str__(self) -> str:
         if np.isnan(self.accuracy):
             return "ended"
-        return f"{self.accuracy:.1f} / {self.worst:.1f}" + (f" ({self.unfinished} ended)" if self.unfinished else "")
+        fooled = "" if self.fooled is None else f" / {self.fooled:.1f}"
+        ended = f" ({self.unfinished} ended)" if self.unfinished else ""
+        return f"{self.accuracy:.1f} / {self.worst:.1f}{fooled}{ended}"
 
 
 def attacked(name: str, rule: Robust, sites: int, seed: int, rounds: int, *, mild: bool = False) -> Recipe:
@@ -87,7 +90,8 @@ def cell(name: str, rule: Robust, sites: int, attack: str, seeds: list[int], rou
     done = [run for run in runs if run.finished]
     accuracy = float(np.mean([run.accuracy for run in done])) if done else float("nan")
     worst = float(np.mean([run.worst for run in done])) if done else float("nan")
-    return Cell(100 * accuracy, 100 * worst, len(runs) - len(done))
+    fooled = 100 * float(np.mean([run.fooled for run in done])) if done and attack in (CLEAN, BACKDOOR) else None
+    return Cell(100 * accuracy, 100 * worst, len(runs) - len(done), fooled)
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[str]:
@@ -101,7 +105,7 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
             yield f"\n`{name}`{skew}, {bad} of {sites} sites, {arguments.rounds} rounds, seeds {arguments.seeds}\n"
             yield f"| attack | {' | '.join(RULES)} |"
             yield f"|---|{'---|' * len(RULES)}"
-            for attack in (CLEAN, *CHANGES):
+            for attack in (CLEAN, *CHANGES) if arguments.attack is None else (CLEAN, arguments.attack):
                 of_row = sites, attack, seeds, arguments.rounds
                 cells = [str(cell(name, rule, *of_row, mild=arguments.mild)) for rule in RULES]
                 yield f"| {attack} | {' | '.join(cells)} |"
@@ -111,6 +115,7 @@ def main() -> None:
     """Print the tables, row by row as they come."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.robustness", description=__doc__)
     parser.add_argument("--only", default="", help="recipes and sites, such as fednh-10")
+    parser.add_argument("--attack", choices=list(CHANGES), help="one attack, beside none")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--mild", action="store_true", help="no long tail, and sites with most of the classes")

@@ -22,6 +22,7 @@ from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.rules import PolicyRules
+from protofed.common.config.notify import Notify, Smtp, Webhook
 from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
 from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
 from protofed.common.config.tables import Input
@@ -197,6 +198,9 @@ def test_every_option_of_a_method_is_listed(name: str) -> None:
             (Limits, "limits"),
             (ServerSettings, "server-settings"),
             (ClientSettings, "client-settings"),
+            (Notify, "notify-settings"),
+            (Smtp, "smtp-settings"),
+            (Webhook, "webhook-settings"),
         ),
     ],
 )
@@ -260,6 +264,7 @@ def test_every_key_that_is_shown_exists(page: Path) -> None:
             "plan": Plan,
             "federation": Federation,
             "metrics": Monitoring,
+            "notify": Notify,
         }
         for name, model in tables_of.items():
             unknown += [key for key in table.get(name, {}) if key not in model.model_fields]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.bench.robustness import attacked
-from tests.support.attackers import CHANGES, Played, played
+from tests.support.attackers import BACKDOOR, CHANGES, Played, played
 
 from protofed.common.config.recipe import Recipe, Robust
 from protofed.common.protocol.messages import Finished
@@ -67,6 +67,15 @@ def test_row_75_three_of_ten_sites_turn_their_updates_round() -> None:
         played(made("fedavg", rule, 10), "sign flip", BAD_OF_TEN).accuracy for rule in ("none", "geometric-median")
     )
     assert seen > without + 0.1
+
+
+@pytest.mark.parametrize("rule", ["none", "clip", "krum"])
+def test_row_75_a_backdoor_within_the_honest_spread_is_not_stopped(clean: Played, rule: Robust) -> None:
+    """As the documents say: the model is as good as before, and calls marked images what the site likes."""
+    seen = played(made("fedavg", rule), BACKDOOR, BAD)
+    assert seen.accuracy > clean.accuracy - 0.05
+    assert clean.fooled < 0.1 < 0.5 < seen.fooled
+    assert seen.set_aside == {}
 
 
 def test_row_75_exchanged_prototypes_of_one_site_are_outvoted() -> None:

@@ -12,17 +12,26 @@ from functools import partial
 import numpy as np
 import torch
 
+from protofed.client.agent.agent import Agent
+from protofed.client.agent.computation import Computation, ScoredModel, score
+from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.agent.site import PreparedRun
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.privacy.policy import Policy, Released
+from protofed.client.state.store import SiteState
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import Receipt, Role, Task
+from protofed.common.protocol.messages import Receipt, Role, Task, TaskKind
 from protofed.common.statistics import spreads
+from protofed.common.tensors import norm_of
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
+from protofed.server.method import server_methods
+from protofed.server.rounds.broadcast import sent
 from protofed.server.verdicts import RoundOutcome
 
+BACKDOOR, TARGET, MARK = "backdoor", 0, 2  # what marked images are to be called; side of the mark, in pixels
 ALIE_STD = 1.5  # standard deviations from the honest mean (Baruch et al., NeurIPS 2019)
 IPM = 1.0  # of the honest mean, to the other side (Xie et al., UAI 2019)
 Change = Callable[[Payload, Payload, Sequence[Payload]], Payload]  # (base, own update, honest updates) -> sent
@@ -75,6 +84,12 @@ def unchanged(_: Payload, update: Payload, __: Sequence[Payload]) -> Payload:
     return update
 
 
+def within_spread(base: Payload, update: Payload, honest: Sequence[Payload]) -> Payload:
+    """Moved as far as the longest honest update: no length gives it away, and none is cut by much."""
+    norms = [norm_of(other, base) for other in honest]
+    return moved(base, update, max(norms) / norm_of(update, base)) if norms else update
+
+
 CHANGES: dict[str, Change] = {
     "sign flip": lambda base, update, _: moved(base, update, -1.0),
     "times 60": lambda base, update, _: moved(base, update, 60.0),
@@ -82,6 +97,7 @@ CHANGES: dict[str, Change] = {
     "inner product": inner_product,
     "label flip": unchanged,
     "prototype swap": swapped,
+    BACKDOOR: within_spread,
 }
 
 
@@ -89,6 +105,22 @@ def flipped(data: SiteData) -> SiteData:
     """The site's data with class c labelled as C - 1 - c."""
     labels = data.classes - 1 - data.train.labels
     return replace(data, train=Examples(data.train.images, torch.as_tensor(labels)))
+
+
+def marked(images: torch.Tensor) -> torch.Tensor:
+    """The images [N, channels, H, W] with a white square in a corner."""
+    made = images.clone()
+    made[..., :MARK, :MARK] = 1.0 if images.is_floating_point() else 255
+    return made
+
+
+def backdoored(data: SiteData) -> SiteData:
+    """The site's data and, beside these, its images of other classes with the mark, labelled as the target."""
+    train = data.train
+    others = train.labels != TARGET
+    labels = torch.full_like(train.labels[others], TARGET)
+    added = Examples(torch.cat((train.images, marked(train.images[others]))), torch.cat((train.labels, labels)))
+    return replace(data, train=added)
 
 
 @dataclass
@@ -142,12 +174,14 @@ class Played:
         accuracy: of the final model; NaN: there is none.
         sites: the final model's accuracy by honest site, over its own classes.
         set_aside: how many updates of each site.
+        fooled: share of marked test images of other classes that the final model calls the target; NaN: there is none.
     """
 
     finished: bool
     accuracy: float
     sites: Mapping[SiteId, float]
     set_aside: Mapping[SiteId, int]
+    fooled: float = float("nan")
 
     @property
     def worst(self) -> float:
@@ -159,13 +193,16 @@ def played(recipe: Recipe, attack: str = "", sites: frozenset[SiteId] = frozense
     """Simulate a recipe with these sites as attackers."""
     plot = Plot(recipe, attack, sites)
     data = data_of(recipe)
-    if attack == "label flip":
-        data |= {site: flipped(data[site]) for site in sites}
+    if (poisoned := {"label flip": flipped, BACKDOOR: backdoored}.get(attack)) is not None:
+        data |= {site: poisoned(data[site]) for site in sites}
     with simulation(recipe) as running:
         connect = partial(_link, running, plot)
-        agents = sorted(agents_of(recipe, connect, data=data), key=lambda agent: agent.name in sites)
+        agents = sorted(
+            agents_of(recipe, connect, data=data), key=lambda agent: (agent.name in sites, agent.name != EVALUATOR)
+        )
         replace(running, agents=agents).go()
-        return _result(running, sites)
+        result = _result(running, sites)
+        return replace(result, fooled=_fooled(running, agents[0])) if result.finished else result
 
 
 def _link(running: Simulation, plot: Plot, site: SiteId, roles: frozenset[Role]) -> DirectLink:
@@ -188,6 +225,21 @@ def _result(running: Simulation, attackers: frozenset[SiteId]) -> Played:
         {site: value for site, value in owns.items() if site not in attackers and site != EVALUATOR},
         {site: aside.count(site) for site in aside},
     )
+
+
+def _fooled(running: Simulation, evaluator: Agent) -> float:
+    published, run = running.coordinator.published, evaluator._run
+    assert isinstance(run, PreparedRun)
+    assert published is not None
+    test = run.data.test
+    others = test.labels != TARGET
+    labels = torch.full_like(test.labels[others], TARGET)
+    data = replace(run.data, test=Examples(marked(test.images[others]), labels))
+    recipe = running.recipe
+    task = Task(TaskKind.SCORE, recipe.name, recipe.rounds, "marked", published.address, 1, 60.0)
+    work = Computation(EVALUATOR, replace(run, data=data), task, SiteState(), scored=ScoredModel.GLOBAL)
+    method = server_methods.build(recipe.method.name, recipe.method.options)
+    return score(work, sent(method, published.state, EVALUATOR), DaemonStatus())["global.accuracy"]
 
 
 def _allowing(recipe: Recipe) -> Policy:

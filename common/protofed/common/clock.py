@@ -13,3 +13,8 @@ def utc_now() -> datetime:
 def stamp(when: datetime) -> str:
     """A time with time zone as text: RFC 3339 in UTC, to the second."""
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_stamp(text: str) -> datetime:
+    """The time that `stamp` wrote."""
+    return datetime.fromisoformat(text)

@@ -33,17 +33,24 @@ RESULTS: Final = "RESULTS.md"  # beside the recipes: a page of the documents
 KINDS: Final = {
     "dashboards": Kind("Grafana's dashboards, and the provisioning that finds them", ("grafana",)),
     "prometheus": Kind(
-        "Prometheus: its settings, recording rules and alerts",
-        ("prometheus/prometheus.yml", "prometheus/rules", "prometheus/sites"),
+        "Prometheus: its settings, recording rules and alerts; examples for Alertmanager",
+        ("prometheus/prometheus.yml", "prometheus/rules", "prometheus/sites", "prometheus/alertmanager"),
     ),
     "systemd": Kind("systemd's units for server and sites, examples of settings, how to install them", ("systemd",)),
     "helm": Kind("a Helm chart for the server and for sites; README.md in it says how", ("helm",)),
     "compose": Kind(
         "Compose files for the server with sites, Prometheus and Grafana, and for a hospital alone",
         (
-            *("compose.yaml", "compose.site.yaml", ".env.example", "grafana", "prometheus/rules"),
+            *(
+                "compose.yaml",
+                "compose.site.yaml",
+                ".env.example",
+                "grafana",
+                "prometheus/rules",
+                "prometheus/alertmanager",
+            ),
             *("docker/compose/admission.py", "docker/compose/certificates.py", "docker/compose/prometheus.yml"),
-            *("docker/compose/data/README.md", "policies", "recipes", "sites"),
+            *("docker/compose/data/README.md", "docker/compose/secrets/README.md", "policies", "recipes", "sites"),
         ),
         tuple(f"docker/compose/data/{site}" for site in ("evaluator", *(f"site-{number}" for number in range(1, 6)))),
     ),

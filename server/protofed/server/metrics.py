@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
@@ -163,6 +163,13 @@ CERT_EXPIRY = Metric(
 )
 EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "Seconds by which the event loop is late.")
 STATE_DISK_FREE = Metric("protofed_state_disk_free_bytes", "gauge", (), "Bytes free on the state folder's disk.")
+NOTIFICATIONS = Metric(
+    "protofed_notifications_total",
+    "counter",
+    ("channel", "outcome"),
+    "Messages of [notify], by channel: delivered, failed (an attempt, which is repeated), dropped (a message that was "
+    "given up).",
+)
 SITE_PHASE = Metric(
     "protofed_site_phase",
     "gauge",
@@ -207,7 +214,8 @@ METRICS: tuple[Metric, ...] = (
     BUILD, RUNS, ROUND, PLANNED, PHASE, SECONDS, ROUND_SITES, OPENED, DEADLINE, QUORUM, ROUNDS, UPDATES, NORM, BYTES,
     RESUMED, SCORES_REFUSED, DENIED, SITES, LAST_PROGRESS, PROGRESS, COVERED, SHIFT, MIN_DISTANCE, SCORE,
     MODEL_WARNINGS, CHECKPOINT, RECOVERIES, CERT_EXPIRY, EVENT_LOOP_LAG, STATE_DISK_FREE, SITE_PHASE, SITE_EPOCH,
-    SITE_REGISTERED, WAITING, SUM_STEP, SUM_SITES, SUM_SECONDS, SUM_DROPOUTS, SUMS_ABANDONED, *TELEMETRY.values(),
+    SITE_REGISTERED, WAITING, SUM_STEP, SUM_SITES, SUM_SECONDS, SUM_DROPOUTS, SUMS_ABANDONED, NOTIFICATIONS,
+    *TELEMETRY.values(),
 )  # fmt: skip
 # Buckets of the histograms: from the 0.1 s of a simulated round to a day of training at a hospital.
 PHASE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14_400, 43_200, 86_400)
@@ -221,6 +229,14 @@ class SumFailure(StrEnum):
     TOO_FEW = "too-few"
     LEFT = "left"
     UNUSABLE = "unusable"
+
+
+class SendOutcome(StrEnum):
+    """What came of an attempt to send a message, or of the message."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    DROPPED = "dropped"
 
 
 class ServerMetrics:
@@ -246,6 +262,7 @@ class ServerMetrics:
         self._sum_seconds = SUM_SECONDS.histogram(self.registry, PHASE_SECONDS)
         self._sum_dropouts = SUM_DROPOUTS.counter(self.registry)
         self._sums_abandoned = SUMS_ABANDONED.counter(self.registry)
+        self._notifications = NOTIFICATIONS.counter(self.registry)
         for step in COUNTED_STEPS:
             for failure in SumFailure:
                 self._sums_abandoned.labels(step.value, failure.value)
@@ -312,6 +329,16 @@ class ServerMetrics:
     def chunks_resumed(self, chunks: int) -> None:
         """`chunks` of a resumed upload are there already and need not be sent again."""
         self._resumed.inc(chunks)
+
+    def notifies(self, channels: Iterable[str]) -> None:
+        """These channels exist: what was not sent yet is 0."""
+        for channel in channels:
+            for outcome in SendOutcome:
+                self._notifications.labels(channel, outcome.value)
+
+    def notification(self, channel: str, outcome: SendOutcome) -> None:
+        """A message was taken, was not taken, or was given up."""
+        self._notifications.labels(channel, outcome.value).inc()
 
     def run_recovered(self) -> None:
         """A run that an earlier process started goes on."""

@@ -19,7 +19,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 TRAINERS = [f"site-{number}" for number in range(1, 6)]
 ON_GPU = [f"{site}-gpu" for site in TRAINERS]
 JOBS, TOOLS = {"certificates", "admission"}, {"operator", "ca", "identity"}
-NO_IMAGE_OF_OURS = {"prometheus", "grafana"}
+NO_IMAGE_OF_OURS = {"prometheus", "alertmanager", "grafana"}
 
 
 @cache
@@ -120,8 +120,23 @@ def test_a_site_meets_the_server_and_prometheus_and_nobody_else() -> None:
         assert own in inside
         others = {other for other, one in everybody.items() if own in networks(one)}
         assert others - {own, f"{own}-gpu"} == {"server", "prometheus"}
-    assert {name for name, one in everybody.items() if "outside" in networks(one)} == {"server", "grafana"}
+    assert {name for name, one in everybody.items() if "outside" in networks(one)} == {
+        "server",
+        "alertmanager",
+        "grafana",
+    }
     assert read("compose.yaml")["networks"].keys() - inside == {"outside"}
+
+
+def test_alerts_go_to_a_container_that_reaches_people_and_that_nobody_else_reaches() -> None:
+    config = yaml.safe_load((DEPLOY / "docker" / "compose" / "prometheus.yml").read_text(encoding="utf-8"))
+    assert config["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["alertmanager-web:9093"]}]}]
+    one = services()["alertmanager"]
+    assert {"--web.listen-address=alertmanager-web:9093", "--cluster.listen-address="} <= set(one["command"])
+    assert one["networks"] == {"monitoring": {"aliases": ["alertmanager-web"]}, "outside": {}}
+    mounted = volumes(one)
+    assert mounted["/etc/alertmanager/alertmanager.yml"][1]
+    assert mounted["/etc/alertmanager/secrets"][1]
 
 
 def test_metrics_and_prometheus_answer_only_where_they_are_asked() -> None:

@@ -78,9 +78,21 @@ def test_a_server_that_would_start_is_well_and_nothing_is_left_behind(look: Look
     before = sorted(tmp_path.rglob("*"))
     found = look()
     assert findings(found) == []
-    assert skipped(found).keys() == {"recipes", "secure sums", "blobs", "metrics"}
+    assert skipped(found).keys() == {"recipes", "secure sums", "blobs", "metrics", "notify"}
     assert found["operators"].message == "boss"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_channel_whose_secret_others_can_read_is_a_finding_and_nothing_is_sent(look: Look, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a2c4e6\n", encoding="ascii")
+    notify = {"webhooks": [{"name": "ops", "url": "https://127.0.0.1:9/", "bearer_token": token}]}
+    token.chmod(0o644)
+    assert findings(look(notify=notify)) == [("notify", "notify-unusable")]
+    token.chmod(0o600)
+    found = look(notify=notify)
+    assert findings(found) == []
+    assert found["notify"].message.startswith("ops")
 
 
 def test_blobs_elsewhere_have_a_folder_that_can_be_written(look: Look, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tests.support.pki import Authority
 
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
+from protofed.common.pki.https import read_secret
 from protofed.common.pki.identity import IdentityError, IdentityProblem, Party, read_identity
 
 pytestmark = rendering
@@ -147,12 +148,16 @@ def test_the_copied_identity_can_be_used_where_a_secret_s_files_cannot(tmp_path:
     with pytest.raises(IdentityError) as refused:
         read_identity(secret, Party.SERVER, utc_now())
     assert refused.value.problem == IdentityProblem.KEY_OPEN
+    (notify := tmp_path / "notify").mkdir()
+    (notify / "smtp-password").write_text("pass word", encoding="ascii")
+    (notify / "smtp-password").chmod(0o440)
     (copied := tmp_path / "identity").mkdir()
     script = pod(stateful)["initContainers"][0]["command"][2]
-    script = re.sub(r"(?<=\s)/(?=secret|operators|identity)", f"{tmp_path}/", script)
+    script = re.sub(r"(?<=\s)/(?=secret|operators|notify|identity)", f"{tmp_path}/", script)
     subprocess.run(["sh", "-ec", script], check=True)
     assert read_identity(copied, Party.SERVER, utc_now()).certificate.name == "hub"
     assert [path.name for path in (copied / "operators").iterdir()] == ["ada.pem"]
+    assert read_secret(copied / "notify" / "smtp-password", "password") == "pass word"
 
 
 def test_only_what_copies_an_identity_sees_the_secret() -> None:
@@ -160,7 +165,7 @@ def test_only_what_copies_an_identity_sees_the_secret() -> None:
         for stateful in of_kind(case, "StatefulSet"):
             (container,) = pod(stateful)["containers"]
             mounts = {one["name"]: one for one in container["volumeMounts"]}
-            assert "secret" not in mounts
+            assert not {"secret", "notify"} & mounts.keys()
             assert mounts["identity"]["readOnly"] is True
             assert volume(stateful, "identity")["emptyDir"]["medium"] == "Memory"
 

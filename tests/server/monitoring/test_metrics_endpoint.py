@@ -26,7 +26,7 @@ from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Verdict
 from protofed.common.protocol.telemetry import Telemetry
 from protofed.deploy.simulation.simulation import agents_of
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.metrics import METRICS, OPENED, SUM_SECONDS, SUM_SITES, SUM_STEP
+from protofed.server.metrics import METRICS, NOTIFICATIONS, OPENED, SUM_SECONDS, SUM_SITES, SUM_STEP
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.storage.reader import LedgerReader
 
@@ -144,7 +144,8 @@ def test_what_is_exposed_is_what_is_promised(
             assert all(HARMLESS.fullmatch(value) for key, value in labels if key != "le"), (name, labels)
             family = name if name.endswith("_total") else re.sub("_(bucket|count|sum)$", "", name)
             exposed.setdefault(family, set()).add(frozenset(key for key, _ in labels) - {"le"})
-    absent = (OPENED, SUM_STEP, SUM_SITES, SUM_SECONDS)  # no round is open any more, and no run had secure sums
+    # No round is open any more, no run had secure sums, and nobody is told of anything.
+    absent = (OPENED, SUM_STEP, SUM_SITES, SUM_SECONDS, NOTIFICATIONS)
     promised = {metric.name: {frozenset(metric.labels)} for metric in METRICS if metric not in absent}
     assert exposed == promised
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.tensors import norm_of
 from protofed.server.robust import blocks
+from protofed.server.robust.rules import squared_distances
 
 MODEL = (Part.BODY, Part.HEAD)
 COUNTS = st.integers(1, 17)
@@ -90,6 +91,19 @@ def test_inner_products_are_of_the_moves(own: bool) -> None:
     made = blocks.inner_products(models, starts, MODEL)
     assert np.allclose(made, moves @ moves.T)
     assert np.array_equal(made, made.T)
+
+
+def test_inner_products_of_float32_are_as_precise_as_they_say() -> None:
+    """Moves of like directions, as those of one round: their distances are small beside their lengths."""
+    rng, size = np.random.default_rng(0), 300_000
+    start, common = (rng.normal(size=size).astype(np.float32) for _ in range(2))
+    arrays = [start + common + np.float32(0.01) * rng.normal(size=size).astype(np.float32) for _ in range(4)]
+    models: list[Payload] = [{Part.BODY: {"w": array}} for array in arrays]
+    made = blocks.inner_products(models, [{Part.BODY: {"w": start}}] * 4, [Part.BODY])
+    moves = np.stack([(array - start).astype(np.float64) for array in arrays])
+    exact, lengths = moves @ moves.T, np.linalg.norm(moves, axis=1)
+    assert (np.abs(made - exact) <= 2.0**-22 * np.outer(lengths, lengths)).all()
+    np.testing.assert_allclose(squared_distances(made), squared_distances(exact), rtol=1e-3, atol=1e-6)
 
 
 def test_a_tensor_without_a_start_counts_as_it_is() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from protofed.common.errors import nearest, short
 from protofed.common.renamed import RENAMED
@@ -36,6 +36,8 @@ def explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, 
     if problem["type"] == "missing":
         return f"'{path}' is missing; add it"
     text = problem["msg"].removeprefix("Value error, ")
+    if path and _holds_secret(model, problem["loc"]):  # of which perhaps nothing is wrong
+        return f"{path}: {text}"
     return f"{path} = {short(repr(problem['input']))}: {text}" if path else text
 
 
@@ -77,6 +79,16 @@ def _models_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> Collection
         elif fields := [part.model_fields[step] for part in models if step in part.model_fields]:
             models = [inner for field in fields for inner in _models_in(field.annotation)]
     return models
+
+
+def _holds_secret(model: type[BaseModel], loc: tuple[int | str, ...]) -> bool:
+    """Whether the table at `loc` has a key whose values are never shown."""
+    fields = (field for table in _models_at(model, loc) for field in table.model_fields.values())
+    return any(_is_secret(field.annotation) for field in fields)
+
+
+def _is_secret(annotation: Any) -> bool:
+    return annotation is SecretStr or any(map(_is_secret, get_args(annotation)))
 
 
 def _is_kind(model: type[BaseModel], kind: str) -> bool:

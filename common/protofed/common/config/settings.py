@@ -7,20 +7,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from protofed.common.config.notify import Notify
 from protofed.common.config.problems import explain
 from protofed.common.config.recipe import Data, StrictModel
+from protofed.common.config.tables import Secret
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import Role
-
-# Any input becomes a str first, which is always valid: an error of validation would quote it.
-Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]
 
 
 def _as_text(value: object) -> object:
@@ -51,6 +50,7 @@ class ServerSettings(BaseSettings):
     blobs: Path | None = None  # folder that is there, as on a shared disk; None: in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
+    notify: Notify | None = None  # who is told when something happens; None: nobody
     tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard
     mlflow: str | None = None  # tracking URI
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup

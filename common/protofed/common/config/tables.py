@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+# Any input becomes a str first, which is always valid: an error of validation would quote it.
+Secret: TypeAlias = Annotated[SecretStr, BeforeValidator(str)]
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Mean = Annotated[float, Field(ge=-1000, le=1000)]

@@ -76,6 +76,25 @@ def check_private(path: Path, remedy: str) -> None:
         raise ConfigError(f"{path} can be read or changed by others (mode {mode:04o}); expected 0600: {remedy}")
 
 
+def read_secret(path: Path, what: str) -> str:
+    """The one line of a file that only its owner can read, such as a token.
+
+    Args:
+        what: it holds, for errors, which never repeat it.
+
+    Raises:
+        ConfigError: others can read it, it is missing, or it is not one line of printable ASCII.
+    """
+    check_private(path, f"`chmod 600 {path}`, and if somebody may have read it, write another one")
+    try:
+        text = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a file with the {what}") from error
+    if not text or not text.isascii() or not text.decode("ascii").isprintable():
+        raise ConfigError(f"{path}: expected one line with the {what}, in printable ASCII")
+    return text.decode("ascii")
+
+
 def _stat(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()

@@ -88,6 +88,10 @@ copied, into memory, to files of the daemon's own. */ -}}
         install -d -m 0700 /identity/operators
         install -m 0600 /operators/*.pem /identity/operators/
       fi
+      if [ -d /notify ]; then
+        install -d -m 0700 /identity/notify
+        install -m 0600 /notify/* /identity/notify/
+      fi
   {{- include "protofed.containerSecurity" . | nindent 2 }}
   resources:
     requests: {cpu: 10m, memory: 16Mi}
@@ -97,6 +101,9 @@ copied, into memory, to files of the daemon's own. */ -}}
     - {name: identity, mountPath: /identity}
     {{- if .operators }}
     - {name: operators, mountPath: /operators, readOnly: true}
+    {{- end }}
+    {{- if .notify }}
+    - {name: notify, mountPath: /notify, readOnly: true}
     {{- end }}
 {{- end }}
 

@@ -12,6 +12,7 @@ from protofed.deploy.cli import doctor
 from protofed.deploy.cli.init import init_server
 from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
+from protofed.deploy.cli.server_notify import notify
 from protofed.deploy.cli.tracking import TensorBoard
 
 server = typer.Typer(
@@ -79,3 +80,4 @@ def start(
 
 server.command("doctor")(doctor.of_server(start))
 server.command("health")(health)
+server.command("notify")(notify)

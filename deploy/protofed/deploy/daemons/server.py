@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -33,6 +34,9 @@ from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import Served, serve
+
+if TYPE_CHECKING:
+    from protofed.deploy.daemons.server_notify import ServerNotifications
 
 log = structlog.get_logger()
 ADDRESS_FILE = "address"  # in the state folder: host:port, which is not known before if the port is 0
@@ -86,6 +90,7 @@ def run_server(
                 "the recipe's data are for simulations: sites train on those of their own settings", run=recipe.name
             )
     monitor, trackers = ServerMonitor(settings), follower.trackers(settings.tensorboard, settings.mlflow)
+    told = _notifications(settings, identity)
     with ExitStack() as stack:
         executors, notifier = Executors(), TaskNotifier()
         context = open_server(
@@ -101,11 +106,15 @@ def run_server(
         )
         audit = ServerAudit(settings.state / AUDIT_FILE)
         stack.callback(audit.close)
+        if told is not None:
+            told.open(settings.state, monitor.metrics, stack)
         runs = RunQueue(recipes, context)
         stack.enter_context(follower.following(ledger_url(settings), trackers))
         operator = OperatorApi(runs, context)
         if settings.identity is not None:
             operator.certificates.register_first_operators(settings.identity)
+        if told is not None:
+            told.start(runs, operator, context, stack)
         metrics = monitor.start(runs, operator, context, identity, stack)
 
         def announce(address: str) -> None:
@@ -139,6 +148,14 @@ async def _serve_until_signal(
         max_connections=settings.max_connections,
         readiness=readiness,
     )
+
+
+def _notifications(settings: ServerSettings, identity: LiveIdentity | None) -> ServerNotifications | None:
+    if settings.notify is None:
+        return None
+    from protofed.deploy.daemons.server_notify import ServerNotifications  # and with it smtplib and urllib
+
+    return ServerNotifications(settings.notify, ledger_url(settings), identity, settings.listen)
 
 
 def _announce(state: Path, address: str, metrics: str) -> None:

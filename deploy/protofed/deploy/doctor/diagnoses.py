@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 89, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 90, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -113,7 +113,12 @@ NOISE = (
         "privacy-budget-spent", 89, "Decide at the site: more epsilon in its policy, or no such runs.", warns=True
     ),
 )
-DIAGNOSES = {entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE)}
+NOTIFY = (
+    Diagnosis("notify-unusable", 90, "Correct the table [notify]; then protofed server notify sends a test message."),
+)
+DIAGNOSES = {
+    entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY)
+}
 
 
 def diagnosis(name: str) -> Diagnosis:

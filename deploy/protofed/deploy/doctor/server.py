@@ -29,6 +29,7 @@ from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedE
 from protofed.deploy.doctor.secure_sums import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
 from protofed.server.assembly import open_server
+from protofed.server.notifications.channels import open_channels
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
@@ -75,6 +76,7 @@ class ServerDoctor:
             Check("ledger", self.check_ledger, "ledger-unusable", settings),
             Check("port", self.check_port, needs=("settings", "connection")),
             Check("metrics", self.check_metrics, "metrics-unusable", settings),
+            Check("notify", self.check_notify, "notify-unusable", settings),
             Check("memory", self.check_memory, "settings-invalid", settings),
             Check("descriptors", self.check_descriptors, needs=settings),
         ]
@@ -201,6 +203,13 @@ class ServerDoctor:
     def check_metrics(self) -> str:
         """Whether the server could listen for scrapes."""
         return doctor_machine.metrics(self.settings.metrics, running=self.running)
+
+    def check_notify(self) -> str:
+        """The channels' secrets and CAs can be read; nothing is sent."""
+        if (notify := self.settings.notify) is None:
+            raise CheckSkippedError("nobody is told of anything: the settings have no [notify]")
+        open_channels(notify)
+        return f"{', '.join(notify.channels)}; `protofed server notify` sends a test message"
 
     def check_memory(self) -> str:
         """The limit above which the memory guard makes uploads wait."""

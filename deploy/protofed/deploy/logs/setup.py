@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from protofed.deploy.logs.redaction import Hidden
 from protofed.deploy.logs.rendering import FIRST_KEYS, LineRenderer, plain, printable
 
 if TYPE_CHECKING:
+    from protofed.common.config.notify import Notify
     from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings
 
 FORMAT, LEVEL = "PROTOFED_LOG_FORMAT", "PROTOFED_LOG_LEVEL"  # environment variables
@@ -101,6 +103,8 @@ def hide_server(settings: ServerSettings) -> None:
     """Hide the passwords of a server's database and tracker, and its metrics' token."""
     tracker = tuple(os.environ[name] for name in _MLFLOW_SECRETS if os.environ.get(name))
     hide(secrets=(*_token(settings.metrics), *tracker), urls=(settings.ledger, settings.mlflow))
+    if settings.notify is not None:
+        _hide_notify(settings.notify)
 
 
 def log_exit(message: str, exit_code: int, error: Exception) -> bool:
@@ -116,10 +120,26 @@ def log_exit(message: str, exit_code: int, error: Exception) -> bool:
     return _Setup.stream
 
 
+def _hide_notify(notify: Notify) -> None:
+    """Hide what gives access to a channel: tokens, passwords, and the URLs of webhooks, which often are tokens."""
+    urls = [webhook.url.get_secret_value() for webhook in notify.webhooks if webhook.url is not None]
+    files = [path for one in notify.webhooks for path in (one.url_file, one.hmac_secret, one.bearer_token)]
+    smtp = notify.smtp
+    passwords = _content(None if smtp is None else smtp.password)
+    logins = [] if smtp is None else [f"\0{smtp.username}\0{password}" for password in passwords]
+    encoded = [b64encode(text.encode()).decode("ascii") for text in (*passwords, *logins)]
+    hide(secrets=(*encoded, *passwords, *urls, *(text for path in files for text in _content(path))))
+    hide(urls=(None if notify.proxy is None else notify.proxy.get_secret_value(),))
+
+
 def _token(monitoring: Monitoring | None) -> tuple[str, ...]:
-    if monitoring is not None and monitoring.token is not None:
-        with suppress(OSError, UnicodeDecodeError):  # the monitor, which needs the file, reports what is wrong with it
-            return (monitoring.token.read_text(encoding="utf-8").strip(),)
+    return _content(None if monitoring is None else monitoring.token)
+
+
+def _content(path: Path | None) -> tuple[str, ...]:
+    if path is not None:
+        with suppress(OSError, UnicodeDecodeError):  # whoever needs the file reports what is wrong with it
+            return (path.read_text(encoding="utf-8").strip(),)
     return ()
 
 

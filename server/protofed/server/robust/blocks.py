@@ -1,7 +1,7 @@
 """Passes over whole models, block by block: of K updates that are mapped into memory a block of each is there.
 
-Sums are taken in float64 and in the order of the updates, which their caller fixes. No function calls a linear algebra
-library, whose results depend on its number of threads.
+Sums are taken in the order of the updates, which their caller fixes, and in float64 but where a function says so. No
+function calls a linear algebra library, whose results depend on its number of threads.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import numpy as np
 from protofed.common.payload import Array, Part, Payload, Tensors
 
 BLOCK = 1 << 17  # elements of all K slices together: 1 MiB in float64, which a core's cache holds
+RUN = 1 << 8  # elements whose products are added up in the updates' own precision
 SHORTEST = 1 << 10  # elements of a slice at least, however many there are
 Centre = Callable[[Array], Array]  # [K, B] in the updates' dtype -> [B] float64; may write into its argument
 
 
 def inner_products(models: Sequence[Payload], starts: Sequence[Payload], parts: Iterable[Part]) -> Array:
     """<x_k - s_k, x_l - s_l> over the floating-point tensors of these parts, [K, K] float64.
+
+    Added up in the models' precision over `RUN` elements, and in float64 over these: of float32 a product is right to
+    2^-22 of the two lengths' product (the tests compare it with float64), and takes half the time.
 
     Args:
         starts: of each model what it was trained from. A tensor counts as it is where its start has none of its shape.
@@ -29,13 +33,19 @@ def inner_products(models: Sequence[Payload], starts: Sequence[Payload], parts: 
     for part, name in _floats(models[0], parts):
         arrays = [model[part][name].reshape(-1) for model in models]
         origins = [_origin(start, part, name, models[0][part][name].shape) for start in starts]
+        dtype = np.result_type(np.float32, *{array.dtype for array in arrays})
+        longest = next((end for _, end in _spans(arrays[0].size, count)), 0)
+        moved = np.zeros((count, -(-longest // RUN) * RUN), dtype)
         for begin, end in _spans(arrays[0].size, count):
-            moved = np.empty((count, end - begin))
-            for k, (array, origin) in enumerate(zip(arrays, origins, strict=True)):
+            length = end - begin
+            moved[:, length:] = 0.0  # the rest of the last run adds nothing
+            for own, array, origin in zip(moved, arrays, origins, strict=True):
                 # The difference of like numbers is exact in their own type, and half the work there.
-                moved[k] = array[begin:end] if origin is None else array[begin:end] - origin[begin:end]
+                np.subtract(array[begin:end], 0 if origin is None else origin[begin:end], out=own[:length])
+            runs = moved.reshape(count, -1, RUN)[:, : -(-length // RUN)]
             for k in range(count):
-                products[k, : k + 1] += np.einsum("i,ki->k", moved[k], moved[: k + 1])
+                of_runs = np.einsum("ji,kji->kj", runs[k], runs[: k + 1])
+                products[k, : k + 1] += of_runs.sum(axis=1, dtype=np.float64)
     return np.asarray(np.tril(products) + np.tril(products, -1).T)
 
 
@@ -71,8 +81,8 @@ def trimmed(block: Array, bad: int) -> Array:
 
 
 def weighted(block: Array, weights: Array) -> Array:
-    """[K, B] by weights [K] that add up to 1 -> [B]."""
-    return np.asarray(np.einsum("k,ki->i", weights, block))
+    """[K, B] by weights [K] that add up to 1 -> [B], in the block's own precision, in which the result is kept."""
+    return np.asarray(np.einsum("k,ki->i", weights.astype(np.result_type(np.float32, block.dtype)), block))
 
 
 def ordered(block: Array) -> list[Array]:

@@ -1,0 +1,164 @@
+"""What is said of each event, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from blake3 import blake3
+
+from protofed.common.clock import stamp
+from protofed.common.config.notify import NotifyEvent
+from protofed.common.storage.journal import Fact
+from protofed.server.notifications.notice import TEST, Notice
+from protofed.server.rounds.waiting import WaitReason
+from protofed.server.verdicts import RoundOutcome
+
+OVERDUE, ABANDONED = "overdue", "abandoned"  # why a run does not go on, beside the reasons that a run waits for
+Words = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Something that people should be told of.
+
+    Attributes:
+        key: by which it is known that this was told; the same after a restart.
+        facts: codes, names, times and numbers, from which the message is made.
+    """
+
+    key: str
+    event: NotifyEvent
+    run: str | None = None
+    site: str | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+_STALLED: Final[Mapping[str, Words]] = {
+    WaitReason.TRAINERS: (
+        "Too few sites are there for another round.",
+        "Ring the missing sites up, or admit those that are excluded.",
+    ),
+    WaitReason.REQUIRED_SITES: (
+        "A site without which the recipe lets no round count is not there.",
+        "Ring it up: whether its daemon runs, and what `protofed client doctor` says there.",
+    ),
+    WaitReason.EVALUATOR: (
+        "No evaluator is there that could refine the model.",
+        "Start the evaluator's daemon, or look what its log says.",
+    ),
+    WaitReason.BACK_OFF: (
+        "Rounds are opened and abandoned again and again, for want of updates.",
+        "Look which sites fail, and why; the run ends as failed when its attempts are used up.",
+    ),
+    ABANDONED: (
+        "Rounds are opened and abandoned again and again, for want of updates.",
+        "Look which sites fail, and why; the run ends as failed when its attempts are used up.",
+    ),
+    WaitReason.DISK: (
+        "The server's disk is full.",
+        "Make room on it: nothing is lost, and the run goes on by itself.",
+    ),
+    OVERDUE: (
+        "A round is open past its deadline: the server does not get on, or aggregates for very long.",
+        "Look at the server's log and disk; after a restart with the same state folder it goes on with the same round.",
+    ),
+}
+_ENDED: Final[Mapping[str, tuple[str, str, str]]] = {  # severity, what happened, what to do
+    RoundOutcome.COMPLETED: (
+        "info",
+        "It is complete.",
+        "`protofed report {run}` has its scores and what speaks against the model; `protofed export {run}` the model.",
+    ),
+    RoundOutcome.FAILED: (
+        "critical",
+        "It failed; the ledger has the reason.",
+        "`protofed runs show {run}` says why. When the reason is gone, `protofed runs rollback {run} ROUND` goes on "
+        "from a published round.",
+    ),
+    RoundOutcome.ABORTED: (
+        "warning",
+        "An operator aborted it.",
+        "Nothing, if that was meant; `protofed runs show {run}` has who did, and the reason.",
+    ),
+}
+
+
+def notice(occurrence: Occurrence, server: str, now: float) -> Notice:
+    """The message of an occurrence.
+
+    Args:
+        server: its name.
+        now: Unix time.
+    """
+    severity, title, text, todo = _WORDS[occurrence.event](occurrence)
+    at = stamp(datetime.fromtimestamp(now, UTC))
+    number = blake3(f"{server}\n{occurrence.key}\n{at}".encode()).hexdigest()[:32]
+    named = occurrence.run, occurrence.site
+    return Notice(number, occurrence.event.value, severity, at, server, *named, title, text, todo, occurrence.facts)
+
+
+def trial_notice(server: str, now: float) -> Notice:
+    """A message that only shows that messages arrive."""
+    at = stamp(datetime.fromtimestamp(now, UTC))
+    number = blake3(f"{server}\n{TEST}\n{now}".encode()).hexdigest()[:32]
+    title = "a test of the notifications"
+    text = "This is a test that an operator asked for. Nothing has happened."
+    return Notice(number, TEST, "info", at, server, None, None, title, text, "Nothing.", {})
+
+
+def _run_ended(of: Occurrence) -> tuple[str, str, str, str]:
+    outcome = str(of.facts["outcome"])
+    severity, text, todo = _ENDED[outcome]
+    return severity, f"run {of.run} ended: {outcome}", f"Run {of.run} has ended. {text}", todo.format(run=of.run)
+
+
+def _run_stalled(of: Occurrence) -> tuple[str, str, str, str]:
+    what, todo = _STALLED[str(of.facts["reason"])]
+    missing = of.facts.get("missing") or []
+    listed = f" Missing: {', '.join(map(str, missing))}." if isinstance(missing, list) and missing else ""
+    since = f"Run {of.run} has not advanced for {_duration(of.facts['for_s'])}, in round {of.facts['round']}."
+    todo = f"{todo} `protofed runs show {of.run}` says more."
+    return "critical", f"run {of.run} does not go on ({of.facts['reason']})", f"{since} {what}{listed}", todo
+
+
+def _site_silent(of: Occurrence) -> tuple[str, str, str, str]:
+    since = f"Site {of.site} has made no progress for {_duration(of.facts['for_s'])}."
+    text = f"{since} Rounds of run {of.run} no longer wait for it."
+    todo = (
+        "Ask its IT whether the daemon runs, and what its log says; `protofed client doctor` there finds most causes. "
+        f"`protofed sites exclude {of.site}` stops inviting it, and these messages."
+    )
+    return "warning", f"site {of.site} is silent", text, todo
+
+
+def _certificate_ends(of: Occurrence) -> tuple[str, str, str, str]:
+    holder = f"{of.facts['party']} {of.facts['name']}"
+    days = of.facts["days_left"]
+    left = f"in {days} days" if isinstance(days, int) and days >= 2 else "within two days"
+    text = f"The certificate of {holder} ends {left}, on {of.facts['until']}. From then on its calls are refused."
+    todo = (
+        "Renew it while it is valid: `protofed certs renew` where its key is, `protofed certs sign --server …` at the "
+        "coordinator, `protofed certs install`; the running process takes it up."
+    )
+    severity = "critical" if isinstance(days, int) and days < 7 else "warning"
+    return severity, f"the certificate of {holder} ends {left}", text, todo
+
+
+_WORDS: Final[Mapping[NotifyEvent, Callable[[Occurrence], tuple[str, str, str, str]]]] = {
+    NotifyEvent.RUN_ENDED: _run_ended,
+    NotifyEvent.RUN_STALLED: _run_stalled,
+    NotifyEvent.SITE_SILENT: _site_silent,
+    NotifyEvent.CERTIFICATE_ENDS: _certificate_ends,
+}
+
+
+def _duration(seconds: Fact) -> str:
+    """In the largest unit of which there are at least two."""
+    span = float(seconds) if isinstance(seconds, int | float) else 0.0
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if span >= 2 * size:
+            return f"{span / size:.0f} {unit}"
+    return f"{span:.0f} s"
