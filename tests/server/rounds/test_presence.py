@@ -138,7 +138,11 @@ def test_what_a_daemon_told_last_is_there_to_be_looked_at(presence: SitePresence
 
 
 def test_a_site_that_leaves_takes_no_tasks_until_it_enrolls_or_asks_for_one(presence: SitePresence) -> None:
-    for back in (lambda: presence.enroll("ann", {TRAINER}, "one"), lambda: presence.asks("ann", "one")):
+    ways: list[Callable[[], None]] = [
+        lambda: presence.enroll("ann", {TRAINER}, "one"),
+        lambda: presence.asks("ann", "one"),
+    ]
+    for back in ways:
         presence.leaves("ann")
         presence.seen("ann", "one", Progress("n", Activity.TRAINING))  # a heartbeat that was under way
         assert presence.pause_reason("ann") is PauseReason.WITHDRAWN
