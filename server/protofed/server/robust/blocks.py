@@ -13,7 +13,7 @@ import numpy as np
 
 from protofed.common.payload import Array, Part, Payload, Tensors
 
-BLOCK = 1 << 17  # elements of all K slices together: 1 MiB in float64, which a core's cache holds
+BLOCK = 1 << 19  # elements of all K slices together, 2 MiB in float32: of shorter ones the calls themselves take time
 RUN = 1 << 8  # elements whose products are added up in the updates' own precision
 SHORTEST = 1 << 10  # elements of a slice at least, however many there are
 Centre = Callable[[Array], Array]  # [K, B] in the updates' dtype -> [B] float64; may write into its argument
