@@ -102,6 +102,19 @@ class Operator:
             detail.rounds.extend(self._call(self._stub.ShowRun, request).rounds)
         return detail
 
+    def attempts(self, run: str, first: int, count: int) -> list[pb.RoundInfo]:
+        """`count` attempts at rounds from index `first` on, the oldest first; fewer where the run has fewer.
+
+        A reply has fewer where there are many sites: the rest is asked for.
+        """
+        rows: list[pb.RoundInfo] = []
+        while len(rows) < count:
+            request = pb.ShowRunRequest(run=run, first=first + len(rows), count=count - len(rows))
+            if not (more := self._call(self._stub.ShowRun, request).rounds):
+                break
+            rows.extend(more)
+        return rows
+
     def opened_at(self, run: str) -> float:
         """The Unix time at which the run's first attempt was opened; 0: none was."""
         first = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=1)).rounds

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from rich.filesize import decimal
 
 from protofed.deploy.console.tables import STYLES, count, span
+from protofed.deploy.operator.snapshot_sites import printable
 
 T = TypeVar("T")
 # Rich's styles as classes of the style sheet.
@@ -101,6 +102,7 @@ FILTERS: Final[Mapping[str, Callable[..., str]]] = {
     "moment": moment,
     "number": number,
     "percent": percent,
+    "plain": printable,
     "size": size,
     "span": span,
     "tone": tone,

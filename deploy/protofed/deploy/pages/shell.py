@@ -163,6 +163,12 @@ def form_of(request: Request) -> Mapping[str, str]:
     return {name: value.strip() for name, value in form.items()}
 
 
+def secret_of(request: Request, name: str) -> str:
+    """A field of the form as it was typed, blanks and all; empty: there is none."""
+    form: dict[str, str] = request.state.form
+    return form.get(name, "")
+
+
 def address_of(request: Request) -> str:
     """Path and query of a request, without what the script adds."""
     kept = [(name, value) for name, value in request.query_params.multi_items() if name != FRAGMENT]
