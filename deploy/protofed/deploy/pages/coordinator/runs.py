@@ -25,6 +25,7 @@ from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.protos.v1 import operator_pb2 as pb
 
 ROUNDS_SHOWN: Final = 20
+FEWEST_ROUNDS: Final = 3  # the newest, which tell how far the run is
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class RunPages:
     def show(self, request: Request) -> Response:
         """The newest rounds, or those of an older page; all else is of now."""
         run = _name(request)
-        detail = self.operator.show(run, ROUNDS_SHOWN)
-        page = Page.of(request.query_params.get("page", ""), detail.attempts, ROUNDS_SHOWN)
+        asked = request.query_params.get("page", "")
+        detail = self.operator.show(run, ROUNDS_SHOWN if asked in ("", "1") else FEWEST_ROUNDS)
+        page = Page.of(asked, detail.attempts, ROUNDS_SHOWN)
         rounds = self._rounds(detail, page)
         # One history of this reply alone: how scores changed since the last look is for `runs watch`.
         now, runs = time.time(), self.operator.runs() if detail.info.status == "queued" else []

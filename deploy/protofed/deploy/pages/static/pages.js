@@ -10,6 +10,8 @@
   const announcer = document.getElementById("announcer");
   if (!region) return;
   let paused = false;
+  let pressed = false; // a click whose button is replaced between press and release is lost
+  let took = 0;
   let said = announcement();
 
   function announcement() {
@@ -22,7 +24,7 @@
     const marked = selection && !selection.isCollapsed && region.contains(selection.anchorNode);
     const active = document.activeElement;
     const typing = region.contains(active) && active.matches("input, select, textarea");
-    return marked || typing;
+    return marked || typing || pressed;
   }
 
   // How an element is found again after its region was replaced.
@@ -68,10 +70,13 @@
       const address = new URL(location.href);
       address.hash = "";
       address.searchParams.set("fragment", "1");
+      const began = performance.now();
       try {
         const answer = await fetch(address, { cache: "no-store", credentials: "same-origin" });
+        const text = await answer.text();
+        took = performance.now() - began;
         if (answer.ok) {
-          show(await answer.text());
+          show(text);
           if (announcer.dataset.lost) announcer.textContent = announcer.dataset.lost = "";
         } else lost(answer.status === 503 ? "the server does not answer" : "the page cannot be brought up to date");
       } catch {
@@ -79,7 +84,7 @@
       }
     }
     const every = region.querySelector("[data-going]") ? Number(region.dataset.live) : SLOW_S;
-    setTimeout(refresh, 1000 * every);
+    setTimeout(refresh, Math.max(1000 * every, 10 * took)); // a long run costs its server a tenth of its time at most
   }
 
   function lost(why) {
@@ -88,6 +93,8 @@
     announcer.textContent = `Not up to date since ${announcer.dataset.lost}: ${why}.`;
   }
 
+  region.addEventListener("pointerdown", () => (pressed = true));
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(() => (pressed = false), 50));
   const button = document.createElement("button");
   button.type = "button";
   button.className = "plain pause";
