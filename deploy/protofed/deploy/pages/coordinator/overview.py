@@ -56,7 +56,9 @@ class OverviewPages:
         page = Page.of(request.query_params.get("runs", ""), len(runs), RUNS_SHOWN)
         going = [info for info in runs if info.status not in ENDED]
         ended = [info for info in reversed(runs) if info.status in ENDED]
-        shown_sites = sites(reported, None, ended=False)
+        running = next((info.run for info in runs if info.status == "running"), None)
+        newest = self.operator.show(running, 1).rounds[-1:] if running else []
+        shown_sites = sites(reported, newest[0] if newest else None, ended=False)
         troubled = sum(site.care is Attention.BAD for site in shown_sites)
         named = [site for site in shown_sites if site.care is not Attention.WELL] or list(shown_sites)
         return shell_of(request).page(
@@ -67,6 +69,7 @@ class OverviewPages:
                 "page": page,
                 "going": any(info.status == "running" for info in runs),
                 "said": f"{count(len(going), 'unfinished run')}, {count(troubled, 'site')} in trouble",
+                "of_round": f"round {newest[0].round}" if newest else "",
                 "sites": named[:SITES_SHOWN],
                 "sites_left": len(shown_sites) - len(named[:SITES_SHOWN]),
                 "ending": ending(self.operator.certificates(), time.time()),
