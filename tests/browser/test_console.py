@@ -119,7 +119,14 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
 ) -> None:
     page = open_page(program, color_scheme=scheme, viewport=viewport)
     base = page.url.rstrip("/")
-    paths = ["/", f"/runs/{RUN}", f"/runs/{RUN}/rounds/1/1", f"/runs/{RUN}/abort", f"/runs/{RUN}/rollback"]
+    paths = [
+        "/",
+        f"/runs/{RUN}",
+        f"/runs/{RUN}/rounds/1/1",
+        f"/runs/{RUN}/abort",
+        f"/runs/{RUN}/rollback",
+        f"/runs/{RUN}/figures",
+    ]
     for path in [*paths, "/sites", "/sites/site-1", "/start", "/certificates", "/nothing"]:
         page.goto(base + path)
         assert violations(page) == [], path

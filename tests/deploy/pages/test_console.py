@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.support.browser_client import Browser
 from tests.support.disturbed_run import RUN, close_channels, disturbed_run
+from tests.support.long_run import fill
 from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common.config.recipe import Recipe
@@ -19,7 +21,9 @@ from protofed.common.pki.identity import Party
 from protofed.deploy.certs.lifecycle import make_authority, read_bundle, read_request
 from protofed.deploy.certs.lifecycle import request as make_request
 from protofed.deploy.operator.connection import Operator
+from protofed.deploy.pages.coordinator import figures
 from protofed.deploy.pages.coordinator.console import console
+from protofed.deploy.pages.coordinator.figures import Pictures
 from protofed.deploy.pages.coordinator.overview import ending
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -69,6 +73,51 @@ def test_a_run_shows_each_verdict_with_its_reason(troubled: Browser) -> None:
     for site in ("site-1", "site-4", "site-5"):
         assert f'href="/sites/{site}"' in tasks
     assert "out-of-memory" in tasks
+
+
+def test_figures_are_pictures_with_the_numbers_behind_them(troubled: Browser) -> None:
+    troubled.get(f"/runs/{RUN}/figures/0.svg", 400)  # the page makes them
+    text = troubled.get(f"/runs/{RUN}/figures")
+    images = re.findall(r'<img class="drawn" src="([^"]+)" alt="[^"]+"', text)
+    assert images
+    assert text.count("<details>") == len(images)
+    answer = troubled.client.get(images[0])
+    assert answer.headers["content-type"].startswith("image/svg+xml")
+    assert "script-src" not in answer.headers["content-security-policy"]  # by default-src, none
+    assert "<svg" in answer.text
+    troubled.get(f"/runs/{RUN}/figures/99.svg", 400)
+
+
+def test_figures_are_made_again_once_the_run_has_gone_on(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[figures.Moment] = []
+
+    def draw(_: object, moment: figures.Moment) -> Pictures:
+        made.append(moment)
+        return Pictures(moment, [], [], [])
+
+    monkeypatch.setattr(figures, "drawn", draw)
+    for _ in range(2):
+        troubled.get(f"/runs/{RUN}/figures")
+    assert len(made) == 1
+    troubled.order(f"/runs/{RUN}/pause")
+    troubled.get(f"/runs/{RUN}/figures")
+    assert len(made) == 2
+
+
+def test_a_long_run_is_shown_page_by_page(live_server: Start, recipe_of: RecipeOf) -> None:
+    server = live_server(recipe_of("fedavg", rounds=120, federation={"min_sites": 50}))
+    fill(server.ledger, RUN, rounds=100, sites=40)
+    with Operator(server.address, plaintext=True) as operator:
+        browser = Browser(console(operator, server.address, None))
+        newest, oldest = browser.get(f"/runs/{RUN}"), browser.get(f"/runs/{RUN}?page=5")
+        for text, first, last in ((newest, 100, 81), (oldest, 20, 1)):
+            shown = re.findall(rf'<th scope="row"><a href="/runs/{RUN}/rounds/(\d+)/1"', text)
+            assert [int(number) for number in shown] == list(range(first, last - 1, -1))
+            assert text.count('<th scope="row">site-') >= 40
+        assert 'rel="next"' in newest
+        assert 'rel="next"' not in oldest
+        assert "global.accuracy" in newest
+        assert browser.get(f"/runs/{RUN}/rounds/50/1").count('href="/sites/site-') == 40
 
 
 def test_what_is_not_there_is_said(troubled: Browser) -> None:

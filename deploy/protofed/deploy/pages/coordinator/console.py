@@ -10,6 +10,7 @@ from typing import Final
 from protofed.common.pki.identity import Party, read_identity
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.coordinator.certificates import CertificatePages
+from protofed.deploy.pages.coordinator.figures import FigurePages
 from protofed.deploy.pages.coordinator.overview import OverviewPages
 from protofed.deploy.pages.coordinator.runs import RunPages
 from protofed.deploy.pages.coordinator.sites import SitePages
@@ -31,7 +32,14 @@ def console(operator: Operator, server: str, identity: Path | None, ca: Path | N
         ConfigError: the identity cannot be used, or there is no CA in the folder.
     """
     certificates = CertificatePages(operator, ca)
-    pages = (OverviewPages(operator), RunPages(operator), SitePages(operator), StartPages(operator), certificates)
+    pages = (
+        OverviewPages(operator),
+        RunPages(operator),
+        FigurePages(operator),
+        SitePages(operator),
+        StartPages(operator),
+        certificates,
+    )
 
     def context() -> Mapping[str, object]:
         return {"can_sign": certificates.signs}

@@ -66,7 +66,7 @@ class RunPages:
                 "said": _said(shown),
                 "waits": waiting.sentence(shown.waiting) if shown.waiting else "",
                 "blocked": waiting.blocked(shown.waiting),
-                "warnings": sentences(shown.model_warnings, "the page Scores of the report"),
+                "warnings": sentences(shown.model_warnings, "`protofed report`"),
                 "remarks": _remarks(shown, detail),
                 "rounds": list(reversed(rounds)),
                 "page": page,
