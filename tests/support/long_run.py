@@ -11,8 +11,11 @@ from protofed.server.storage import schema
 SCORES = ("global.accuracy", "global.balanced_accuracy", "global.majority")
 
 
-def fill(ledger: Any, run: str, rounds: int, sites: int, began: float = 1.7e9) -> None:
-    """Rounds from 1 on, each of ten seconds, published and scored. Of every tenth one site is late."""
+def fill(ledger: Any, run: str, rounds: int, sites: int, newest: str = "f" * 64, began: float = 1.7e9) -> None:
+    """Rounds from 1 on, each of ten seconds, published and scored; `newest` is the digest of the last one's state.
+
+    The scores rise. Of every tenth round one site is late.
+    """
     names = [f"site-{number:02}" for number in range(1, sites + 1)]
     of_rounds, tasks, updates, scores = [], [], [], []
     for number in range(1, rounds + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,13 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.console.best_round import best_sentence, kept_best
 from protofed.deploy.console.kept_scores import kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.operator import waiting
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.operator.snapshot import RunSnapshot
+from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
 from protofed.deploy.pages.coordinator.calendar import calendar
 from protofed.deploy.pages.formats import Page
@@ -25,7 +26,6 @@ from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.protos.v1 import operator_pb2 as pb
 
 ROUNDS_SHOWN: Final = 20
-FEWEST_ROUNDS: Final = 3  # the newest, which tell how far the run is
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class RunPages:
         """Their routes."""
         return [
             Route("/runs/{run}", self.show),
+            Route("/runs/{run}/rounds", self.rounds),
             Route("/runs/{run}/rounds/{round:int}/{attempt:int}", self.round),
             Route("/runs/{run}/pause", self.pause, methods=["POST"]),
             Route("/runs/{run}/resume", self.resume, methods=["POST"]),
@@ -48,31 +49,29 @@ class RunPages:
         ]
 
     def show(self, request: Request) -> Response:
-        """The newest rounds, or those of an older page; all else is of now."""
+        """A run, with its newest rounds."""
         run = _name(request)
-        asked = request.query_params.get("page", "")
-        detail = self.operator.show(run, ROUNDS_SHOWN if asked in ("", "1") else FEWEST_ROUNDS)
-        page = Page.of(asked, detail.attempts, ROUNDS_SHOWN)
-        rounds = self._rounds(detail, page)
+        detail = self.operator.show(run, ROUNDS_SHOWN)
+        page = Page(1, detail.attempts, ROUNDS_SHOWN)
         # One history of this reply alone: how scores changed since the last look is for `runs watch`.
         now, runs = time.time(), self.operator.runs() if detail.info.status == "queued" else []
         shown = snapshot(ServerReply(detail, runs=runs), WatchHistory().after(ServerReply(detail)), now)
-        return shell_of(request).page(
-            request,
-            "run.html.j2",
-            {
-                "run": shown,
-                "info": detail.info,
-                "said": _said(shown),
-                "waits": waiting.sentence(shown.waiting) if shown.waiting else "",
-                "blocked": waiting.blocked(shown.waiting),
-                "warnings": sentences(shown.model_warnings, "`protofed report`"),
-                "remarks": _remarks(shown, detail),
-                "rounds": list(reversed(rounds)),
-                "page": page,
-                "calendar": calendar(rounds),
-            },
-        )
+        context = {
+            "run": shown,
+            "said": _said(shown),
+            "waits": waiting.sentence(shown.waiting) if shown.waiting else "",
+            "blocked": waiting.blocked(shown.waiting),
+            "warnings": sentences(shown.model_warnings, "`protofed report`"),
+            "remarks": _remarks(shown, detail),
+        }
+        return shell_of(request).page(request, "run.html.j2", {**context, **self._table(detail, page)})
+
+    def rounds(self, request: Request) -> Response:
+        """Older rounds, in one call: a server of a long run works for tenths of a second on each."""
+        asked = Page.of(request.query_params.get("page", ""), MOST_ROUNDS, ROUNDS_SHOWN)
+        detail = self.operator.show(_name(request), ROUNDS_SHOWN, skip=asked.before)
+        page = Page.of(str(asked.number), detail.attempts, ROUNDS_SHOWN)
+        return shell_of(request).page(request, "rounds.html.j2", self._table(detail, page))
 
     def round(self, request: Request) -> Response:
         """Every site's task in one attempt at a round."""
@@ -124,13 +123,15 @@ class RunPages:
     def _info(self, request: Request) -> pb.RunInfo:
         return self.operator.show(_name(request), 1).info
 
-    def _rounds(self, detail: pb.RunDetail, page: Page) -> list[pb.RoundInfo]:
-        """The attempts of a page, the oldest first: as many as it has, also where a reply has fewer."""
+    def _table(self, detail: pb.RunDetail, page: Page) -> Mapping[str, object]:
+        """A page of attempts for a template."""
         last = detail.attempts - page.before
         first = max(0, last - page.rows)
-        if page.number == 1 and len(detail.rounds) >= last - first:
-            return list(detail.rounds)
-        return self.operator.attempts(detail.info.run, first, last - first)
+        rounds = list(detail.rounds)[: last - first]  # of the oldest page, a reply has newer ones, too
+        if len(rounds) < last - first:  # where there are hundreds of sites, a reply has fewer
+            rounds = self.operator.attempts(detail.info.run, first, last - first)
+        shown = {"rounds": list(reversed(rounds)), "page": page, "calendar": calendar(rounds)}
+        return {"info": detail.info, "ended": detail.info.status in ENDED, **shown}
 
     def _attempt(self, run: str, round: int, attempt: int) -> pb.RoundInfo:
         """An attempt at a round.
