@@ -7,7 +7,7 @@ PB := protos/protofed/protos/v1
 PROTOC = .venv/bin/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=.venv/bin/protoc-gen-mypy \
 	--plugin=protoc-gen-mypy_grpc=.venv/bin/protoc-gen-mypy_grpc
 
-.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench bench-peers leakage dashboards images version wheelhouse sbom dependencies protos \
+.PHONY: help demo compose-demo test test-fast docs format notebook slow faults e2e postgres check bench bench-peers leakage browser dashboards images version wheelhouse sbom dependencies protos \
 	policies pictures constraints clean
 help:            ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*##/\1\t/p' Makefile
@@ -42,6 +42,9 @@ slow: .venv/ready       ## the long suites
 
 dashboards: .venv/ready  ## docs/assets/dashboard-*.png, of a pilot of minutes and a real Prometheus
 	.venv/bin/python -m tests.support.dashboard_images
+
+browser: .venv/ready    ## the pages in a real Chromium: mouse, keyboard, axe; apt-get install chromium
+	.venv/bin/python -m pytest -m browser tests/browser -rs
 
 faults: .venv/ready     ## the faults that take minutes each
 	.venv/bin/python -m pytest -m faults tests/faults -n 2 --dist worksteal

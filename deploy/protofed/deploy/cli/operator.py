@@ -59,8 +59,8 @@ def start(
     """
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
+    from protofed.deploy.operator.start_notes import start_notes
     from protofed.deploy.site.recipe_privacy import planned_lines
-    from protofed.server.method import server_methods
 
     loaded = shipped.recipe(recipe, assignments or ())
     if name is not None:
@@ -70,13 +70,8 @@ def start(
         return
     privacy = planned_lines(loaded)  # first: a method that does not work with noise is refused
     info = operator.start(loaded, force=force)
-    if loaded.data is not None:
-        _say("note: the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
-    if not loaded.federation.secure and not server_methods.about(loaded.method.name).sends_nothing:
-        _say(
-            "note: without federation.secure = true the server reads each site's updates; "
-            "sites under the policies standard and strict decline such a run"
-        )
+    for note in start_notes(loaded):
+        _say(f"note: {note}")
     for line in privacy:
         _say(f"privacy: {line}")
     for warning in info.unmet:

@@ -88,19 +88,34 @@ class Operator:
         """All runs, in the order of the queue; `timeout` in seconds."""
         return list(self._call(self._stub.ListRuns, pb.ListRunsRequest(), timeout).runs)
 
-    def show(self, run: str, newest: int | None = None) -> pb.RunDetail:
+    def show(self, run: str, newest: int | None = None, skip: int = 0) -> pb.RunDetail:
         """A run with its rounds and every site's task.
 
         Args:
             newest: number of attempts, counted from the newest; None: all, in calls of `PAGE` each.
+            skip: leave out that many of the newest, and count from there; more than there are leave the oldest ones.
         """
         if newest is not None:
-            return self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, first=-newest, count=newest))
+            request = pb.ShowRunRequest(run=run, first=-newest - skip, count=newest)
+            return self._call(self._stub.ShowRun, request)
         detail = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=PAGE))
         while len(detail.rounds) < detail.attempts:
             request = pb.ShowRunRequest(run=run, first=len(detail.rounds), count=PAGE)
             detail.rounds.extend(self._call(self._stub.ShowRun, request).rounds)
         return detail
+
+    def attempts(self, run: str, first: int, count: int) -> list[pb.RoundInfo]:
+        """`count` attempts at rounds from index `first` on, the oldest first; fewer where the run has fewer.
+
+        A reply has fewer where there are many sites: the rest is asked for.
+        """
+        rows: list[pb.RoundInfo] = []
+        while len(rows) < count:
+            request = pb.ShowRunRequest(run=run, first=first + len(rows), count=count - len(rows))
+            if not (more := self._call(self._stub.ShowRun, request).rounds):
+                break
+            rows.extend(more)
+        return rows
 
     def opened_at(self, run: str) -> float:
         """The Unix time at which the run's first attempt was opened; 0: none was."""

@@ -142,10 +142,7 @@ def svg(figure: Figure, prefix: str) -> Markup:
     Args:
         prefix: of all ids in it; different for each figure of the page.
     """
-    buffer = BytesIO()
-    with rc_context(STYLE):  # `savefig` reads it again: drawing within it is not enough
-        figure.drawing.savefig(buffer, format="svg", dpi=160, metadata={"Date": None})
-    root = ElementTree.fromstring(buffer.getvalue())  # noqa: S314  (just written by ourselves)
+    root = ElementTree.fromstring(svg_file(figure))  # noqa: S314  (just written by ourselves)
     for element in root.iter():
         _localise(element, prefix)
     for metadata in root.findall("metadata"):
@@ -159,6 +156,14 @@ def svg(figure: Figure, prefix: str) -> Markup:
         element.text = text
         root.insert(index, element)
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704  (escaped by the XML writer)
+
+
+def svg_file(figure: Figure) -> str:
+    """A drawing as the text of an SVG file, for an <img>, whose alternative text is the figure's description."""
+    buffer = BytesIO()
+    with rc_context(STYLE):  # `savefig` reads it again: drawing within it is not enough
+        figure.drawing.savefig(buffer, format="svg", dpi=160, metadata={"Date": None})
+    return buffer.getvalue().decode()
 
 
 def _localise(element: ElementTree.Element, prefix: str) -> None:

@@ -1,0 +1,96 @@
+"""The first page: runs, what each site waits for, and certificates that are about to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from protofed.deploy.console.tables import count
+from protofed.deploy.operator import waiting
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.operator.snapshot import ENDED, Attention
+from protofed.deploy.operator.snapshot_builder import place
+from protofed.deploy.operator.snapshot_sites import printable, sites
+from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
+from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.shell import shell_of
+from protofed.protos.v1 import operator_pb2 as pb
+
+RUNS_SHOWN: Final = 20
+SITES_SHOWN: Final = 60  # of more, those that need nobody are counted only
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in the list.
+
+    Attributes:
+        doing: what it waits for, in a sentence; or its phase, or why it ended.
+        blocked: it stands still until somebody does something.
+    """
+
+    info: pb.RunInfo
+    doing: str
+    blocked: bool
+
+
+@dataclass(frozen=True)
+class OverviewPages:
+    """The page `/`."""
+
+    operator: Operator
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Its route."""
+        return [Route("/", self.show)]
+
+    def show(self, request: Request) -> Response:
+        """Runs that go on first, in the queue's order, then the others, the newest first."""
+        runs, reported = self.operator.runs(), self.operator.sites()
+        page = Page.of(request.query_params.get("runs", ""), len(runs), RUNS_SHOWN)
+        going = [info for info in runs if info.status not in ENDED]
+        ended = [info for info in reversed(runs) if info.status in ENDED]
+        running = next((info.run for info in runs if info.status == "running"), None)
+        newest = self.operator.show(running, 1).rounds[-1:] if running else []
+        shown_sites = sites(reported, newest[0] if newest else None, ended=False)
+        troubled = sum(site.care is Attention.BAD for site in shown_sites)
+        named = [site for site in shown_sites if site.care is not Attention.WELL] or list(shown_sites)
+        return shell_of(request).page(
+            request,
+            "overview.html.j2",
+            {
+                "lines": [line(info, runs) for info in page.cut([*going, *ended])],
+                "page": page,
+                "going": any(info.status == "running" for info in runs),
+                "said": f"{count(len(going), 'unfinished run')}, {count(troubled, 'site')} in trouble",
+                "of_round": f"round {newest[0].round}" if newest else "",
+                "sites": named[:SITES_SHOWN],
+                "sites_left": len(shown_sites) - len(named[:SITES_SHOWN]),
+                "ending": ending(self.operator.certificates(), time.time()),
+            },
+        )
+
+
+def line(info: pb.RunInfo, runs: Sequence[pb.RunInfo]) -> RunLine:
+    """A run with what it does, in words."""
+    what = waiting.waiting(info)
+    queue = "" if info.status in ENDED else place(info.run, runs)
+    doing = queue or (waiting.sentence(what) if what is not None else printable(info.reason or info.phase))
+    return RunLine(info, doing, waiting.blocked(what))
+
+
+def ending(certificates: Iterable[pb.CertificateInfo], now: float) -> list[pb.CertificateInfo]:
+    """The last valid certificates of their names that end within 30 days, the first to end first."""
+    last: dict[tuple[str, str], pb.CertificateInfo] = {}
+    for one in certificates:
+        key = (one.party, one.name)
+        if one.status == "valid" and (key not in last or one.not_after > last[key].not_after):
+            last[key] = one
+    soon = [one for one in last.values() if one.not_after - now < CERTIFICATE_SOON_S]
+    return sorted(soon, key=lambda one: (one.not_after, one.party, one.name))

@@ -1,0 +1,168 @@
+"""A run: how it goes, what became of every site's task, its scores, and the orders that it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from protofed.common.config.recipe import MOST_ROUNDS
+from protofed.common.errors import ConfigError, short
+from protofed.deploy.console.best_round import best_sentence, kept_best
+from protofed.deploy.console.kept_scores import kept_sentence, summed_sentence
+from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy.operator import waiting
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
+from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
+from protofed.deploy.pages.coordinator.calendar import calendar
+from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.protos.v1 import operator_pb2 as pb
+
+ROUNDS_SHOWN: Final = 20
+
+
+@dataclass(frozen=True)
+class RunPages:
+    """The pages below `/runs/`."""
+
+    operator: Operator
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Their routes."""
+        return [
+            Route("/runs/{run}", self.show),
+            Route("/runs/{run}/rounds", self.rounds),
+            Route("/runs/{run}/rounds/{round:int}/{attempt:int}", self.round),
+            Route("/runs/{run}/pause", self.pause, methods=["POST"]),
+            Route("/runs/{run}/resume", self.resume, methods=["POST"]),
+            Route("/runs/{run}/abort", self.ask_abort),
+            Route("/runs/{run}/abort", self.abort, methods=["POST"]),
+            Route("/runs/{run}/rollback", self.ask_rollback),
+            Route("/runs/{run}/rollback", self.rollback, methods=["POST"]),
+        ]
+
+    def show(self, request: Request) -> Response:
+        """A run, with its newest rounds."""
+        run = _name(request)
+        detail = self.operator.show(run, ROUNDS_SHOWN)
+        page = Page(1, detail.attempts, ROUNDS_SHOWN)
+        # One history of this reply alone: how scores changed since the last look is for `runs watch`.
+        now, runs = time.time(), self.operator.runs() if detail.info.status == "queued" else []
+        shown = snapshot(ServerReply(detail, runs=runs), WatchHistory().after(ServerReply(detail)), now)
+        context = {
+            "run": shown,
+            "said": _said(shown),
+            "waits": waiting.sentence(shown.waiting) if shown.waiting else "",
+            "blocked": waiting.blocked(shown.waiting),
+            "warnings": sentences(shown.model_warnings, "`protofed report`"),
+            "remarks": _remarks(shown, detail),
+        }
+        return shell_of(request).page(request, "run.html.j2", {**context, **self._table(detail, page)})
+
+    def rounds(self, request: Request) -> Response:
+        """Older rounds, in one call: a server of a long run works for tenths of a second on each."""
+        asked = Page.of(request.query_params.get("page", ""), MOST_ROUNDS, ROUNDS_SHOWN)
+        detail = self.operator.show(_name(request), ROUNDS_SHOWN, skip=asked.before)
+        page = Page.of(str(asked.number), detail.attempts, ROUNDS_SHOWN)
+        return shell_of(request).page(request, "rounds.html.j2", self._table(detail, page))
+
+    def round(self, request: Request) -> Response:
+        """Every site's task in one attempt at a round."""
+        run = _name(request)
+        row = self._attempt(run, request.path_params["round"], request.path_params["attempt"])
+        return shell_of(request).page(request, "round.html.j2", {"run": run, "row": row})
+
+    def pause(self, request: Request) -> Response:
+        """Order a pause."""
+        info = self.operator.pause(_name(request))
+        return self._done(request, f"{info.run}: {info.status}, no round opens after round {info.round}")
+
+    def resume(self, request: Request) -> Response:
+        """Order that it goes on."""
+        info = self.operator.resume(_name(request))
+        return self._done(request, f"{info.run}: {info.status}")
+
+    def ask_abort(self, request: Request) -> Response:
+        """Ask before the run is ended."""
+        return shell_of(request).page(request, "abort.html.j2", {"info": self._info(request)})
+
+    def abort(self, request: Request) -> Response:
+        """End the run."""
+        info = self.operator.abort(_name(request), form_of(request).get("reason") or "aborted by the operator")
+        return self._done(request, f"{info.run}: {info.status} in round {info.round}: {info.reason}")
+
+    def ask_rollback(self, request: Request) -> Response:
+        """Ask for the round."""
+        detail = self.operator.show(_name(request), 1)
+        best = best_snapshot(detail)
+        context = {"info": detail.info, "best": "" if best is None else best_sentence(best)}
+        return shell_of(request).page(request, "rollback.html.j2", context)
+
+    def rollback(self, request: Request) -> Response:
+        """Continue from an earlier round."""
+        run, asked = _name(request), form_of(request).get("round", "")
+        if asked == "best":
+            number = kept_best(run, best_snapshot(self.operator.show(run, 1)))
+        elif asked.isascii() and asked.isdecimal() and len(asked) < 10:
+            number = int(asked)
+        else:
+            raise ConfigError(f"round '{short(asked)}': expected a number, or best")
+        info = self.operator.roll_back(run, number)
+        return self._done(request, f"{info.run}: continues after round {number} ({info.status})")
+
+    def _done(self, request: Request, text: str) -> Response:
+        return shell_of(request).done(f"/runs/{_name(request)}", text)
+
+    def _info(self, request: Request) -> pb.RunInfo:
+        return self.operator.show(_name(request), 1).info
+
+    def _table(self, detail: pb.RunDetail, page: Page) -> Mapping[str, object]:
+        """A page of attempts for a template."""
+        last = detail.attempts - page.before
+        first = max(0, last - page.rows)
+        rounds = list(detail.rounds)[: last - first]  # of the oldest page, a reply has newer ones, too
+        if len(rounds) < last - first:  # where there are hundreds of sites, a reply has fewer
+            rounds = self.operator.attempts(detail.info.run, first, last - first)
+        shown = {"rounds": list(reversed(rounds)), "page": page, "calendar": calendar(rounds)}
+        return {"info": detail.info, "ended": detail.info.status in ENDED, **shown}
+
+    def _attempt(self, run: str, round: int, attempt: int) -> pb.RoundInfo:
+        """An attempt at a round.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        at = max(0, round - 1)  # its index is at least that: every round before it had an attempt, but for round 0
+        while rows := self.operator.attempts(run, at, ROUNDS_SHOWN):
+            for row in rows:
+                if (row.round, row.attempt) == (round, attempt):
+                    return row
+            at += len(rows)
+        raise ConfigError(f"run '{short(run)}' has no attempt {attempt} at round {round}")
+
+
+def _name(request: Request) -> str:
+    run: str = request.path_params["run"]
+    return run
+
+
+def _said(run: RunSnapshot) -> str:
+    """What a screen reader says of a change."""
+    return f"{run.run}: {run.status}, round {run.round} of {run.rounds}, {run.done} published"
+
+
+def _remarks(run: RunSnapshot, detail: pb.RunDetail) -> list[str]:
+    """What belongs below the scores."""
+    lines = [] if run.best is None else [best_sentence(run.best)]
+    if summed := [score.sites for score in detail.scores if score.summed]:
+        lines.append(summed_sentence(max(summed)))
+    if run.keeping:
+        lines.append(kept_sentence(run.keeping))
+    return lines

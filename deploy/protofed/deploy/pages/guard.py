@@ -1,0 +1,134 @@
+"""What every request passes before a page sees it, and the headers that every answer has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Final
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protofed.deploy.pages.access import Access
+
+BODY_BYTES: Final = 256 << 10  # of a form: a recipe or a request for a certificate has a few thousand
+MOST_FIELDS: Final = 200
+LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+FORM: Final = "application/x-www-form-urlencoded"
+OPEN: Final = ("/static/", "/enter")  # paths without a session: style sheet and script; where it begins
+HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    # With "no-referrer" browsers send `Origin: null` with our own forms, too, which the guard refuses.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+SVG_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"  # of pictures: no scripts
+Refuse = Callable[[Request, int, str], Response]
+
+
+class Guard:
+    """Lets a request through if it is addressed to this machine by name and comes from the session's own pages.
+
+    * `Host`: a loopback name. A page elsewhere whose name its owner points here (DNS rebinding) has another one. Any
+      port is right: a person may forward another one by SSH.
+    * a cookie, but for `OPEN`;
+    * of a POST: `Origin` is the host itself, the body is a form of at most `BODY_BYTES` with the session's CSRF token.
+      A checked form is in the request's state, as `form`.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, refuse: Refuse) -> None:
+        self._app, self._access, self._refuse = app, access, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            return  # no web sockets, and nothing to do at start or end
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    if headers.get(name) != SVG_POLICY:  # the one exception, of a picture
+                        headers[name] = value
+            await send(message)
+
+        request = Request(scope, receive)
+        problem = self._problem(request)
+        if problem is None and request.method == "POST":
+            problem = await self._form_problem(request)
+        if problem is None:
+            await self._app(scope, receive, with_headers)
+        else:
+            await self._refuse(request, *problem)(scope, receive, with_headers)
+
+    def _problem(self, request: Request) -> tuple[int, str] | None:
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1 or not is_loopback_host(hosts[0]):
+            return 400, "This page answers to 127.0.0.1, localhost and [::1] only. Open the address that was printed."
+        if request.method not in ("GET", "HEAD", "POST"):
+            return 405, "Only GET and POST are answered here."
+        if request.url.path.startswith(OPEN) and request.method != "POST":
+            return None
+        if not self._access.admits(session_of(request.headers, self._access.cookie)):
+            return 401, (
+                "This browser has no session here. Open the address that was printed when the page was started; it "
+                "works once. If it has been used, end the command with Ctrl-C and start it again: nothing else stops."
+            )
+        return None
+
+    async def _form_problem(self, request: Request) -> tuple[int, str] | None:
+        if request.headers.get("origin") != f"http://{request.headers['host']}":
+            return 403, "The form was not sent by this page: its origin is another one. Nothing was done."
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
+            return 415, f"Expected a form, as {FORM}. Nothing was done."
+        body = await read_body(request)
+        if body is None:
+            return 413, f"The form has more than {BODY_BYTES >> 10} KiB. Nothing was done."
+        try:
+            form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
+        except ValueError:  # UnicodeDecodeError, too
+            return 400, "The form cannot be read. Nothing was done."
+        if not self._access.sent_by_us(form.pop("csrf", "")):
+            return 403, "The form is of another session. Load the page again, and repeat it. Nothing was done."
+        request.state.form = form
+        return None
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a `Host` header names this machine for itself."""
+    name, colon, port = host.rpartition(":")
+    if not colon or port.endswith("]"):  # of "[::1]" the last colon parts nothing
+        name, port = host, "80"
+    return name.lower() in LOOPBACK and port.isascii() and port.isdigit()
+
+
+def session_of(headers: Headers, cookie: str) -> str:
+    """The session's secret that a browser sent; empty: none."""
+    try:
+        morsel = SimpleCookie(headers.get("cookie", "")).get(cookie)
+    except CookieError:
+        return ""
+    return "" if morsel is None else morsel.value
+
+
+async def read_body(request: Request) -> bytes | None:
+    """The body; None: it is larger than a form may be."""
+    if (length := request.headers.get("content-length", "0")).isdigit() and int(length[:12]) > BODY_BYTES:
+        return None
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY_BYTES:
+                return None
+    except ClientDisconnect:
+        return None
+    return bytes(body)

@@ -1,0 +1,193 @@
+"""The shell of all pages: templates, navigation, notices and errors around what one program shows.
+
+A program gives `Program` with its routes and makes an application with `application`. Its handlers are plain functions
+of a request (Starlette runs them on threads, so they may block) and answer with `Shell.page` or `Shell.done`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlencode
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from protofed.common.errors import ConfigError, DeniedError, ProtofedError, StateError, UnavailableError
+from protofed.deploy.pages import formats
+from protofed.deploy.pages.access import Access
+from protofed.deploy.pages.guard import Guard
+
+HERE: Final = Path(__file__).parent
+TEMPLATES, STATIC = HERE / "templates", HERE / "static"
+FRAGMENT: Final = "fragment"  # of a query: answer only what changes by itself
+_STATUS: Final[Sequence[tuple[type[ProtofedError], int]]] = (
+    (UnavailableError, 503),
+    (DeniedError, 403),
+    (ConfigError, 400),
+    (StateError, 507),
+)
+_TITLES: Final[Mapping[int, str]] = {
+    400: "That cannot be done",
+    401: "No session",
+    403: "Refused",
+    404: "There is no such page",
+    405: "Refused",
+    413: "Too large",
+    415: "Refused",
+    503: "No answer",
+    507: "No room",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What fills the shell.
+
+    Attributes:
+        title: of all its pages.
+        whom: on whose behalf it acts, and where, in a line below the title.
+        navigation: (path, name) of its pages, in order.
+        templates: folder of its templates; they extend `layout`.
+        context: what all its templates know, by name; called for each page.
+    """
+
+    title: str
+    whom: str
+    navigation: Sequence[tuple[str, str]]
+    routes: Sequence[BaseRoute]
+    templates: Path
+    context: Callable[[], Mapping[str, object]] = field(default=dict)
+
+
+class Shell:
+    """Makes the answers of one program. Handlers reach it as `shell_of(request)`."""
+
+    def __init__(self, program: Program, access: Access) -> None:
+        self.program, self.access = program, access
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader([program.templates, TEMPLATES]),
+            autoescape=True,  # of every template, whatever its name
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(formats.FILTERS)
+
+    def page(
+        self, request: Request, template: str, context: Mapping[str, object], *, status: int = 200, entered: bool = True
+    ) -> HTMLResponse:
+        """A page, or only its block `live` if the script asks for that.
+
+        Args:
+            entered: whether it is for the session: only then it has forms and navigation.
+        """
+        fragment = FRAGMENT in request.query_params
+        text = self._templates.get_template(template).render(
+            {
+                **(self.program.context() if entered else {}),
+                **context,
+                "program": self.program,
+                "path": request.url.path,
+                "address": address_of(request),
+                "csrf": self.access.csrf if entered else "",
+                "entered": entered,
+                "notices": [] if fragment or not entered else self.access.taken_notices(),
+                "layout": "fragment.html.j2" if fragment else "base.html.j2",
+            }
+        )
+        return HTMLResponse(text, status)
+
+    def done(self, path: str, text: str = "") -> RedirectResponse:
+        """After a form: another page, which says `text`. Reloading it sends nothing again."""
+        if text:
+            self.access.notify(text)
+        return RedirectResponse(path, 303)
+
+    def error(self, request: Request, status: int, text: str, *, entered: bool = True) -> Response:
+        """A page that says what went wrong."""
+        title = _TITLES.get(status, "Something went wrong")
+        return self.page(request, "error.html.j2", {"heading": title, "text": text}, status=status, entered=entered)
+
+
+def application(program: Program, access: Access) -> Guard:
+    """The program in its shell, behind the guard."""
+    shell = Shell(program, access)
+
+    def refused(request: Request, status: int, text: str) -> Response:
+        return shell.error(request, status, text, entered=False)
+
+    def failed(request: Request, error: Exception) -> Response:
+        status = next((code for kind, code in _STATUS if isinstance(error, kind)), 502)
+        return shell.error(request, status, str(error))
+
+    def not_found(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        text = error.detail if isinstance(error, HTTPException) and error.detail else ""
+        entered = not request.url.path.startswith("/static/")
+        return shell.error(request, status, text or _TITLES.get(status, ""), entered=entered)
+
+    def crashed(request: Request, error: Exception) -> Response:
+        name = type(error).__name__
+        return shell.error(request, 500, f"{name}. The terminal in which the page was started has the details.")
+
+    made = Starlette(
+        routes=[
+            Route("/enter", _enter),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            *program.routes,
+        ],
+        exception_handlers={ProtofedError: failed, HTTPException: not_found, Exception: crashed},
+    )
+    made.state.shell = shell
+    return Guard(made, access, refused)  # around all, so that no answer lacks its headers, not even of a crash
+
+
+def shell_of(request: Request) -> Shell:
+    """The shell that a request came through."""
+    shell = request.app.state.shell
+    assert isinstance(shell, Shell)  # noqa: S101  (narrows what Starlette keeps as Any)
+    return shell
+
+
+def form_of(request: Request) -> Mapping[str, str]:
+    """The form that a POST sent, as the guard has checked it; fields that were left empty are empty."""
+    form: dict[str, str] = request.state.form
+    return {name: value.strip() for name, value in form.items()}
+
+
+def secret_of(request: Request, name: str) -> str:
+    """A field of the form as it was typed, blanks and all; empty: there is none."""
+    form: dict[str, str] = request.state.form
+    return form.get(name, "")
+
+
+def address_of(request: Request) -> str:
+    """Path and query of a request, without what the script adds."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name != FRAGMENT]
+    return f"{request.url.path}?{urlencode(kept)}" if kept else request.url.path
+
+
+def _enter(request: Request) -> Response:
+    """Exchange the token of the printed address for a cookie. Once in, the address leads to the first page."""
+    shell = shell_of(request)
+    session = shell.access.redeem(request.query_params.get("token", ""))
+    if session is None:
+        return shell.error(
+            request,
+            401,
+            "This address does not work, or no longer: it works once. In the browser that used it, open the page "
+            "without the token; else end the command with Ctrl-C and start it again: nothing else stops.",
+            entered=False,
+        )
+    # A page, and no redirect: where another site's link led here, browsers would not send a Strict cookie with that.
+    answer = shell.page(request, "entered.html.j2", {}, entered=False)
+    answer.set_cookie(shell.access.cookie, session, path="/", httponly=True, samesite="strict")
+    return answer

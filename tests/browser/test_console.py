@@ -1,0 +1,240 @@
+"""The coordinator's pages in a real browser: by mouse and by keyboard, checked by axe; `make browser`."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.support.disturbed_run import RUN, close_channels, disturbed_run
+from tests.support.tls_server import TlsServer, tls_server
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.pki.identity import Party
+from protofed.deploy.certs.lifecycle import make_authority, read_request
+from protofed.deploy.certs.lifecycle import request as make_request
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.pages.access import Access
+from protofed.deploy.pages.coordinator.console import console
+from protofed.deploy.pages.serving import listening
+from protofed.deploy.pages.shell import Program, application
+
+pytestmark = pytest.mark.browser
+RecipeOf = Callable[..., Recipe]
+CHROMIUM = shutil.which("chromium")
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium here: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Callable[[Program], str]]:
+    """Serves programs; the addresses that open them."""
+    stops: list[Callable[[], None]] = []
+
+    def serve(program: Program) -> str:
+        ready: Future[str] = Future()
+
+        def run() -> None:
+            with listening("127.0.0.1:0") as opened:
+                port = opened.getsockname()[1]
+                access = Access(f"protofed-{port}")
+                server = uvicorn.Server(
+                    uvicorn.Config(application(program, access), log_config=None, lifespan="off", ws="none")
+                )
+                stops.append(lambda: setattr(server, "should_exit", True))
+                opened.listen()
+                ready.set_result(f"http://127.0.0.1:{port}/enter?token={access.token}")
+                server.run(sockets=[opened])
+
+        threading.Thread(target=run, name="pages", daemon=True).start()
+        return ready.result(timeout=20)
+
+    yield serve
+    for stop in stops:
+        stop()
+
+
+@pytest.fixture
+def open_page(chromium: Browser, served: Callable[[Program], str]) -> Iterator[Callable[..., Page]]:
+    """Opens a program in a browser of its own, whose errors fail the test."""
+    pages: list[tuple[Page, list[str]]] = []
+
+    def opened(program: Program, **options: Any) -> Page:
+        context = chromium.new_context(**{"viewport": DESKTOP, **options})
+        page, errors = context.new_page(), []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(served(program))
+        page.wait_for_url("**/")
+        pages.append((page, errors))
+        return page
+
+    yield opened
+    for page, errors in pages:
+        page.context.close()
+        assert errors == []
+
+
+@pytest.fixture
+def program(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[Program]:
+    """Of a server whose run had several things go wrong."""
+    server, daemons = disturbed_run(live_server, recipe_of)
+    with Operator(server.address, plaintext=True) as operator:
+        yield console(operator, server.address, None)
+    close_channels(daemons)
+
+
+@pytest.fixture
+def secured(tmp_path: Path, live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[TlsServer]:
+    with tls_server(tmp_path, live_server, recipe_of("fedavg")) as made:
+        yield made
+
+
+def violations(page: Page) -> list[str]:
+    """What axe finds, by rule and element."""
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['target']}" for one in found for node in one["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
+    program: Program, open_page: Callable[..., Page], scheme: str, viewport: dict[str, int]
+) -> None:
+    page = open_page(program, color_scheme=scheme, viewport=viewport)
+    base = page.url.rstrip("/")
+    paths = [
+        "/",
+        f"/runs/{RUN}",
+        f"/runs/{RUN}/rounds/1/1",
+        f"/runs/{RUN}/abort",
+        f"/runs/{RUN}/rollback",
+        f"/runs/{RUN}/figures",
+    ]
+    for path in [*paths, "/sites", "/sites/site-1", "/start", "/certificates", "/nothing"]:
+        page.goto(base + path)
+        assert violations(page) == [], path
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+
+
+def test_a_run_is_paused_and_a_site_excluded_by_mouse(program: Program, open_page: Callable[..., Page]) -> None:
+    page = open_page(program)
+    page.get_by_role("link", name=RUN).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    page.get_by_role("link", name="Sites", exact=True).click()
+    page.get_by_role("link", name="site-2").click()
+    page.get_by_label("Reason for excluding it").fill("checked")
+    page.get_by_role("button", name="Exclude the site").click()
+    expect(page.get_by_role("button", name="Admit it again")).to_be_visible()
+
+
+def focus(page: Page, name: str) -> None:
+    """Press Tab until something of this name has the focus."""
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if page.evaluate("(document.activeElement.textContent || '').trim()") == name:
+            return
+    raise AssertionError(f"{name} cannot be reached by Tab")
+
+
+def test_a_run_is_paused_and_ended_by_keyboard(program: Program, open_page: Callable[..., Page]) -> None:
+    page = open_page(program)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    focus(page, RUN)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/runs/{RUN}")
+    focus(page, "Pause")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    focus(page, "End the run …")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/abort")
+    page.get_by_label("Reason").focus()
+    page.keyboard.type("the classes are wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("the classes are wrong").first).to_be_visible()
+
+
+def test_a_page_follows_the_run_and_keeps_the_focus_and_what_was_opened(
+    program: Program, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(program)
+    page.goto(page.url + f"runs/{RUN}")
+    page.locator("#troubles summary").click()
+    page.locator("#order-abort").focus()
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible(timeout=20_000)
+    expect(page.locator("#order-abort")).to_be_focused()
+    assert page.locator("#troubles").evaluate("one => one.open")
+    expect(page.locator("#announcer")).to_contain_text("paused")
+
+
+def test_everything_works_without_scripts(program: Program, open_page: Callable[..., Page]) -> None:
+    page = open_page(program, java_script_enabled=False)
+    page.get_by_role("link", name=RUN).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    expect(page.get_by_role("button", name="Pause updates")).to_have_count(0)
+
+
+def test_a_run_is_started_and_another_browser_is_refused(
+    program: Program, open_page: Callable[..., Page], chromium: Browser
+) -> None:
+    page = open_page(program)
+    page.get_by_role("link", name="Start a run").click()
+    page.get_by_label("A recipe that comes with protofed").select_option("digits-fednh")
+    page.get_by_label("Name of the run").fill("second")
+    page.get_by_label("Queue it although").check()
+    page.get_by_role("button", name="Check it").click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Queue the run").click()
+    expect(page.get_by_role("heading", name="Run second")).to_be_visible()
+    stranger = chromium.new_context().new_page()
+    answer = stranger.goto(page.url)
+    assert answer is not None
+    assert answer.status == 401
+    stranger.context.close()
+
+
+def test_a_certificate_is_signed(secured: TlsServer, open_page: Callable[..., Page], tmp_path: Path) -> None:
+    make_authority(tmp_path / "ca", "study", 100, b"sesame")
+    trusted = secured.identity() / "ca.pem"
+    trusted.write_bytes(trusted.read_bytes() + (tmp_path / "ca" / "ca.pem").read_bytes())
+    pem = make_request(tmp_path / "north", Party.SITE, "north")
+    with secured.operator() as operator:
+        identity = secured.identity("boss", Party.OPERATOR)
+        page = open_page(console(operator, secured.server.address, identity, tmp_path / "ca"))
+        page.get_by_role("link", name="Certificates").click()
+        page.get_by_role("link", name="Sign a request").click()
+        assert violations(page) == []
+        page.get_by_label("The request").fill(pem.decode())
+        page.get_by_label("of the name").fill("north")
+        page.get_by_label("Code of the key").fill(read_request(pem, "it").code)
+        page.get_by_label("Passphrase").fill("sesame")
+        page.get_by_role("button", name="Sign and register").click()
+        expect(page.get_by_role("heading", name="Signed for site north")).to_be_visible()
+        assert violations(page) == []
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Download the bundle").click()
+        assert download.value.suggested_filename == "site-north.bundle.pem"

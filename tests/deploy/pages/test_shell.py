@@ -1,0 +1,251 @@
+"""The shell of the pages: who gets in, what is refused, and what every answer says of itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from protofed.common.errors import ConfigError, DeniedError, UnavailableError
+from protofed.deploy.pages.access import Access
+from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.guard import BODY_BYTES, HEADERS, is_loopback_host
+from protofed.deploy.pages.serving import listening
+from protofed.deploy.pages.shell import Program, application, form_of, shell_of
+
+BASE = "http://127.0.0.1:8080"
+FORM = "application/x-www-form-urlencoded"
+DONE: list[str] = []
+
+
+def _first(request: Request) -> Response:
+    return shell_of(request).page(request, "first.html.j2", {"name": "<b>north</b>"})
+
+
+def _order(request: Request) -> Response:
+    DONE.append(form_of(request)["site"])
+    return shell_of(request).done("/", f"done: {DONE[-1]}")
+
+
+def _fails(request: Request) -> Response:
+    kind = {"config": ConfigError, "denied": DeniedError, "away": UnavailableError}.get(request.path_params["kind"])
+    raise (kind or ZeroDivisionError)("the <reason>")
+
+
+@pytest.fixture
+def access() -> Access:
+    DONE.clear()
+    return Access("protofed-8080")
+
+
+@pytest.fixture
+def stranger(access: Access, tmp_path: Path) -> TestClient:
+    """A browser without a session."""
+    (tmp_path / "first.html.j2").write_text(
+        "{% extends layout %}{% block main %}<h1>first</h1>{% block live %}<p>{{ name }}</p>{% endblock %}"
+        '<form method="post" action="/order"><input type="hidden" name="csrf" value="{{ csrf }}"></form>{% endblock %}'
+    )
+    routes = [
+        Route("/", _first),
+        Route("/order", _order, methods=["POST"]),
+        Route("/fails/{kind}", _fails),
+    ]
+    program = Program("tested", "as boss", [("/", "Overview")], routes, tmp_path)
+    return TestClient(application(program, access), BASE, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def browser(stranger: TestClient, access: Access) -> TestClient:
+    """A browser with the session."""
+    assert stranger.get("/enter", params={"token": access.token}).status_code == 200
+    return stranger
+
+
+def order(browser: TestClient, access: Access, *, origin: str | None = BASE, **fields: str) -> int:
+    headers = {} if origin is None else {"Origin": origin}
+    form = {"csrf": access.csrf, "site": "north", **fields}
+    return browser.post("/order", data=form, headers=headers, follow_redirects=False).status_code
+
+
+def test_the_token_opens_a_session_once_and_the_cookie_is_for_this_browser_alone(
+    stranger: TestClient, access: Access
+) -> None:
+    token = access.token
+    answer = stranger.get("/enter", params={"token": token})
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert token not in cookie
+    assert stranger.get("/").status_code == 200
+    stranger.cookies.clear()
+    assert stranger.get("/enter", params={"token": token}).status_code == 401
+    assert stranger.get("/").status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", "x", "\N{SNOWMAN}"])
+def test_a_wrong_token_opens_nothing_and_leaves_the_right_one(stranger: TestClient, access: Access, token: str) -> None:
+    answer = stranger.get("/enter", params={"token": token})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+    assert stranger.get("/enter", params={"token": access.token}).status_code == 200
+
+
+def test_an_empty_token_is_none_after_the_right_one_was_used(browser: TestClient, access: Access) -> None:
+    assert access.token == ""
+    assert browser.get("/enter", params={"token": ""}).status_code == 401
+
+
+def test_without_the_cookie_there_is_no_page_no_form_and_no_csrf_token(stranger: TestClient, access: Access) -> None:
+    for path in ("/", "/nothing", "/fails/config"):
+        answer = stranger.get(path)
+        assert answer.status_code == 401
+        assert access.csrf not in answer.text
+    assert order(stranger, access) == 401
+    stranger.cookies.set("protofed-8080", "guessed")
+    assert stranger.get("/").status_code == 401
+    assert DONE == []
+
+
+def test_the_session_is_none_before_its_token_was_redeemed(stranger: TestClient, access: Access) -> None:
+    stranger.cookies.set("protofed-8080", access._session)
+    assert stranger.get("/").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "10.0.0.1:8080", ""])
+def test_a_host_that_is_not_loopback_is_refused_with_the_session_too(browser: TestClient, host: str) -> None:
+    assert browser.get("/", headers={"Host": host}).status_code == 400
+    assert browser.get("/static/pages.css", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("host", "right"),
+    [
+        ("127.0.0.1:8080", True),
+        ("localhost", True),
+        ("LOCALHOST:1", True),
+        ("[::1]:8080", True),
+        ("[::1]", True),
+        ("localhost:x", False),
+        ("localhost.:80", False),
+        ("[::2]:80", False),
+        ("user@localhost", False),
+    ],
+)
+def test_hosts(host: str, right: bool) -> None:
+    assert is_loopback_host(host) is right
+
+
+@pytest.mark.parametrize(
+    "origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999", "https://127.0.0.1:8080"]
+)
+def test_a_form_of_another_origin_is_refused(browser: TestClient, access: Access, origin: str | None) -> None:
+    assert order(browser, access, origin=origin) == 403
+    assert DONE == []
+
+
+def test_a_form_without_the_csrf_token_is_refused(browser: TestClient, access: Access) -> None:
+    assert order(browser, access, csrf="") == 403
+    assert order(browser, access, csrf=access.csrf[:-1]) == 403
+    answer = browser.post("/order", data={"site": "north"}, headers={"Origin": BASE})
+    assert answer.status_code == 403
+    assert DONE == []
+
+
+def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(browser: TestClient, access: Access) -> None:
+    (csrf,) = re.findall(r'name="csrf" value="([^"]+)"', browser.get("/").text)
+    assert csrf == access.csrf
+    assert order(browser, access, csrf=csrf) == 303
+    assert DONE == ["north"]
+    assert "done: north" in browser.get("/").text
+    assert "done: north" not in browser.get("/").text
+
+
+def test_what_is_no_form_or_too_large_is_refused(browser: TestClient, access: Access) -> None:
+    headers = {"Origin": BASE, "Content-Type": "application/json"}
+    assert browser.post("/order", content=b"{}", headers=headers).status_code == 415
+    assert order(browser, access, site="x" * (BODY_BYTES + 1)) == 413
+
+    def chunks() -> Iterator[bytes]:  # no length is announced
+        yield from (b"x" * 65536 for _ in range(BODY_BYTES // 65536 + 2))
+
+    headers = {"Origin": BASE, "Content-Type": FORM}
+    assert browser.post("/order", content=chunks(), headers=headers).status_code == 413
+    assert browser.post("/order", content=b"csrf=%ff", headers=headers).status_code == 400
+    assert browser.post("/order", content=b"a&" * 1000, headers=headers).status_code in (400, 403)
+    assert DONE == []
+
+
+def test_other_methods_are_refused(browser: TestClient) -> None:
+    assert browser.request("DELETE", "/").status_code == 405
+    assert browser.get("/order").status_code == 405
+    assert browser.post("/enter", headers={"Origin": BASE}).status_code in (403, 415)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/?fragment=1", "/static/pages.css", "/static/pages.js", "/nothing", "/enter", "/fails/other"]
+)
+def test_every_answer_forbids_foreign_content_framing_and_caches(browser: TestClient, path: str) -> None:
+    answer = browser.get(path)
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert browser.get(path, headers={"Host": "evil.example"}).headers["cache-control"] == "no-store"
+
+
+def test_no_page_has_scripts_or_styles_in_it_and_what_others_wrote_is_escaped(browser: TestClient) -> None:
+    text = browser.get("/").text
+    assert "&lt;b&gt;north&lt;/b&gt;" in text
+    assert not re.search(r"<script(?! src=\"/static/)|<style|style=|\son\w+=", text)
+
+
+def test_a_fragment_has_the_live_part_alone(browser: TestClient) -> None:
+    assert browser.get("/?fragment=1").text.strip() == "<p>&lt;b&gt;north&lt;/b&gt;</p>"
+
+
+def test_a_fragment_leaves_the_notices_to_the_page(browser: TestClient, access: Access) -> None:
+    access.notify("done")
+    browser.get("/?fragment=1")
+    assert "done" in browser.get("/").text
+
+
+@pytest.mark.parametrize(("kind", "status"), [("config", 400), ("denied", 403), ("away", 503), ("other", 500)])
+def test_errors_are_pages_with_their_reason(browser: TestClient, kind: str, status: int) -> None:
+    answer = browser.get(f"/fails/{kind}")
+    assert answer.status_code == status
+    assert ("the &lt;reason&gt;" in answer.text) == (status != 500)  # of ours; any other may say anything
+    assert "Traceback" not in answer.text
+
+
+def test_static_files_are_none_but_the_shells_own(browser: TestClient) -> None:
+    assert browser.get("/static/../shell.py").status_code == 404
+    assert browser.get("/static/%2e%2e/shell.py").status_code == 404
+    assert browser.get("/static/").status_code == 404
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "10.0.0.1:0", "[::]:0", "example.org:0", "127.0.0.1"])
+def test_only_loopback_is_listened_on(address: str) -> None:
+    with pytest.raises(ConfigError), listening(address):
+        pass
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with listening("127.0.0.1:0") as first:
+        first.listen()
+        with pytest.raises(UnavailableError), listening(f"127.0.0.1:{first.getsockname()[1]}"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"), [("", 1), ("2", 2), ("0", 1), ("-1", 1), ("99", 3), ("²", 1), ("9" * 30, 1)]
+)
+def test_pages_of_a_table(asked: str, number: int) -> None:
+    page = Page.of(asked, total=21, rows=10)
+    assert (page.number, page.pages) == (number, 3)
+    assert list(page.cut(range(21))) == list(range(21))[10 * (number - 1) : 10 * number]
