@@ -132,15 +132,15 @@ def approve(
 
     Example: `protofed client approve lesions --state state --policy policy.toml`
     """
+    from protofed.deploy.site import orders
     from protofed.deploy.site.offered_runs import recipe_of
 
-    approvals = decisions.approvals_of(state)
-    offer = approvals.offer(run)
+    offer = orders.approvals_of(state).offer(run)
     _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer, state=state))
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         confirm(f"Take part in {about}?")
-    decisions.approve(state, approvals, offer)
+    orders.approve(state, offer)
     console.print(f"approved: {about}; the daemon continues within seconds", highlight=False)
 
 
