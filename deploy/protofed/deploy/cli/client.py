@@ -15,6 +15,7 @@ from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_budget import budget
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_group import group
+from protofed.deploy.cli.client_page import page
 from protofed.deploy.cli.client_peers import peers
 from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
@@ -151,6 +152,7 @@ client.command("pause")(decisions.pause)
 client.command("resume")(decisions.resume)
 client.command("scores")(scores)
 client.command("budget")(budget)
+client.command("page")(page)
 client.add_typer(peers, name="peers")
 client.add_typer(group, name="group")
 

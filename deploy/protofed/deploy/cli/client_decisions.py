@@ -65,6 +65,7 @@ def pause(
         str | None,
         typer.Option(help="When it ends by itself: 18:00 or 2026-11-24T06:00 (UTC), or 90m, 2h30m, 3d."),
     ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the site's own audit log; nothing sends it.")] = "",
 ) -> None:
     """Take no task until `client resume`, or until a time. A fit in progress is finished and sent; the daemon stays
     connected.
@@ -79,7 +80,7 @@ def pause(
 
     end = None if until is None else pause_end(until, utc_now())
     tail = "this site takes no new task; a fit in progress is finished and sent"
-    _say(orders.noticed_text(orders.pause(state, end, lambda begun: _say(f"{begun}: {tail}"))))
+    _say(orders.noticed_text(orders.pause(state, end, reason, lambda begun: _say(f"{begun}: {tail}"))))
 
 
 def resume(state: State) -> None:

@@ -13,8 +13,11 @@ from protofed.client.privacy.approval import FOLDER, OUT, Approvals, Offer
 from protofed.client.privacy.pause import FILE, Pause, SitePause
 from protofed.client.state.decisions import Act, Decision
 from protofed.common.clock import stamp, utc_now
+from protofed.common.errors import short
 from protofed.deploy.site import decide
 from protofed.deploy.site.decide import Noticed
+
+LONGEST_REASON = 300
 
 
 def approvals_of(state: Path) -> Approvals:
@@ -66,10 +69,13 @@ def leave(state: Path, offer: Offer, begun: Callable[[bool], object] = lambda _:
     return _record(state, Act.WITHDRAW if took_part else Act.DENY, offer)
 
 
-def pause(state: Path, end: datetime | None, begun: Callable[[Pause], object] = lambda _: None) -> Noticed:
+def pause(
+    state: Path, end: datetime | None, reason: str = "", begun: Callable[[Pause], object] = lambda _: None
+) -> Noticed:
     """Take no new task until `end` (UTC), or until `resume`.
 
     Args:
+        reason: for the site's own audit log; empty: none.
         begun: as of `leave`, with the pause.
 
     Raises:
@@ -79,7 +85,8 @@ def pause(state: Path, end: datetime | None, begun: Callable[[Pause], object] = 
     made = pause_of(state).begin(decide.user_name(), end)
     begun(made)
     until = "" if end is None else stamp(end)
-    return decide.record(state, Decision(Act.PAUSE, made.at, made.by, until=until))
+    words = short(reason, LONGEST_REASON)
+    return decide.record(state, Decision(Act.PAUSE, made.at, made.by, until=until, reason=words))
 
 
 def resume(state: Path, begun: Callable[[Pause], object] = lambda _: None) -> Noticed | None:
