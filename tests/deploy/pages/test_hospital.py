@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.support.browser_client import Browser
+from tests.support.command_line import called
 from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.privacy.approval import FOLDER as APPROVALS
@@ -30,8 +31,10 @@ from protofed.common.protocol.messages import Assignment, Task, TaskKind
 from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, records
 from protofed.common.storage.segments import segment_path
+from protofed.deploy.pages import serving
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
+from protofed.deploy.pages.shell import Program
 from protofed.deploy.site import decide
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_2_0" / "site-1"
@@ -212,6 +215,22 @@ def test_values_that_were_disclosed_are_shown(pages: Pages, state: Path) -> None
     assert "global.accuracy 0.5625" in pages().get("/left")
 
 
+def test_a_message_of_a_secure_sum_left_by_the_rule_about_sums(pages: Pages, state: Path) -> None:
+    journal = Journal(state / AUDIT)
+    journal.append("task", kind="mask", run="kept", round=3, task_id="m3", base_digest="")
+    facts: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3", "parts": [["secure-sum", 1, 800]]}
+    journal.append("sent", call="BeginUpload", digest="d", bytes=90, facts=facts)
+    commit: dict[str, Any] = {"run": "kept", "round": 3, "task_id": "m3"}
+    journal.append("sent", call="CommitUpload", digest="e", bytes=10, facts=commit)
+    journal.append("answered", call="CommitUpload", digest="e", verdict="not-needed")
+    journal.close()
+    log = SiteLog(state)
+    log.look()
+    newest = log.leavings()[0]
+    assert (newest.what, newest.rules, newest.size, newest.outcome) == ("mask", ["secure"], 100, "not-needed")
+    assert "secure sum, step mask" in pages().get("/left")
+
+
 def test_long_logs_are_paged(pages: Pages, state: Path) -> None:
     journal = Journal(state / AUDIT)
     journal.append_all(
@@ -264,7 +283,7 @@ def test_a_damaged_log_is_said_on_both_pages_and_what_was_before_is_shown(pages:
     lines = (state / AUDIT).read_bytes().splitlines(keepends=True)
     lines[10] = lines[10].replace(b"personal.accuracy", b"personal.accurate")
     (state / AUDIT).write_bytes(b"".join(lines))
-    for path in ("/", "/left"):
+    for path in ("/", "/left", "/runs/kept"):
         assert 'id="log-damaged"' in browser.get(path)
     assert "damaged" in browser.order("/left/check")
     log = SiteLog(state)
@@ -433,3 +452,42 @@ def test_an_end_that_is_none_pauses_nothing(until: str, pages: Pages, state: Pat
     pages().post("/pause", {"until": until}, 400)
     assert not (state / PAUSE).exists()
     assert decided(state) == []
+
+
+# The command
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Browser]:
+    """What `client page` served, in place of a socket."""
+    found: list[Browser] = []
+
+    def serve(program: Program, address: str, started: Callable[[str], None]) -> None:
+        started(f"http://{address}/enter?token=x")
+        found.append(Browser(program))
+
+    monkeypatch.setattr(serving, "serve", serve)
+    return found
+
+
+def test_the_command_takes_folder_and_policy_of_the_daemons_settings(
+    opened: list[Browser], state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (settings := tmp_path / "site.toml").write_text(
+        f'site = "site-1"\npolicy = "strict"\nstate = "{state}"\n[data]\nsource = "digits"\n'
+    )
+    code, out, _ = called(capfd, "client", "page", "--settings", settings)
+    assert (code, "/enter?token=" in out) == (0, True)
+    text = opened[0].get("/")
+    assert "site site-1" in text
+    assert ">strict" in text
+    assert called(capfd, "client", "page", "--state", state)[0] == 0
+    assert ">not named" in opened[1].get("/")
+
+
+def test_the_command_needs_to_know_the_folder(
+    opened: list[Browser], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert called(capfd, "client", "page")[0] == ConfigError.exit_code
+    assert called(capfd, "client", "page", "--state", tmp_path / "none")[0] == ConfigError.exit_code
+    assert opened == []

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protofed.client.state.own_scores import FOLDER, OwnScores, ScoredRound
-from protofed.client.transport.audit import FILE
-from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, handed_in, rounds_text
+from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.site.score_words import meaning, names_of
 
@@ -41,7 +40,7 @@ def own_scores(site: Site, run: str) -> OwnScoreTable:
     Raises:
         StateError: the scores or the log cannot be read.
     """
-    kept, sent = OwnScores(site.state / FOLDER), handed_in(site.state / FILE, run)
+    kept, sent = OwnScores(site.state / FOLDER), site.handed_in(run)
     rounds = kept.rounds(run) if run in kept.runs() else []
     names = names_of(rounds)
     return OwnScoreTable(

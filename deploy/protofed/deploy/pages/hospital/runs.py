@@ -56,7 +56,8 @@ class RunPages:
                 **self._decided(offer),
                 **self._preview(offer),
                 **self._scores(offer.run),
-                "last": self._last(offer.run),
+                "log": self.site.log.look(),
+                "last": self.site.log.leavings(offer.run)[:SHOWN],
             },
         )
 
@@ -116,10 +117,6 @@ class RunPages:
         except ProtofedError as error:
             return {"scores": None, "scores_problem": str(error), "handed_in": []}
         return {"scores": table, "scores_problem": "", "handed_in": _handed_in(table.sent)}
-
-    def _last(self, run: str) -> Sequence[object]:
-        self.site.log.look()
-        return self.site.log.leavings(run)[:SHOWN]
 
 
 def _handed_in(sent: HandedIn) -> Sequence[str]:

@@ -14,10 +14,12 @@ from protofed.client.privacy.approval import Approvals, Offer
 from protofed.client.privacy.policy import Policy
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import read
+from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common import plugins
 from protofed.common.codec import Digest
 from protofed.common.errors import PolicyViolationError, ProtofedError
 from protofed.deploy import shipped
+from protofed.deploy.audit.handed_in import HandedIn, handed_in
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import recipe_of
@@ -40,6 +42,7 @@ class Site:
     policy_name: str | None = None
     log: SiteLog = field(init=False)
     _previews: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+    _handed_in: dict[str, tuple[str, HandedIn]] = field(default_factory=dict)  # by run, with the log's newest hash
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -99,6 +102,19 @@ class Site:
                 if len(self._previews) > MOST_PREVIEWS:
                     del self._previews[next(iter(self._previews))]
             return self._previews[key]
+
+    def handed_in(self, run: str) -> HandedIn:
+        """What of a run stays with the server, by the audit log; read again when the log has grown.
+
+        Raises:
+            StateError: a segment cannot be read.
+        """
+        log = self.log.look()
+        newest, known = self._handed_in.get(run, ("", HandedIn()))
+        if log.problem or not log.newest or newest != log.newest:
+            known = handed_in(self.state / AUDIT, run)
+            self._handed_in[run] = log.newest, known
+        return known
 
     def check_allowed(self, offer: Offer) -> None:
         """Check that the policy lets the site take part, as `protofed client approve` does.

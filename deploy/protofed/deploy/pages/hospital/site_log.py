@@ -11,7 +11,8 @@ from threading import Lock
 from typing import Any, Final
 
 from protofed.client.transport.audit import FILE
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
+from protofed.common.payload import Part
+from protofed.common.protocol.messages import TaskKind
 from protofed.common.storage.journal import Record
 from protofed.deploy.audit.follow import FollowedLog, LogFollower
 from protofed.deploy.audit.reader import AuditSummary, Message, SummaryReader
@@ -67,14 +68,16 @@ class Leaving:
         return next(filter(None, said), "sent")
 
     @property
+    def in_a_sum(self) -> bool:
+        """Whether it is a message of a secure sum: keys, shares, or a masked vector."""
+        return bool(self.parts) and all(part == Part.SECURE_SUM for part, _, _ in self.parts)
+
+    @property
     def rules(self) -> list[str]:
         """The keys of the policy that let it leave: what no key names stays."""
         if self.why:
             return []
-        if self.what == TaskKind.INITIALISE:
-            return ["methods", "parts"]
-        keys = ["secure"] if self.what in SUM_STEPS or self.what == TaskKind.SCORE_SUM else []
-        keys += ["methods", "parts"] if self.parts else []
+        keys = ["secure"] if self.in_a_sum else ["methods", "parts"] if self.parts else []
         keys += ["metrics"] if self.numbers else []
         return keys + (["example_count"] if self.weight is not None else [])
 
