@@ -87,9 +87,12 @@ def approval(state: Path) -> dict[str, str]:
 # Overview
 
 
-def test_the_overview_has_what_waits_for_a_decision(pages: Pages, offered: Recipe) -> None:
+def test_the_overview_has_what_waits_for_a_decision(pages: Pages, offered: Recipe, tmp_path: Path) -> None:
     text = pages().get("/")
     assert f'href="/runs/{RUN}"><strong>{RUN}</strong>' in text
+    for approves, waits in (("automatic", False), ("manual", True)):
+        (path := tmp_path / f"{approves}.toml").write_text(f'methods = []\nparts = []\napproval = "{approves}"\n')
+        assert (f"<strong>{RUN}</strong>" in pages(path).get("/")) is waits
     assert "<dd" in text
     assert "not running" in text
 

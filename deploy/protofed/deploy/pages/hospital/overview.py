@@ -41,7 +41,8 @@ class OverviewPages:
         site = self.site
         log, rows = site.log.look(), list(reversed(all_runs(site.approvals)))
         runs, pause, activity = site.daemon_runs(), orders.pause_of(site.state).current(), site.log.activity()
-        waiting = [row for row in rows if row["approval"] in UNDECIDED]
+        # Under a policy that approves by itself, the daemon records that once it meets the run.
+        waiting = [] if site.approves_by_itself() else [row for row in rows if row["approval"] in UNDECIDED]
         heard = unix(activity.at)
         working = bool(runs and activity.doing not in ("", "idle") and time.time() - heard < RECENT_S)
         disk = shutil.disk_usage(site.state)

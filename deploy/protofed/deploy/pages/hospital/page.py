@@ -29,6 +29,7 @@ def client_page(state: Path, policy: str | None = None, site: str = "") -> Progr
     """
     decide.act_as_owner(state)
     shown = Site(state, policy)
+    shown.log.look()  # seconds, of a long log: before a page waits for it
     pages = (OverviewPages(shown), LeftPages(shown), RunPages(shown), PausePages(shown))
     name = f"site {site}, " if site else ""
     return Program(

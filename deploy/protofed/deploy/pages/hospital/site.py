@@ -70,6 +70,14 @@ class Site:
             return str(error)
         return ""
 
+    def approves_by_itself(self) -> bool:
+        """Whether its policy takes part in runs without a person's approval; False also where no policy counts."""
+        try:
+            policy = self.policy()
+        except ProtofedError:
+            return False
+        return policy is not None and policy.rules.approval == "automatic"
+
     def spent(self) -> PrivacySpent:
         """What it has spent of its privacy.
 
