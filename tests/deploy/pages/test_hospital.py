@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,20 @@ from protofed.client.privacy.approval import Approvals, ApprovalStatus
 from protofed.client.privacy.dp_accountant import NoisySums
 from protofed.client.privacy.pause import FILE as PAUSE
 from protofed.client.privacy.pause import SitePause
+from protofed.client.privacy.policy import Policy
+from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES
 from protofed.client.state.own_scores import OwnScores
+from protofed.client.sums.membership import membership_of
 from protofed.client.transport.audit import FILE as AUDIT
+from protofed.client.transport.audit import ClientAudit
+from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.protocol.messages import Assignment, Task, TaskKind
+from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, records
 from protofed.common.storage.segments import segment_path
@@ -35,6 +41,7 @@ from protofed.deploy.pages import serving
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import Program
+from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
 from protofed.deploy.site import decide
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_2_0" / "site-1"
@@ -309,6 +316,52 @@ def test_a_site_without_a_log_has_sent_nothing(pages: Pages, state: Path) -> Non
     browser = pages()
     assert 'id="log-good"' not in browser.get("/left")
     browser.get("/")
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_real_run_is_on_the_page_as_the_server_has_it(
+    secure: bool, recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], tmp_path: Path, policy: Path
+) -> None:
+    federation = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1, "secure": secure}
+    recipe = recipe_of("fednh", rounds=2, federation=federation)
+    server, folder = live_server(recipe), tmp_path / "site-2"
+    with ExitStack() as opened:
+
+        def connect(site: str, roles: frozenset[Role]) -> GrpcLink:
+            opened.callback((journal := Journal(tmp_path / site / AUDIT)).close)
+            audit = ClientAudit(journal)
+            link = GrpcLink(server.address, site, "tested", roles, identity=None, audit=audit, give_up_after_s=20)
+            opened.callback(link.close)
+            return link
+
+        def store(site: str) -> DiskStore:
+            opened.callback((made := DiskStore(tmp_path / site)).close)
+            return made
+
+        agents = agents_of(recipe, connect, store, policy=Policy.read(policy))
+        for agent in agents if secure else ():  # as daemons are
+            agent._site.simulated = agent.name == EVALUATOR
+            agent._site.membership = membership_of(tmp_path / agent.name, lambda: None)
+        browser, log = Browser(client_page(folder)), SiteLog(folder)
+        for _ in range(1000):
+            for agent in agents:
+                agent.step(0.0)
+            assert log.look().problem == ""
+            if server.runs.finished:
+                break
+        assert server.runs.failed == []
+        assert ">running<" in browser.get("/")
+    items, again = log.leavings(recipe.name), SiteLog(folder)
+    again.look()
+    assert again.leavings(recipe.name) == items  # read whole, and as it was written
+    assert {one.outcome for one in items} <= {"accepted", "sent"}
+    updates = [one for one in items if one.what == "fit"]
+    assert [one.round for one in updates] == [2, 1]
+    assert {one.in_a_sum for one in updates} == {secure}
+    assert all(("secure" in one.rules) is secure for one in updates)
+    trained = {"body", "head", "prototypes"} & {part for one in updates for part, _, _ in one.parts}
+    assert bool(trained) is not secure
+    assert "accepted" in browser.get("/left")
 
 
 # A run
