@@ -243,7 +243,7 @@ def test_no_date_is_cut_on_any_terminal(
 
 
 def test_a_pause_and_its_end_are_files_and_lines_of_the_audit_log(run: Run, tmp_path: Path) -> None:
-    assert run("pause", "--state", tmp_path, "--until", "90m")[0] == 0
+    assert run("pause", "--state", tmp_path, "--until", "90m", "--reason", "a new scanner")[0] == 0
     pause = SitePause(tmp_path / PAUSE_FILE).current()
     assert pause is not None
     assert pause.until is not None
@@ -254,6 +254,7 @@ def test_a_pause_and_its_end_are_files_and_lines_of_the_audit_log(run: Run, tmp_
     (first, paused), (second, resumed) = lines(tmp_path)
     assert (first, second) == (Act.PAUSE, Act.RESUME)
     assert (paused["by"], resumed["by"]) == ("ann", "ann")
+    assert (paused["reason"], "reason" in resumed) == ("a new scanner", False)
     assert paused["until"] == f"{pause.until:%Y-%m-%dT%H:%M:%SZ}"
     assert run("resume", "--state", tmp_path)[0] == 0
     assert len(lines(tmp_path)) == 2

@@ -45,6 +45,7 @@ class Decision:
         run, recipe: the run and its recipe's digest; empty of a pause.
         peer, code: another site, and the code of its identity for secure sums; of PIN and FORGET alone.
         group: the sites of this site's group in secure sums; of FORGET_GROUP alone.
+        reason: of a pause, as the person typed it; it stays at the site.
         until: when a pause ends by itself; empty: it does not.
     """
 
@@ -57,11 +58,13 @@ class Decision:
     peer: str = ""
     code: str = ""
     group: str = ""
+    reason: str = ""
 
     def facts(self) -> dict[str, str]:
         """The fields of its line in the audit log; `decided_at`, because a line's own time is that of its writing."""
         fields = {"decided_at": self.at, "by": self.by, "run": self.run, "recipe": self.recipe, "until": self.until}
         fields |= {"peer": self.peer, "code": self.code, "group": self.group}
+        fields |= {"reason": self.reason}
         return {name: value for name, value in fields.items() if value}
 
 

@@ -55,6 +55,13 @@ class Message:
     error: str = ""
     calls: int = 1
 
+    @property
+    def task_id(self) -> str:
+        """Of its task; a chunk's is within its upload's id. Empty: it belongs to none."""
+        given: str = self.fields.get("task_id", "")
+        upload: str = self.fields.get("upload", "")
+        return given or upload.rpartition(".")[0].rpartition(".")[2]
+
 
 @dataclass
 class RoundSummary:
@@ -122,7 +129,7 @@ def summarize(
         AuditError: the log was changed; names the first bad record and its line.
     """
     summary = AuditSummary()
-    reader = _Reader(summary, run, round, messages)
+    reader = SummaryReader(summary, run, round, messages)
     try:
         for record in read(path, shown=shown):
             reader.read(record)
@@ -133,8 +140,12 @@ def summarize(
     return summary
 
 
-class _Reader:
-    """Adds records, in their order, to a summary."""
+class SummaryReader:
+    """Adds records, in their order, to a summary.
+
+    Args:
+        run, round, messages: as of `summarize`.
+    """
 
     def __init__(self, summary: AuditSummary, run: str | None, round: int | None, messages: bool) -> None:
         self._summary, self._run, self._round, self._messages = summary, run, round, messages
@@ -216,9 +227,7 @@ class _Reader:
 
     def _with_round(self, message: Message) -> Message:
         """The message with its run and round, if it or an earlier one of its task names them."""
-        task_id = (
-            message.fields.get("task_id") or message.fields.get("upload", "").rpartition(".")[0].rpartition(".")[2]
-        )
+        task_id = message.task_id
         if task_id and message.round:
             self._rounds[task_id] = message.run, message.round
         elif task_id:
@@ -304,8 +313,9 @@ def _decision(event: str, fields: Mapping[str, Any]) -> str:
         return f"group {fields.get('group')} forgotten{who}, {fields.get('decided_at', '')}"
     about = f"run {fields['run']}" if fields.get("run") else "this site"
     until = f", until {fields['until']}" if fields.get("until") else ""
+    reason = f": {fields['reason']}" if fields.get("reason") else ""
     word = "resumed" if event == Act.RESUME else event
-    return f"{about} was {word}{who}, {fields.get('decided_at', '')}{until}"
+    return f"{about} was {word}{who}, {fields.get('decided_at', '')}{until}{reason}"
 
 
 def _calls(counts: Mapping[str, int]) -> str:

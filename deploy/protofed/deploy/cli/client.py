@@ -15,6 +15,7 @@ from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_budget import budget
 from protofed.deploy.cli.client_check import check
 from protofed.deploy.cli.client_group import group
+from protofed.deploy.cli.client_page import page
 from protofed.deploy.cli.client_peers import peers
 from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
@@ -132,15 +133,15 @@ def approve(
 
     Example: `protofed client approve lesions --state state --policy policy.toml`
     """
+    from protofed.deploy.site import orders
     from protofed.deploy.site.offered_runs import recipe_of
 
-    approvals = decisions.approvals_of(state)
-    offer = approvals.offer(run)
+    offer = orders.approvals_of(state).offer(run)
     _show_plan(plan_view(recipe_of(offer), policy, examples=examples, offer=offer, state=state))
     about = f"run {offer.run}, recipe {offer.digest[:16]}…, offered {offer.at}"
     if not yes:
         confirm(f"Take part in {about}?")
-    decisions.approve(state, approvals, offer)
+    orders.approve(state, offer)
     console.print(f"approved: {about}; the daemon continues within seconds", highlight=False)
 
 
@@ -151,6 +152,7 @@ client.command("pause")(decisions.pause)
 client.command("resume")(decisions.resume)
 client.command("scores")(scores)
 client.command("budget")(budget)
+client.command("page")(page)
 client.add_typer(peers, name="peers")
 client.add_typer(group, name="group")
 

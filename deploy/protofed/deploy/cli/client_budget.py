@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,10 +13,6 @@ from rich.table import Table
 
 from protofed.deploy.cli.options import AsJson
 from protofed.deploy.cli.options import Policy as PolicyOption
-
-if TYPE_CHECKING:
-    from protofed.client.privacy.rules import PrivacyBudget
-    from protofed.client.state.dp_ledger import Spent
 
 console = Console()
 NONE_YET = "nothing: this site has begun no fit of a run with noise (plan.dp)"
@@ -37,52 +33,19 @@ def budget(
 
     Example: `protofed client budget --state /var/lib/protofed --policy policy.toml`
     """
+    from protofed.client.privacy.policy import Policy
     from protofed.client.state.dp_ledger import FILE, read
+    from protofed.deploy import shipped
     from protofed.deploy.site import decide
+    from protofed.deploy.site.privacy_spent import privacy_spent
 
     decide.check_state(state)
-    spent, allowed = read(state / FILE), _allowed(policy)
-    found = _found(spent, delta if allowed is None else allowed.delta, allowed)
+    allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
+    found = asdict(privacy_spent(read(state / FILE), allowed, delta))
     if as_json:
         print(json.dumps(found, indent=2))  # noqa: T201
     else:
         _show(found)
-
-
-def _allowed(policy: str | None) -> PrivacyBudget | None:
-    from protofed.client.privacy.policy import Policy
-    from protofed.deploy import shipped
-
-    return None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
-
-
-def _found(spent: Spent, delta: float, allowed: PrivacyBudget | None) -> dict[str, Any]:
-    """All that is shown; an epsilon is None where it is beyond all use."""
-    from protofed.client.privacy.dp_accountant import epsilon
-
-    runs = [
-        {
-            "run": run,
-            "fits": len(spends),
-            "rounds": len({spend.round for spend in spends}),
-            "first": spends[0].at,
-            "last": spends[-1].at,
-            "epsilon": _finite(epsilon([event for spend in spends for event in spend.noisy()], delta)),
-        }
-        for run, spends in spent.runs().items()
-    ]
-    return {
-        "runs": runs,
-        "torn": spent.torn,
-        "epsilon": _finite(epsilon(spent.events(), delta)),
-        "delta": delta,
-        "budget": None if allowed is None else allowed.epsilon,
-        "unit": None if allowed is None else allowed.unit,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _show(found: dict[str, Any]) -> None:

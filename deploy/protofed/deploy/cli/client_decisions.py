@@ -1,4 +1,4 @@
-"""What a hospital decides: `protofed client runs`, `withdraw`, `deny`, `pause` and `resume`; and `approve`'s record."""
+"""What a hospital decides: `protofed client runs`, `withdraw`, `deny`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from protofed.common.clock import stamp, utc_now
+from protofed.common.clock import utc_now
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from protofed.client.privacy.approval import Approvals, Offer
-    from protofed.client.privacy.pause import SitePause
-    from protofed.client.state.decisions import Act
     from protofed.deploy.audit.handed_in import HandedIn
-    from protofed.deploy.site.decide import Noticed
 
 console = Console()
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
@@ -30,9 +26,9 @@ def runs(state: State, as_json: AsJson = False) -> None:
 
     Example: `protofed client runs --state /var/lib/protofed`
     """
-    from protofed.deploy.site import offered_runs
+    from protofed.deploy.site import offered_runs, orders
 
-    rows = offered_runs.all_runs(approvals_of(state))
+    rows = offered_runs.all_runs(orders.approvals_of(state))
     if as_json:
         print(json.dumps(rows, indent=2))  # noqa: T201
         return
@@ -41,7 +37,7 @@ def runs(state: State, as_json: AsJson = False) -> None:
     for row in rows:
         for line in offered_runs.run_lines(row, console.width):
             _say(line)
-    if (pause := _pause_of(state).current()) is not None:
+    if (pause := orders.pause_of(state).current()) is not None:
         _say(f"this site is {pause}: it takes no task of any run")
 
 
@@ -69,6 +65,7 @@ def pause(
         str | None,
         typer.Option(help="When it ends by itself: 18:00 or 2026-11-24T06:00 (UTC), or 90m, 2h30m, 3d."),
     ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the site's own audit log; nothing sends it.")] = "",
 ) -> None:
     """Take no task until `client resume`, or until a time. A fit in progress is finished and sent; the daemon stays
     connected.
@@ -78,16 +75,12 @@ def pause(
 
     Example: `protofed client pause --state /var/lib/protofed --until 18:00`
     """
-    from protofed.client.state.decisions import Act, Decision
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import orders
     from protofed.deploy.site.pause_end import pause_end
 
     end = None if until is None else pause_end(until, utc_now())
-    decide.act_as_owner(state)
-    begun = _pause_of(state).begin(decide.user_name(), end)
-    decision = Decision(Act.PAUSE, begun.at, begun.by, until="" if end is None else stamp(end))
-    _say(f"{begun}: this site takes no new task; a fit in progress is finished and sent")
-    _say_noticed(decide.record(state, decision))
+    tail = "this site takes no new task; a fit in progress is finished and sent"
+    _say(orders.noticed_text(orders.pause(state, end, reason, lambda begun: _say(f"{begun}: {tail}"))))
 
 
 def resume(state: State) -> None:
@@ -95,87 +88,32 @@ def resume(state: State) -> None:
 
     Example: `protofed client resume --state /var/lib/protofed`
     """
-    from protofed.client.state.decisions import Act, Decision
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import orders
 
-    decide.act_as_owner(state)
-    if (ended := _pause_of(state).end()) is None:
-        _say("this site is not paused; nothing to do")
-        return
-    _say(f"resumed; this site was {ended}")
-    _say_noticed(decide.record(state, Decision(Act.RESUME, stamp(utc_now()), decide.user_name())))
-
-
-def approve(state: Path, approvals: Approvals, offer: Offer) -> None:
-    """Record a person's approval, in its file and in the audit log."""
-    from protofed.client.state.decisions import Act
-    from protofed.deploy.site import decide
-
-    decide.act_as_owner(state)
-    approvals.approve(offer, decide.user_name())
-    _record(state, Act.APPROVE, offer)
-
-
-def approvals_of(state: Path) -> Approvals:
-    """The approvals of a site.
-
-    Raises:
-        ConfigError: there is no such state folder.
-    """
-    from protofed.client.privacy.approval import FOLDER, Approvals
-    from protofed.deploy.site import decide
-
-    decide.check_state(state)
-    return Approvals(state / FOLDER)
+    noticed = orders.resume(state, lambda ended: _say(f"resumed; this site was {ended}"))
+    _say("this site is not paused; nothing to do" if noticed is None else orders.noticed_text(noticed))
 
 
 def _leave(run: str, state: Path, *, yes: bool) -> None:
-    from protofed.client.privacy.approval import OUT
-    from protofed.client.state.decisions import Act
     from protofed.client.transport.audit import FILE
     from protofed.deploy.audit.handed_in import handed_in
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import decide, orders
 
-    approvals = approvals_of(state)
-    offer = approvals.offer(run)
-    took_part = approvals.took_part(run)
-    out = approvals.status(offer.run, offer.recipe) in OUT
-    if out:
-        _say(f"this site was out of run {offer.run} already")
-    elif took_part and not yes:
-        question = f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost."
-        confirm(question)
-    decide.act_as_owner(state)
-    if not out:
-        approvals.deny(offer, decide.user_name(), took_part=took_part)
+    def begun(took_part: bool) -> None:
         word = "left" if took_part else "denied"
         _say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
-        _say_noticed(_record(state, Act.WITHDRAW if took_part else Act.DENY, offer))
+
+    approvals = orders.approvals_of(state)
+    offer = approvals.offer(run)
+    if orders.is_out(approvals, offer):
+        _say(f"this site was out of run {offer.run} already")
+        decide.act_as_owner(state)
+    else:
+        if approvals.took_part(run) and not yes:
+            confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
+        _say(orders.noticed_text(orders.leave(state, offer, begun)))
     for line in _handed_in_lines(handed_in(state / FILE, offer.run), state, offer.run):
         _say(line)
-
-
-def _record(state: Path, act: Act, offer: Offer) -> Noticed:
-    from protofed.client.state.decisions import Decision
-    from protofed.deploy.site import decide
-
-    decision = Decision(act, stamp(utc_now()), decide.user_name(), offer.run, offer.digest)
-    return decide.record(state, decision)
-
-
-def _say_noticed(noticed: Noticed) -> None:
-    from protofed.deploy.site.decide import WAIT_S, Noticed
-
-    match noticed:
-        case Noticed.DAEMON:
-            _say("the daemon has noticed")
-        case Noticed.NO_DAEMON:
-            _say("no daemon runs here now; it holds for the next one")
-        case Noticed.NOT_YET:
-            _say(
-                f"it holds, but the daemon has not confirmed it within {WAIT_S:.0f} s: what it was sending may still "
-                "go out; look at its log, or stop it"
-            )
 
 
 def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
@@ -195,12 +133,6 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
         return ["nothing of it was handed in before, by the audit log"]
     more = f"each message: protofed audit show {state} --run {run}"
     return ["handed in before, by the audit log; it stays with the server, in the models made with it:", *lines, more]
-
-
-def _pause_of(state: Path) -> SitePause:
-    from protofed.client.privacy.pause import FILE, SitePause
-
-    return SitePause(state / FILE)
 
 
 def _say(line: str) -> None:

@@ -76,7 +76,9 @@ def plain(run: str | None, rounds: Sequence[ScoredRound], left: Mapping[int, set
 
 def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[Table]:
     """One row a round, one column a score; as many tables as it takes for no number to be cut."""
-    names = _names(rounds)
+    from protofed.deploy.site.score_words import names_of
+
+    names = names_of(rounds)
     heads = [name.replace(".", ".\n").replace("balanced_", "balanced_\n") for name in names]
     widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
     most = max(1, (width - len("│ round │")) // (widest + 3))
@@ -94,12 +96,12 @@ def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[Table]:
 def legend(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> Iterator[str]:
     """What each column means, and whether it left."""
     from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
-    from protofed.deploy.site.score_words import meaning
+    from protofed.deploy.site.score_words import meaning, names_of
 
-    for name in _names(rounds):
+    for name in names_of(rounds):
         yield f"{name}: {meaning(name)}"
     kept = {scored.round for scored in rounds}
-    gone = {name: {number for number in kept if name in left.get(number, ())} for name in _names(rounds)}
+    gone = {name: {number for number in kept if name in left.get(number, ())} for name in names_of(rounds)}
     stayed = [name for name, numbers in gone.items() if not numbers]
     for name, numbers in gone.items():
         if numbers:
@@ -108,9 +110,3 @@ def legend(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> Itera
         yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
     elif stayed:
         yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
-
-
-def _names(rounds: Sequence[ScoredRound]) -> list[str]:
-    from protofed.common.protocol.messages import score_family
-
-    return sorted({name for scored in rounds for name in scored.scores if score_family(name) == name})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from protofed.client.state.own_scores import ScoredRound
 from protofed.common.protocol.messages import score_family
 
 _MODELS = {
@@ -33,3 +36,8 @@ def meaning(name: str) -> str:
     if prefix not in _MODELS or measure not in _MEASURES:
         return "a number that the method's own code reports of its training"
     return f"{_MODELS[prefix]}: {_MEASURES[measure]}"
+
+
+def names_of(rounds: Iterable[ScoredRound]) -> list[str]:
+    """The scores that some of these rounds have, without those of single classes."""
+    return sorted({name for scored in rounds for name in scored.scores if score_family(name) == name})

@@ -1,0 +1,52 @@
+"""What has left the site: each item with when, for which run and round, and by which rule; and the log's own state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.shell import shell_of
+
+SHOWN: Final = 25
+NOTES_SHOWN: Final = 50
+
+
+@dataclass(frozen=True)
+class LeftPages:
+    """The pages below `/left`."""
+
+    site: Site
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Their routes."""
+        return [Route("/left", self.show), Route("/left/check", self.check, methods=["POST"])]
+
+    def show(self, request: Request) -> Response:
+        """A page of it, the newest first, and totals."""
+        log = self.site.log.look()
+        items = self.site.log.leavings()
+        page = Page.of(request.query_params.get("page", ""), len(items), SHOWN)
+        context = {
+            "log": log,
+            "items": page.cut(items),
+            "page": page,
+            "totals": self.site.log.totals(),
+            "notes": self.site.log.notes()[:NOTES_SHOWN],
+        }
+        return shell_of(request).page(request, "left.html.j2", context)
+
+    def check(self, request: Request) -> Response:
+        """Read the log whole, and say whether it is what was written."""
+        log = self.site.log.look(whole=True)
+        if log.problem:
+            shell_of(request).access.notify(f"the audit log is damaged: {log.problem}", error=True)
+            return shell_of(request).done("/left")
+        said = f"the log is good: records up to {log.last_number}, newest hash {log.newest}" if log.there else "no log"
+        return shell_of(request).done("/left", said)

@@ -1,0 +1,91 @@
+"""The first page: daemon, pause, what goes on, what waits for a person, privacy and disk."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from protofed.client.privacy.approval import ApprovalStatus
+from protofed.common.errors import ProtofedError
+from protofed.deploy.console.tables import count
+from protofed.deploy.daemons import readyz
+from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.shell import shell_of
+from protofed.deploy.site import orders
+from protofed.deploy.site.offered_runs import all_runs
+
+UNDECIDED: Final = (ApprovalStatus.WAITING, ApprovalStatus.CHANGED)
+RECENT_S: Final = 120.0  # the longest that a working daemon is silent: a heartbeat that waits, and a slow disk
+
+
+@dataclass(frozen=True)
+class OverviewPages:
+    """The page `/`."""
+
+    site: Site
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Its route."""
+        return [Route("/", self.show)]
+
+    def show(self, request: Request) -> Response:
+        """All of it as of now."""
+        site = self.site
+        log, rows = site.log.look(), list(reversed(all_runs(site.approvals)))
+        runs, pause, activity = site.daemon_runs(), orders.pause_of(site.state).current(), site.log.activity()
+        # Under a policy that approves by itself, the daemon records that once it meets the run.
+        waiting = [] if site.approves_by_itself() else [row for row in rows if row["approval"] in UNDECIDED]
+        heard = unix(activity.at)
+        working = bool(runs and activity.doing not in ("", "idle") and time.time() - heard < RECENT_S)
+        disk = shutil.disk_usage(site.state)
+        return shell_of(request).page(
+            request,
+            "overview.html.j2",
+            {
+                "log": log,
+                "daemon": {True: "running", False: "not running", None: "unknown"}[runs],
+                "missing": _missing(site) if runs else [],
+                "pause": pause,
+                "activity": activity,
+                "heard": heard,
+                "working": working,
+                "waiting": waiting,
+                "rows": rows,
+                "policy": site.policy_name,
+                "policy_problem": site.policy_problem(),
+                "free": disk.free,
+                "total": disk.total,
+                "said": f"daemon {'running' if runs else 'not running'}, {'paused, ' if pause else ''}"
+                f"{count(len(waiting), 'run')} to decide on",
+                **_spent(site),
+            },
+        )
+
+
+def _missing(site: Site) -> list[str]:
+    """What a running daemon lacks, by its own /readyz; none if it has no such address."""
+    return readyz.missing(site.state) if (site.state / readyz.ADDRESS_FILE).exists() else []
+
+
+def _spent(site: Site) -> Mapping[str, Any]:
+    """The budget, or why it is not known."""
+    try:
+        return {"spent": site.spent(), "spent_problem": ""}
+    except ProtofedError as error:
+        return {"spent": None, "spent_problem": str(error)}
+
+
+def unix(at: str) -> float:
+    """The Unix time of one in RFC 3339; 0: it is none."""
+    try:
+        return datetime.fromisoformat(at).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,133 @@
+"""The runs that the server offered: what each asks and would send, the site's decision, and its own scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from protofed.client.privacy.approval import Offer
+from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
+from protofed.deploy.audit.handed_in import HandedIn, rounds_text
+from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.hospital.own_scores import own_scores
+from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.site import orders
+from protofed.deploy.site.offered_runs import all_runs, offered_run
+
+SHOWN: Final = 25
+
+
+@dataclass(frozen=True)
+class RunPages:
+    """The pages below `/runs`."""
+
+    site: Site
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Their routes."""
+        return [
+            Route("/runs", self.list),
+            Route("/runs/{run}", self.show),
+            Route("/runs/{run}/approve", self.ask_approve),
+            Route("/runs/{run}/approve", self.approve, methods=["POST"]),
+            Route("/runs/{run}/leave", self.ask_leave),
+            Route("/runs/{run}/leave", self.leave, methods=["POST"]),
+        ]
+
+    def list(self, request: Request) -> Response:
+        """All offered runs, the newest first."""
+        rows = list(reversed(all_runs(self.site.approvals)))
+        page = Page.of(request.query_params.get("page", ""), len(rows), SHOWN)
+        return shell_of(request).page(request, "runs.html.j2", {"rows": page.cut(rows), "page": page})
+
+    def show(self, request: Request) -> Response:
+        """One run."""
+        offer = self._offer(request)
+        return shell_of(request).page(
+            request,
+            "run.html.j2",
+            {
+                **self._decided(offer),
+                **self._preview(offer),
+                **self._scores(offer.run),
+                "log": self.site.log.look(),
+                "last": self.site.log.leavings(offer.run)[:SHOWN],
+            },
+        )
+
+    def ask_approve(self, request: Request) -> Response:
+        """Ask before the run is approved, with what it would send."""
+        offer = self._offer(request)
+        return shell_of(request).page(request, "approve.html.j2", {**self._decided(offer), **self._preview(offer)})
+
+    def approve(self, request: Request) -> Response:
+        """Approve the recipe that the person has seen."""
+        offer = self._offer(request)
+        if form_of(request).get("recipe") != offer.digest:
+            raise ConfigError("the server has changed the recipe since this page was loaded: read it again")
+        try:
+            self.site.check_allowed(offer)
+        except PolicyViolationError as error:
+            raise ConfigError(f"this site's policy refuses the run, and nothing was approved: {error}") from error
+        noticed = orders.approve(self.site.state, offer)
+        return self._done(request, f"approved: run {offer.run}; {orders.noticed_text(noticed)}")
+
+    def ask_leave(self, request: Request) -> Response:
+        """Ask before the site denies the run, or leaves it."""
+        return shell_of(request).page(request, "leave.html.j2", self._decided(self._offer(request)))
+
+    def leave(self, request: Request) -> Response:
+        """Deny the run; or leave it, if the site took part."""
+        offer = self._offer(request)
+        if orders.is_out(self.site.approvals, offer):
+            return self._done(request, f"this site was out of run {offer.run} already")
+        word = "left" if self.site.approvals.took_part(offer.run) else "denied"
+        noticed = orders.leave(self.site.state, offer)
+        text = f"{word}: run {offer.run}; nothing more of it leaves this site, until it is approved again"
+        return self._done(request, f"{text}; {orders.noticed_text(noticed)}")
+
+    def _done(self, request: Request, text: str) -> Response:
+        return shell_of(request).done(f"/runs/{request.path_params['run']}", text)
+
+    def _offer(self, request: Request) -> Offer:
+        return self.site.approvals.offer(request.path_params["run"])
+
+    def _decided(self, offer: Offer) -> Mapping[str, Any]:
+        approvals = self.site.approvals
+        row = offered_run(approvals, offer)
+        facts = {"out": orders.is_out(approvals, offer), "took_part": approvals.took_part(offer.run)}
+        return {"row": row, "offer": offer, "policy": self.site.policy_name, **facts}
+
+    def _preview(self, offer: Offer) -> Mapping[str, Any]:
+        """What the run would send, or why that cannot be said."""
+        try:
+            return {"plan": self.site.preview(offer), "plan_problem": ""}
+        except ProtofedError as error:
+            return {"plan": None, "plan_problem": str(error)}
+
+    def _scores(self, run: str) -> Mapping[str, Any]:
+        try:
+            table = own_scores(self.site, run)
+        except ProtofedError as error:
+            return {"scores": None, "scores_problem": str(error), "handed_in": []}
+        return {"scores": table, "scores_problem": "", "handed_in": _handed_in(table.sent)}
+
+
+def _handed_in(sent: HandedIn) -> Sequence[str]:
+    """What of a run stays with the server, in sentences."""
+    lines = []
+    if updates := sent.updates - {0}:
+        lines.append(f"updates of rounds {rounds_text(updates)}")
+    if 0 in sent.updates:
+        lines.append("the first model, made from the recipe: it contains nothing of this site's data")
+    if sent.unanswered:
+        lines.append(f"perhaps the updates of rounds {rounds_text(sent.unanswered)}: sent, and never answered")
+    if sent.scores:
+        lines.append(f"scores of rounds {rounds_text(sent.scores)}")
+    return lines

@@ -1,0 +1,154 @@
+"""What the pages of one site know: its state folder, its policy and its audit log."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from protofed.client.privacy.approval import Approvals, Offer
+from protofed.client.privacy.policy import Policy
+from protofed.client.state.dp_ledger import FILE as LEDGER
+from protofed.client.state.dp_ledger import read
+from protofed.client.transport.audit import FILE as AUDIT
+from protofed.common import plugins
+from protofed.common.codec import Digest
+from protofed.common.errors import PolicyViolationError, ProtofedError
+from protofed.deploy import shipped
+from protofed.deploy.audit.handed_in import HandedIn, handed_in
+from protofed.deploy.pages.hospital.site_log import SiteLog
+from protofed.deploy.site import orders
+from protofed.deploy.site.offered_runs import recipe_of
+from protofed.deploy.site.privacy_spent import PrivacySpent, privacy_spent
+
+DELTA = 1e-5  # as `protofed client budget` gives epsilon unless the policy names one
+MOST_PREVIEWS = 20  # kept: each takes seconds to make
+
+
+@dataclass
+class Site:
+    """One site. Threads share it.
+
+    Attributes:
+        state: its state folder.
+        policy_name: as its settings name it; None: none was given.
+    """
+
+    state: Path
+    policy_name: str | None = None
+    log: SiteLog = field(init=False)
+    _previews: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+    _handed_in: dict[str, tuple[str, HandedIn]] = field(default_factory=dict)  # by run, with the log's newest hash
+    _lock: Lock = field(default_factory=Lock)
+
+    def __post_init__(self) -> None:
+        self.log = SiteLog(self.state)
+
+    @property
+    def approvals(self) -> Approvals:
+        """What it has decided on runs; ConfigError if the state folder is gone."""
+        return orders.approvals_of(self.state)
+
+    def policy(self) -> Policy | None:
+        """The policy as it is now; None: none was given.
+
+        Raises:
+            PolicyViolationError: there is no such file.
+            ConfigError: it cannot be read, or is invalid.
+        """
+        return None if self.policy_name is None else Policy.read(shipped.policy(self.policy_name))
+
+    def policy_problem(self) -> str:
+        """Why no policy counts; empty: one does, or none was given."""
+        try:
+            self.policy()
+        except ProtofedError as error:
+            return str(error)
+        return ""
+
+    def approves_by_itself(self) -> bool:
+        """Whether its policy takes part in runs without a person's approval; False also where no policy counts."""
+        try:
+            policy = self.policy()
+        except ProtofedError:
+            return False
+        return policy is not None and policy.rules.approval == "automatic"
+
+    def spent(self) -> PrivacySpent:
+        """What it has spent of its privacy.
+
+        Raises:
+            StateError: the ledger is damaged.
+            PolicyViolationError, ConfigError: as `policy`.
+        """
+        policy = self.policy()
+        return privacy_spent(read(self.state / LEDGER), None if policy is None else policy.rules.dp, DELTA)
+
+    def preview(self, offer: Offer) -> Mapping[str, Any]:
+        """What `protofed client preview --json` prints of an offered run, by the site's policy; kept until one changes.
+
+        Raises:
+            ConfigError: the recipe or the policy cannot be used.
+            PolicyViolationError: there is no policy where one was named, or it does not allow the model's code.
+            StateError: the ledger is damaged.
+        """
+        from protofed.deploy.site.plan import plain, site_plan  # with PyTorch, which takes seconds
+
+        policy, spent = self.policy(), read(self.state / LEDGER)
+        key = offer.digest, "" if policy is None else policy.origin.digest, f"{len(spent.spends)}+{spent.torn}"
+        with self._lock:
+            if key not in self._previews:
+                if policy is not None:
+                    plugins.allow(policy.rules.plugins)
+                digest, cohort = Digest(offer.digest), offer.min_cohort
+                plan = site_plan(recipe_of(offer), policy, digest=digest, cohort=cohort, spent=spent)
+                self._previews[key] = plain(plan)
+                if len(self._previews) > MOST_PREVIEWS:
+                    del self._previews[next(iter(self._previews))]
+            return self._previews[key]
+
+    def handed_in(self, run: str) -> HandedIn:
+        """What of a run stays with the server, by the audit log; read again when the log has grown.
+
+        Raises:
+            StateError: a segment cannot be read.
+        """
+        log = self.log.look()
+        newest, known = self._handed_in.get(run, ("", HandedIn()))
+        if log.problem or not log.newest or newest != log.newest:
+            known = handed_in(self.state / AUDIT, run)
+            self._handed_in[run] = log.newest, known
+        return known
+
+    def check_allowed(self, offer: Offer) -> None:
+        """Check that the policy lets the site take part, as `protofed client approve` does.
+
+        Raises:
+            PolicyViolationError: it refuses.
+            Others as `preview`.
+        """
+        if refusals := self.preview(offer)["refusals"]:
+            raise PolicyViolationError("; ".join(refusals))
+
+    def daemon_runs(self) -> bool | None:
+        """Whether a daemon has the state folder; None: that cannot be seen from here."""
+        try:
+            handle = os.open(self.state / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return None
+        try:
+            # A shared lock, for microseconds: two pages do not take each other for a daemon.
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        finally:
+            os.close(handle)
+        return False

@@ -1,0 +1,238 @@
+"""What has left the site, from its audit log: each update, scores and step of a secure sum as one line."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from protofed.client.transport.audit import FILE
+from protofed.common.payload import Part
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.storage.journal import Record
+from protofed.deploy.audit.follow import FollowedLog, LogFollower
+from protofed.deploy.audit.reader import AuditSummary, Message, SummaryReader
+
+MOST: Final = 20_000  # lines kept, the newest; the totals are of all
+UPLOADS: Final = ("BeginUpload", "PutChunk", "CommitUpload")
+SCORES: Final = "ReportScores"
+
+
+@dataclass(frozen=True)
+class PolicyInForce:
+    """The policy by which something left; empty: the log does not say, as one of 0.2.0."""
+
+    name: str = ""
+    digest: str = ""
+
+
+@dataclass
+class Leaving:
+    """Something that left, or that the policy refused.
+
+    Attributes:
+        at: when the first of its messages was sent, UTC, RFC 3339.
+        what: a task's kind, `scores`, or `refused`.
+        parts: part, number of tensors, bytes as announced.
+        size: bytes of its messages, all attempts.
+        numbers: that were disclosed, by name; None: an older log has the name alone.
+        why: of what was refused: the policy's own words.
+        answers: its messages to which the server answers with a verdict.
+    """
+
+    at: str
+    what: str
+    run: str
+    round: int
+    policy: PolicyInForce
+    task_id: str = ""
+    parts: list[tuple[str, int, int]] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
+    size: int = 0
+    digest: str = ""
+    numbers: dict[str, float | str | None] = field(default_factory=dict)
+    weight: float | None = None
+    why: str = ""
+    answers: deque[Message] = field(default_factory=lambda: deque(maxlen=4))
+
+    @property
+    def outcome(self) -> str:
+        """`refused`, the verdict on it, an error, or `sent`."""
+        if self.why:
+            return "refused"
+        said = (message.verdict or message.error.lower().replace("_", " ") for message in reversed(self.answers))
+        return next(filter(None, said), "sent")
+
+    @property
+    def in_a_sum(self) -> bool:
+        """Whether it is a message of a secure sum: keys, shares, or a masked vector."""
+        return bool(self.parts) and all(part == Part.SECURE_SUM for part, _, _ in self.parts)
+
+    @property
+    def rules(self) -> list[str]:
+        """The keys of the policy that let it leave: what no key names stays."""
+        if self.why:
+            return []
+        keys = ["secure"] if self.in_a_sum else ["methods", "parts"] if self.parts else []
+        keys += ["metrics"] if self.numbers else []
+        return keys + (["example_count"] if self.weight is not None else [])
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The newest sign of what the daemon does.
+
+    Attributes:
+        at: UTC, RFC 3339; empty: none.
+        doing: `training`, `idle`, …; or a task's kind.
+    """
+
+    at: str = ""
+    run: str = ""
+    round: int = 0
+    doing: str = ""
+    epoch: int = 0
+    epochs: int = 0
+
+
+@dataclass(frozen=True)
+class LeftTotals:
+    """Sums over the whole log.
+
+    Attributes:
+        parts: tensors and bytes, by run and part, of updates that were announced.
+        calls: messages and bytes, by call.
+        numbers: names of the numbers of the machine that heartbeats had.
+    """
+
+    parts: Mapping[tuple[str, str], tuple[int, int]]
+    calls: Mapping[str, tuple[int, int]]
+    numbers: Sequence[str]
+
+
+class SiteLog:
+    """A site's audit log as its page shows it. Threads share it.
+
+    Args:
+        state: the site's state folder.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._lock = Lock()
+        self._begin()
+        self._follower = LogFollower(state / FILE, self._begin, self._take)
+
+    def look(self, *, whole: bool = False) -> FollowedLog:
+        """Read what is new; or all of it again."""
+        with self._lock:
+            return self._follower.recheck() if whole else self._follower.look()
+
+    def leavings(self, run: str | None = None) -> list[Leaving]:
+        """What left and what was refused, the newest first."""
+        with self._lock:
+            return [one for one in reversed(self._leavings.values()) if run in (None, one.run)]
+
+    def notes(self, run: str | None = None) -> list[tuple[str, str]]:
+        """(time, text) of policies, refusals, sums that were opened and decisions, the newest first."""
+        with self._lock:
+            return [note for note in reversed(self._summary.notes) if run is None or f"run {run}" in note[1]]
+
+    def activity(self) -> Activity:
+        """The newest sign of what the daemon does."""
+        with self._lock:
+            return self._activity
+
+    def totals(self) -> LeftTotals:
+        """Sums over the whole log."""
+        with self._lock:
+            parts: dict[tuple[str, str], tuple[int, int]] = {}
+            for (run, _), summary in sorted(self._summary.rounds.items()):
+                for part, (tensors, size) in sorted(summary.parts.items()):
+                    before = parts.get((run, part), (0, 0))
+                    parts[run, part] = before[0] + tensors, before[1] + size
+            calls = {call: (number, self._bytes[call]) for call, number in sorted(self._calls.items())}
+            return LeftTotals(parts, calls, sorted(self._telemetry))
+
+    def _begin(self) -> None:
+        self._summary = AuditSummary()
+        self._reader = SummaryReader(self._summary, None, None, messages=True)
+        self._leavings: dict[object, Leaving] = {}
+        self._policy, self._activity = PolicyInForce(), Activity()
+        self._kinds: dict[str, str] = {}  # of tasks, by task_id
+        self._calls, self._bytes, self._telemetry = Counter[str](), Counter[str](), set[str]()
+
+    def _take(self, record: Record) -> None:
+        facts: Mapping[str, Any] = record.facts
+        self._reader.read(record)
+        match record.event:
+            case "policy":
+                self._policy = PolicyInForce(str(facts.get("policy", "")), str(facts.get("digest", "")))
+            case "task":
+                kind, run, number = str(facts.get("kind", "")), str(facts.get("run", "")), int(facts.get("round", 0))
+                self._kinds[str(facts.get("task_id", ""))] = kind
+                self._activity = Activity(record.at, run, number, kind)
+            case "refused":
+                run, number = str(facts.get("run", "")), int(facts.get("round", 0))
+                why = str(facts.get("why", "")) or "by the policy"
+                self._keep(record.hash, Leaving(record.at, "refused", run, number, self._policy, why=why))
+            case "sent":
+                self._sent(self._summary.messages.pop())  # the reader has just added it
+
+    def _sent(self, message: Message) -> None:
+        self._calls[message.call] += message.calls
+        self._bytes[message.call] += message.size
+        if message.call == "Heartbeat":
+            fields = message.fields
+            self._telemetry.update(fields.get("telemetry", ()))
+            doing, epoch, epochs = fields.get("activity", "idle"), fields.get("epoch", 0), fields.get("epochs", 0)
+            self._activity = Activity(message.at, message.run, message.round, doing, epoch, epochs)
+        elif message.call in UPLOADS:
+            self._upload(message)
+        elif message.call == SCORES:
+            leaving = self._leaving(("scores", message.task_id or message.digest), message, "scores")
+            _add_numbers(leaving, message.fields.get("scores"))
+            leaving.answers.append(message)
+
+    def _upload(self, message: Message) -> None:
+        task_id = message.task_id
+        what = self._kinds.get(task_id, TaskKind.FIT if message.round else TaskKind.INITIALISE)
+        leaving = self._leaving(("upload", task_id or message.digest), message, what)
+        if isinstance(parts := message.fields.get("parts"), list):
+            leaving.parts = [(str(part), int(tensors), int(size)) for part, tensors, size in parts]
+            leaving.digest = str(message.fields.get("digest", ""))
+            tensors = message.fields.get("tensors")
+            leaving.tensors = list(map(str, tensors)) if isinstance(tensors, list) else [str(tensors)]
+        if message.call == "CommitUpload":
+            _add_numbers(leaving, message.fields.get("metrics"))
+            leaving.weight = message.fields.get("weight", leaving.weight)
+        if message.call != "PutChunk":
+            leaving.answers.append(message)
+
+    def _leaving(self, key: object, message: Message, what: str) -> Leaving:
+        """The line that a message belongs to; a new one if it is the first of its task."""
+        leaving = self._leavings.get(key)
+        if leaving is None:
+            made = Leaving(message.at, what, message.run, message.round, self._policy, message.task_id)
+            leaving = self._keep(key, made)
+        leaving.size += message.size
+        return leaving
+
+    def _keep(self, key: object, leaving: Leaving) -> Leaving:
+        self._leavings[key] = leaving
+        if len(self._leavings) > MOST:
+            for oldest in list(itertools.islice(self._leavings, MOST // 10)):
+                del self._leavings[oldest]
+        return leaving
+
+
+def _add_numbers(leaving: Leaving, given: object) -> None:
+    if isinstance(given, Mapping):
+        leaving.numbers |= given
+    elif isinstance(given, list):  # names alone, as 0.2.0 wrote them
+        leaving.numbers |= dict.fromkeys(map(str, given))
+    elif given is not None:
+        leaving.numbers[str(given)] = None  # more than the log lists

@@ -1,0 +1,123 @@
+"""The orders that people at a site give, on the command line and on the site's page.
+
+Each is in force once its file is written; then it is recorded in the site's audit log with the name of who gave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from protofed.client.privacy.approval import FOLDER, OUT, Approvals, Offer
+from protofed.client.privacy.pause import FILE, Pause, SitePause
+from protofed.client.state.decisions import Act, Decision
+from protofed.common.clock import stamp, utc_now
+from protofed.common.errors import short
+from protofed.deploy.site import decide
+from protofed.deploy.site.decide import Noticed
+
+LONGEST_REASON = 300
+
+
+def approvals_of(state: Path) -> Approvals:
+    """The approvals of a site.
+
+    Raises:
+        ConfigError: there is no such state folder.
+    """
+    decide.check_state(state)
+    return Approvals(state / FOLDER)
+
+
+def pause_of(state: Path) -> SitePause:
+    """The pause of a site."""
+    return SitePause(state / FILE)
+
+
+def is_out(approvals: Approvals, offer: Offer) -> bool:
+    """Whether the site was taken out of a run; StateError if that cannot be read."""
+    return approvals.status(offer.run, offer.recipe) in OUT
+
+
+def approve(state: Path, offer: Offer) -> Noticed:
+    """Approve this recipe of a run, and no other; takes back a denial.
+
+    Raises:
+        ConfigError: there is no such state folder.
+        StateError: it cannot be written.
+    """
+    decide.act_as_owner(state)
+    approvals_of(state).approve(offer, decide.user_name())
+    return _record(state, Act.APPROVE, offer)
+
+
+def leave(state: Path, offer: Offer, begun: Callable[[bool], object] = lambda _: None) -> Noticed:
+    """Take the site out of a run: withdraw it if it took part, else deny the run.
+
+    Args:
+        begun: called once it is in force, with whether the site took part, before the daemon is waited for.
+
+    Raises:
+        As `approve`.
+    """
+    decide.act_as_owner(state)
+    approvals = approvals_of(state)
+    took_part = approvals.took_part(offer.run)
+    approvals.deny(offer, decide.user_name(), took_part=took_part)
+    begun(took_part)
+    return _record(state, Act.WITHDRAW if took_part else Act.DENY, offer)
+
+
+def pause(
+    state: Path, end: datetime | None, reason: str = "", begun: Callable[[Pause], object] = lambda _: None
+) -> Noticed:
+    """Take no new task until `end` (UTC), or until `resume`.
+
+    Args:
+        reason: for the site's own audit log; empty: none.
+        begun: as of `leave`, with the pause.
+
+    Raises:
+        As `approve`.
+    """
+    decide.act_as_owner(state)
+    made = pause_of(state).begin(decide.user_name(), end)
+    begun(made)
+    until = "" if end is None else stamp(end)
+    words = short(reason, LONGEST_REASON)
+    return decide.record(state, Decision(Act.PAUSE, made.at, made.by, until=until, reason=words))
+
+
+def resume(state: Path, begun: Callable[[Pause], object] = lambda _: None) -> Noticed | None:
+    """End the pause; None: there was none, and nothing is recorded.
+
+    Args:
+        begun: as of `leave`, with the pause that was in force.
+
+    Raises:
+        As `approve`.
+    """
+    decide.act_as_owner(state)
+    if (ended := pause_of(state).end()) is None:
+        return None
+    begun(ended)
+    return decide.record(state, Decision(Act.RESUME, stamp(utc_now()), decide.user_name()))
+
+
+def noticed_text(noticed: Noticed) -> str:
+    """Whether the daemon knows of an order, in words."""
+    match noticed:
+        case Noticed.DAEMON:
+            return "the daemon has noticed"
+        case Noticed.NO_DAEMON:
+            return "no daemon runs here now; it holds for the next one"
+        case Noticed.NOT_YET:
+            return (
+                f"it holds, but the daemon has not confirmed it within {decide.WAIT_S:.0f} s: what it was sending may "
+                "still go out; look at its log, or stop it"
+            )
+
+
+def _record(state: Path, act: Act, offer: Offer) -> Noticed:
+    return decide.record(state, Decision(act, stamp(utc_now()), decide.user_name(), offer.run, offer.digest))
