@@ -12,8 +12,9 @@ from typing import Any
 
 from protofed.client.privacy.approval import Approvals, Offer
 from protofed.client.privacy.policy import Policy
+from protofed.client.privacy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import FILE as LEDGER
-from protofed.client.state.dp_ledger import read
+from protofed.client.state.dp_ledger import Spent, read
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common import plugins
 from protofed.common.codec import Digest
@@ -43,6 +44,8 @@ class Site:
     log: SiteLog = field(init=False)
     _previews: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     _handed_in: dict[str, tuple[str, HandedIn]] = field(default_factory=dict)  # by run, with the log's newest hash
+    # The accountant takes tens of milliseconds and more, and the overview asks every two seconds.
+    _spent: tuple[Spent, PrivacyBudget | None, PrivacySpent] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -85,8 +88,12 @@ class Site:
             StateError: the ledger is damaged.
             PolicyViolationError, ConfigError: as `policy`.
         """
-        policy = self.policy()
-        return privacy_spent(read(self.state / LEDGER), None if policy is None else policy.rules.dp, DELTA)
+        policy, spent = self.policy(), read(self.state / LEDGER)
+        budget = None if policy is None else policy.rules.dp
+        with self._lock:
+            if self._spent is None or self._spent[:2] != (spent, budget):
+                self._spent = spent, budget, privacy_spent(spent, budget, DELTA)
+            return self._spent[2]
 
     def preview(self, offer: Offer) -> Mapping[str, Any]:
         """What `protofed client preview --json` prints of an offered run, by the site's policy; kept until one changes.
