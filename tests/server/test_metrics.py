@@ -15,7 +15,7 @@ from protofed.common.protocol.messages import Verdict
 from protofed.server.metrics import METRICS, ServerMetrics
 from protofed.server.rounds import phases
 from protofed.server.storage.ledger import Ledger
-from protofed.server.verdicts import RejectionCode
+from protofed.server.verdicts import RejectionCode, SetAsideCode
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, Later, MakeLab
@@ -55,10 +55,9 @@ def test_what_has_not_happened_yet_is_zero_and_there() -> None:
     assert rounds(metrics) == {"committed": 0, "degraded": 0, "abandoned": 0}
     (family,) = [found for found in metrics.registry.collect() if found.name == "protofed_updates"]
     counted = {(sample.labels["verdict"], sample.labels["reason"]): sample.value for sample in family.samples}
-    plain = {"accepted", "duplicate", "stale", "not-needed", "set-aside"}
-    assert counted == dict.fromkeys(
-        [*((one, "") for one in plain), *(("invalid", code) for code in RejectionCode)], 0.0
-    )
+    plain = [(one, "") for one in ("accepted", "duplicate", "stale", "not-needed")]
+    refused = [("invalid", code) for code in RejectionCode]
+    assert counted == dict.fromkeys([*plain, *refused, *(("set-aside", code) for code in SetAsideCode)], 0.0)
     assert value(metrics, "protofed_recoveries_total") == 0
 
 
@@ -232,7 +231,7 @@ def test_what_comes_too_late_is_stale_or_was_not_needed(make: MakeLab) -> None:
 def test_what_is_set_aside_was_accepted_before(make: MakeLab) -> None:
     lab = make(federation={"outlier_factor": 10.0}).begin()
     lab.round(ann=1.0, bob=1.0, cyd=1000.0)
-    assert updates(lab.metrics) == {("accepted", ""): 5, ("set-aside", ""): 1}
+    assert updates(lab.metrics) == {("accepted", ""): 5, ("set-aside", SetAsideCode.OUTLIER): 1}
     assert rounds(lab.metrics) == {"committed": 1, "degraded": 1, "abandoned": 0}
     lab.restart()
     assert updates(lab.metrics) == {}

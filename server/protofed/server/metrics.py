@@ -14,7 +14,7 @@ from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind, Verdict
 from protofed.common.protocol.refusal import DeniedBecause
-from protofed.server.verdicts import RejectionCode
+from protofed.server.verdicts import RejectionCode, SetAsideCode
 
 BUILD = Metric(
     "protofed_build_info",
@@ -67,7 +67,7 @@ UPDATES = Metric(
     "counter",
     ("verdict", "reason"),
     "Verdicts on updates: accepted, duplicate, stale, not-needed, invalid (with the reason's code); set-aside: "
-    "left out after it was accepted.",
+    "left out after it was accepted (with that reason's code).",
 )
 SCORES_REFUSED = Metric(
     "protofed_scores_refused_total",
@@ -270,12 +270,15 @@ class ServerMetrics:
                 self._sum_dropouts.labels(step.value)
         for outcome in OUTCOMES:  # exported as 0: `increase()` misses the first event of a series that begins at 1
             self._rounds.labels(outcome)
-        for verdict in (*(verdict.value for verdict in Verdict if verdict is not Verdict.INVALID), "set-aside"):
-            self._updates.labels(verdict, "")
+        for verdict in Verdict:
+            if verdict is not Verdict.INVALID:
+                self._updates.labels(verdict.value, "")
         for because in DeniedBecause:
             self._denied.labels(because.value)
         for code in RejectionCode:
             self._updates.labels(Verdict.INVALID.value, code.value)
+        for why in SetAsideCode:
+            self._updates.labels("set-aside", why.value)
 
     def phase_changed(self, run: str, before: str, after: str, now: float) -> None:
         """Observe how long a phase took, if this process saw it begin; `now` in monotonic seconds."""
@@ -314,9 +317,9 @@ class ServerMetrics:
         """Observe the Euclidean norm of an accepted update less its base."""
         self._norms.observe(norm)
 
-    def update_set_aside(self) -> None:
+    def update_set_aside(self, code: SetAsideCode) -> None:
         """An accepted update was left out of its round's aggregation."""
-        self._updates.labels("set-aside", "").inc()
+        self._updates.labels("set-aside", code.value).inc()
 
     def bytes_transferred(self, direction: str, shares: Mapping[Part, float], nbytes: int) -> None:
         """A chunk of `nbytes` came `in` or went `out`.

@@ -35,6 +35,27 @@ class RejectionCode(StrEnum):
     EQUIVOCATION = "equivocation"  # another update was already accepted for the same task
 
 
+class SetAsideCode(StrEnum):
+    """Why an accepted update was left out of its round's aggregation; `SetAside.text` says it in words."""
+
+    OUTLIER = "outlier"  # its norm is far above its cohort's
+    ROBUST = "robust"  # the run's robust rule left it out
+    FIRST_MODEL = "first-model"  # it is not the first model that enough sites made
+    GROUP = "group"  # its group of secure sums is not whole
+    UNREADABLE = "unreadable"  # its blob is gone or damaged
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """Why an accepted update is left out; the text goes into the ledger, and the code beside it."""
+
+    code: SetAsideCode
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True)
 class UpdateProblem:
     """What is wrong with an update; the text goes to its site and into the ledger."""

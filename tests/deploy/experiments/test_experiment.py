@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -141,6 +141,20 @@ def test_the_caption_says_on_how_many_test_images_own_models_were_scored(
     made = Comparison.of(results)
     assert caption(made).endswith(f"In %.{said}")
     assert [row["personal_test_images"] for row in json.loads(as_json(made))["rows"]] == [avg, nh]
+
+
+@pytest.mark.parametrize(
+    ("noisy", "said"), [((), ""), (("fedavg",), " (small-fedavg)"), (("fedavg", "fedprox"), "")], ids=len
+)
+def test_the_caption_says_whose_own_scores_stay_because_of_noise(
+    noisy: Sequence[str], said: str, recipe_of: Recipes
+) -> None:
+    dp = {"noise_multiplier": 1.0, "max_unit_norm": 1.0, "sampling_rate": 0.1}
+    plans = {m: {"batch_size": 16, "lr": 0.1, **({"dp": dp} if m in noisy else {})} for m in ("fedavg", "fedprox")}
+    recipes = [recipe_of(method, plan=plan) for method, plan in plans.items()]
+    text = caption(Comparison.of([(recipe, result_of(recipe, 0, 0.2)) for recipe in recipes]))
+    assert (f" With plan.dp{said} " in text) is bool(noisy)
+    assert ("plan.dp" in text) is bool(noisy)
 
 
 def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -> None:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from tests.support.server_replies import answer, attempt, score, snapshot_of
 
-from protofed.deploy.console.kept_scores import kept_sentence
-from protofed.deploy.operator.kept_scores import keeping
+from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence
+from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
 from protofed.deploy.operator.log_lines import changes
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot_builder import ServerReply
@@ -82,6 +82,42 @@ def test_every_screen_says_it() -> None:
         assert "nan" not in text
     silent = answer([scored(2, a="reported", b="reported")], scores={2: [score("personal.pm_v", 0.8, sites=2)]})
     assert not any("sent no scores" in text for text in shown(silent))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("summed", [False, True], ids=["plain", "secure"])
+def test_of_a_run_with_noise_every_screen_says_that_own_scores_stay_for_that(summed: bool) -> None:
+    row = scored(2, a="reported", b="reported")
+    if summed:
+        row.sites.add(site="a", kind="score-sum", task_status="reported")
+    reply = answer([row], scores={2: [GLOBAL]}, noisy=True)
+    assert snapshot_of(reply).noisy
+    for text in map(one_line, shown(reply)):
+        assert text.count(NOISE_KEEPS) == 1
+        assert kept_sentence(2) not in text
+    assert NOISE_KEEPS in changes(snapshot_of(answer([], noisy=True)), snapshot_of(reply))
+    assert NOISE_KEEPS not in changes(snapshot_of(reply), snapshot_of(answer([row], scores={2: []}, noisy=True)))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "scores", "noisy"),
+    [
+        ([scored(2, a="reported")], [GLOBAL], False),
+        ([scored(2, a="reported")], [GLOBAL, OWN], True),  # of a site that does not keep to it
+        ([scored(0, a="reported")], [], True),
+        ([attempt(1, "open", 910, a="started")], [], True),
+    ],
+    ids=["no noise", "there are some", "the first model", "no round yet"],
+)
+def test_noise_is_no_reason_where_nothing_is_absent_for_it(
+    rounds: list[pb.RoundInfo], scores: list[pb.Score], noisy: bool
+) -> None:
+    reply = answer(rounds, scores={2: scores}, noisy=noisy)
+    assert not kept_by_noise(reply.detail)
+    assert not any(NOISE_KEEPS in one_line(text) for text in shown(reply))
 
 
 def test_a_log_says_it_once() -> None:

@@ -20,6 +20,7 @@ from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import report as cli_report
+from protofed.deploy.console.kept_scores import NOISE_KEEPS
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.problems import problems
 from protofed.deploy.report.record import RunRecord, megabytes
@@ -255,6 +256,31 @@ def test_without_a_global_model_either_nothing_is_claimed(tmp_path: Path, recipe
     assert "scored by evaluator" not in sections["summary"]
     assert "[evaluation]" not in sections["groups"] + sections["calibration"]  # the recipe has it
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
+
+
+DP = {"noise_multiplier": 1.0, "max_unit_norm": 1.0, "sampling_rate": 0.25}
+
+
+@pytest.mark.parametrize("noisy", [True, False])
+def test_where_own_scores_stay_because_of_noise_the_page_says_so_instead(
+    tmp_path: Path, recipe_of: RecipeOf, noisy: bool
+) -> None:
+    plan = {"epochs": 1, "batch_size": 16, "lr": 0.1, **({"dp": DP} if noisy else {})}
+    run_record = told(tmp_path, recipe_of("fedavg", rounds=1, plan=plan))
+    _, sections = page(run_record)
+    assert RunRecord(run_record).kept_by_noise is noisy
+    for section in ("summary", "curves", "fairness"):
+        assert (NOISE_KEEPS[1:] in sections[section]) is noisy, section
+        assert KEPT not in sections[section]
+
+
+def test_of_a_sum_no_own_score_is_missed_for_another_reason_than_noise(full: dict[str, Any]) -> None:
+    """Under secure sums sites are asked for a sum of theirs, and with noise it has none."""
+    with_noise = full | {"recipe": full["recipe"] | {"plan": {**full["recipe"]["plan"], "dp": DP}}}
+    assert not RunRecord(with_noise).kept_by_noise  # sites have sent some
+    silent = with_noise | {"scores": [{**scored, "sites": {}, "spreads": {}} for scored in full["scores"]]}
+    assert RunRecord(silent).kept_by_noise
+    assert not RunRecord(silent | {"rounds": full["rounds"][:1]}).kept_by_noise  # round 0 has no scores
 
 
 def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> None:

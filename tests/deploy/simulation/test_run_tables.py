@@ -6,12 +6,19 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.statistics import Spread
-from protofed.deploy.simulation.run_tables import progress_table, scores_table
+from protofed.deploy.simulation.run_tables import (
+    KEEPS_OWN,
+    RELEASES_ALL,
+    progress_table,
+    scores_table,
+    simulate_with_progress,
+)
 from protofed.server.operator.overview import Overview
 
 RecipeOf = Callable[..., Recipe]
@@ -54,6 +61,22 @@ def test_a_score_that_is_not_there_is_a_dash(recipe_of: RecipeOf) -> None:
     table = printed(scores_table([recipe], {recipe.name: view}, "scores"))
     assert "91.2 ± 3.4" in table
     assert table.count("–") == 5
+
+
+DP = {"noise_multiplier": 1.0, "max_unit_norm": 1.0, "sampling_rate": 0.25}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_simulation_with_noise_says_that_own_scores_stay_and_a_sum_changes_nothing_of_that(
+    recipe_of: RecipeOf, capsys: pytest.CaptureFixture[str], noisy: bool, secure: bool
+) -> None:
+    plan = {"batch_size": 16, "lr": 0.1, **({"dp": DP} if noisy else {})}
+    federation = {"min_sites": 3, "quorum": 1.0, "secure": secure}
+    simulate_with_progress(recipe_of("fedavg", rounds=1, plan=plan, federation=federation), None, "cpu")
+    shown = " ".join(capsys.readouterr().err.split())
+    assert (KEEPS_OWN in shown) is noisy
+    assert (RELEASES_ALL in shown) is (not noisy and not secure)
 
 
 def printed(table: Table) -> str:

@@ -27,7 +27,7 @@ from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds import phases
 from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.verdicts import RoundOutcome
+from protofed.server.verdicts import RoundOutcome, SetAsideCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +89,8 @@ def test_first_models_that_differ_do_not_count_and_all_sites_are_asked(make: Mak
     tasks = {row.site: (row.task_status, row.reason) for row in lab.ledger.tasks("test", 0, 2)}
     assert tasks[other][0] == "set-aside"
     assert "1 of 3 sites" in tasks[other][1]
+    codes = {row.task.site: row.code for row in lab.ledger.updates("test", 0, 2)}
+    assert codes == {other: SetAsideCode.FIRST_MODEL, one: "", third: ""}
 
 
 def test_a_run_whose_sites_never_agree_on_the_first_model_stops_and_names_their_digests(make: MakeLab) -> None:
@@ -316,7 +318,7 @@ def test_an_update_that_rotted_on_disk_is_set_aside_by_name_and_never_averaged(r
     update = lab.ledger.updates("test", 1)[0]
     assert (task.site, update.task.site) == ("ann", "ann")
     assert "has changed on disk" in task.reason
-    assert (update.verdict, update.set_aside) == (Verdict.ACCEPTED, task.reason)
+    assert (update.verdict, update.code, update.set_aside) == (Verdict.ACCEPTED, SetAsideCode.UNREADABLE, task.reason)
     assert lab.ledger.rounds("test")[1].complete is False  # the run says that it is degraded
 
 
@@ -347,7 +349,9 @@ def test_an_outlier_is_set_aside_and_the_rest_averaged(lab: Lab) -> None:
     task = next(task for task in lab.ledger.tasks("test", 1) if (task.site, task.kind) == ("bob", TaskKind.FIT))
     assert task.task_status == "set-aside"
     assert "more than 20 times the cohort's median" in task.reason
-    assert lab.has(lab.ledger.updates("test", 1)[1].digest)  # kept, and named
+    aside = lab.ledger.updates("test", 1)[1]
+    assert (aside.code, aside.set_aside) == (SetAsideCode.OUTLIER, task.reason)
+    assert lab.has(aside.digest)  # kept, and named
 
 
 def test_an_update_beyond_the_largest_norm_is_refused_and_a_smaller_one_still_taken(lab: Lab) -> None:

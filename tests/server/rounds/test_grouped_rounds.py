@@ -17,6 +17,7 @@ from protofed.server.operator.verification import VerificationResult, verify_rou
 from protofed.server.rounds import phases
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
+from protofed.server.verdicts import SetAsideCode
 
 NAMES = tuple(f"s{number:02}" for number in range(1, 13))
 RULES: dict[str, Any] = {
@@ -132,6 +133,8 @@ def test_newcomers_whose_others_do_not_report_are_set_aside_with_what_they_wait_
     assert set(run.asked()) == set(NAMES[:4])
     text = "waits for 1 more new site: its sums are over groups of 3"
     assert statuses(run, 2, NAMES[4:6]) == {("set-aside", text)}
+    aside = {row.task.site: row.code for row in run.ledger.updates("test", 2) if row.set_aside is not None}
+    assert aside == dict.fromkeys(NAMES[4:6], SetAsideCode.GROUP)
     run.finish(2)
     assert groups_of(run) == (NAMES[:4],)
     run.answer(NAMES[:7])

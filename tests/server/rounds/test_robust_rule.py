@@ -24,7 +24,6 @@ from protofed.server.rounds.resume import method_of
 from protofed.server.rounds.robust_rule import (
     CLIPPED,
     KEPT_ROW,
-    SET_ASIDE,
     RobustRule,
     check_robust,
     kept_classes,
@@ -33,6 +32,7 @@ from protofed.server.rounds.robust_rule import (
 from protofed.server.rounds.update_checks import examined
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
+from protofed.server.verdicts import SetAsideCode
 
 if TYPE_CHECKING:
     from tests.server.conftest import MakeLab
@@ -115,11 +115,10 @@ def test_krum_sets_the_farthest_aside_and_the_rest_count(make: MakeLab) -> None:
     lab = five(make(federation=KRUM))
     lab.round(**FIVE)
     assert lab.value == 1.5625
-    aside = {row.task.site: row.set_aside for row in lab.ledger.updates("test", 1) if row.set_aside is not None}
-    assert list(aside) == ["eve"]
-    assert aside["eve"].startswith(SET_ASIDE)
+    (aside,) = (row for row in lab.ledger.updates("test", 1) if row.set_aside is not None)
+    assert (aside.task.site, aside.code) == ("eve", SetAsideCode.ROBUST)
     (task,) = (task for task in lab.ledger.tasks("test", 1) if task.task_status == "set-aside")
-    assert (task.site, task.reason) == ("eve", aside["eve"])
+    assert (task.site, task.reason) == ("eve", aside.set_aside)
     assert lab.ledger.rounds("test")[1].complete is False
 
 

@@ -62,6 +62,15 @@ def troubled(live_server: Callable[..., Any], recipe_of: RecipeOf) -> Iterator[D
     close_channels(daemons)
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_an_operator_is_told_whether_a_run_has_noise(desk: Desk, recipe_of: RecipeOf, noisy: bool) -> None:
+    dp = {"noise_multiplier": 1.0, "max_unit_norm": 1.0, "sampling_rate": 0.1}
+    plan = {"batch_size": 16, "lr": 0.1, **({"dp": dp} if noisy else {})}
+    given = recipe_of("fedavg", name="second", plan=plan)
+    assert desk.call("StartRun", pb.StartRunRequest(recipe=given.wire())).noisy is noisy
+    assert desk.show("second").info.noisy is noisy
+
+
 def test_a_run_is_queued_in_the_ledger_when_it_is_answered(desk: Desk, recipe_of: RecipeOf) -> None:
     given = recipe_of("fednh", name="second", method={"name": "fednh"})
     info = desk.call("StartRun", pb.StartRunRequest(recipe=given.wire()))

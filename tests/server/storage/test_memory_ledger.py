@@ -17,7 +17,7 @@ from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.verdicts import RoundOutcome
+from protofed.server.verdicts import RoundOutcome, SetAside, SetAsideCode
 
 RUNS, SITES, ROUNDS, ATTEMPTS = ("run", "other"), ("ann", "bob", "cyd"), range(3), (1, 2)
 runs, sites = st.sampled_from(RUNS), st.sampled_from(SITES)
@@ -76,7 +76,7 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     "roll_back": st.tuples(runs, rounds),
     "open_round": st.tuples(st.builds(RoundRow, *at, st.just(3), st.just(2)), st.lists(tasks, min_size=1, max_size=3)),
     "begin_aggregation": st.tuples(*at),
-    "set_aside": st.tuples(updates, text),
+    "set_aside": st.tuples(updates, st.builds(SetAside, st.sampled_from(SetAsideCode), text)),
     "publish": st.tuples(*at, digests, st.booleans(), st.sampled_from([None, {"ann": "silent"}])),
     "keep_aggregate": st.tuples(*at, digests, st.booleans(), st.sampled_from([{}, {"ann": "silent"}])),
     "abandon": st.tuples(*at, text),

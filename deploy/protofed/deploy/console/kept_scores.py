@@ -1,9 +1,10 @@
-"""That sites sent no scores of their own models, or only in a sum, in words: for `runs show`, `runs watch`, reports."""
+"""That sites sent no scores of their own models, or only in a sum, and why, in words: for `runs …` and reports."""
 
 from __future__ import annotations
 
 from protofed.deploy.console.tables import count
 
+NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no noise, and stay there (plan.dp)"
 NO_WORST = "–"  # of a secure sum nobody knows the worst
 
 

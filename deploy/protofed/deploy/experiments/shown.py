@@ -133,7 +133,7 @@ def caption(comparison: Comparison) -> str:
     unit = f"In %, {kept} as they are." if kept else "In %."
     shortened = comparison.options.shortened
     cut = f" Rounds shortened to {shortened}." if shortened else ""
-    return f"{meanings}. {over}{unit}{cut}{_sampled(comparison)}"
+    return f"{meanings}. {over}{unit}{cut}{_sampled(comparison)}{_noisy(comparison)}"
 
 
 def _sampled(comparison: Comparison) -> str:
@@ -144,6 +144,16 @@ def _sampled(comparison: Comparison) -> str:
             by_sample.setdefault(text, []).append(label)
     of = {text: "" if len(by_sample) == 1 else f" ({', '.join(labels)})" for text, labels in by_sample.items()}
     return "".join(f" Sites' own models: on {text} test images{of[text]}." for text in by_sample if text)
+
+
+def _noisy(comparison: Comparison) -> str:
+    """Of which recipes scores of the sites' own are absent because their runs have noise."""
+    labels = [
+        label for label, results in comparison.results.items() if any(one.recipe.plan.dp is not None for one in results)
+    ]
+    every = len(labels) == len(comparison.results)
+    of = "" if every else f" ({', '.join(labels)})"
+    return f" With plan.dp{of} sites' own scores stay at the sites, as they have no noise." if labels else ""
 
 
 def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid:

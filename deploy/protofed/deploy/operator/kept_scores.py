@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protofed.client.privacy.score_disclosures import is_own
+from protofed.deploy.operator.snapshot import PUBLISHED
 from protofed.protos.v1 import operator_pb2 as pb
 
 
@@ -19,6 +20,15 @@ def keeping(detail: pb.RunDetail) -> int:
     answered = next((sites for row in reversed(rows) if (sites := _answered(row.sites))), frozenset[str]())
     telling = max((score.sites for score in detail.scores if is_own(score.name)), default=0)
     return max(0, len(answered) - telling)
+
+
+def kept_by_noise(detail: pb.RunDetail) -> bool:
+    """Whether rounds have been published and no site's own score is there because the run has noise.
+
+    A server of 0.2.0 does not say that a run has; of such a run the reason is not known here.
+    """
+    published = any(row.round and row.outcome in PUBLISHED for row in detail.rounds)
+    return detail.info.noisy and published and not any(is_own(score.name) for score in detail.scores)
 
 
 def _answered(tasks: Iterable[pb.SiteTask]) -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import kept_sentence
+from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import span
 from protofed.deploy.operator.screen_header import no_answer, time_left
@@ -36,7 +36,9 @@ def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     if after.best is not None and after.best != before.best:
         yield best_sentence(after.best)
     yield from _warning_lines(before, after)
-    if after.keeping and after.keeping != before.keeping:
+    if after.noisy and not before.noisy:
+        yield NOISE_KEEPS
+    if after.keeping and not after.noisy and after.keeping != before.keeping:
         yield kept_sentence(after.keeping)
     if (after.status, after.queue) != (before.status, before.queue):
         yield _status(after)

@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import kept_sentence, summed_sentence
+from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, span, styled
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
@@ -35,7 +35,9 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines += _wrapped(best_sentence(snapshot.best), "dim", width)
     if summed := [score.sites for score in snapshot.scores if score.worst is None]:
         lines.append(Text(summed_sentence(max(summed)), "dim"))
-    if snapshot.keeping:
+    if snapshot.noisy:
+        lines += _wrapped(NOISE_KEEPS, "dim", width)
+    elif snapshot.keeping:
         lines.append(Text(kept_sentence(snapshot.keeping), "dim"))
     if snapshot.trouble:
         lines.append(Text(no_answer(snapshot), "bold red"))

@@ -14,6 +14,7 @@ from protofed.deploy.console.best_round import BestSnapshot
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
 FAILED = ("failed", "late", "set-aside")  # task statuses
+PUBLISHED = ("published", "degraded")  # outcomes of an attempt
 
 
 class Attention(IntEnum):
@@ -176,6 +177,7 @@ class RunSnapshot:
         problems: of those attempts, newest first.
         best: the best round so far; None: no round has a score that judges it.
         keeping: sites that answered a request for scores of their own models and sent none, as a policy may have it.
+        noisy: no score of the sites' own is there because the run has noise, which these have not.
         waiting: why the run does not go on; None: it does, or it has ended.
         unmet: what the run needs and the sites that may take part cannot give, in sentences.
         model_warnings: what speaks against the run's models now, the worst first.
@@ -210,6 +212,7 @@ class RunSnapshot:
     problems: tuple[Problem, ...]
     best: BestSnapshot | None = None
     keeping: int = 0
+    noisy: bool = False
     waiting: Waiting | None = None
     unmet: tuple[str, ...] = ()
     model_warnings: tuple[ModelWarning, ...] = ()

@@ -10,14 +10,22 @@ from itertools import pairwise
 
 from protofed.common.statistics import lower_is_better
 from protofed.deploy.console.best_round import BestSnapshot
-from protofed.deploy.operator.kept_scores import keeping
+from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
 from protofed.deploy.operator.model_warnings import model_warnings
-from protofed.deploy.operator.snapshot import ENDED, FAILED, Attempt, Problem, RunSnapshot, ScoreSnapshot, TimeRemaining
+from protofed.deploy.operator.snapshot import (
+    ENDED,
+    FAILED,
+    PUBLISHED,
+    Attempt,
+    Problem,
+    RunSnapshot,
+    ScoreSnapshot,
+    TimeRemaining,
+)
 from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.deploy.operator.waiting import unmet, waiting
 from protofed.protos.v1 import operator_pb2 as pb
 
-PUBLISHED = ("published", "degraded")
 # Scores that are shown first; accuracy alone may be that of a model that answers with the most common class.
 HEADLINES = ("global.accuracy", "global.balanced_accuracy", "global.majority", "personal.pm_v", "personal.pm_l")
 MOST_PROBLEMS = 20
@@ -99,6 +107,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         problems=tuple(problems(rounds))[:MOST_PROBLEMS],
         best=best_snapshot(reply.detail),
         keeping=keeping(reply.detail),
+        noisy=kept_by_noise(reply.detail),
         waiting=waiting(info),
         unmet=unmet(info),
         model_warnings=model_warnings(reply.detail),

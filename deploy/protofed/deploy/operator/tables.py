@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NO_WORST, kept_sentence, summed_sentence
+from protofed.deploy.console.kept_scores import NO_WORST, NOISE_KEEPS, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, plain_table, span, styled
-from protofed.deploy.operator.kept_scores import keeping
+from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
 from protofed.deploy.operator.model_warnings import model_warnings
 from protofed.deploy.operator.snapshot_builder import best_snapshot
 from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
@@ -61,7 +61,9 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
         parts.append(Text(best_sentence(best)))
     if summed := [score.sites for score in detail.scores if score.summed]:
         parts.append(Text(summed_sentence(max(summed)), style="dim"))
-    if sites := keeping(detail):
+    if kept_by_noise(detail):
+        parts.append(Text(NOISE_KEEPS, style="dim"))
+    elif sites := keeping(detail):
         parts.append(Text(kept_sentence(sites), style="dim"))
     return parts
 

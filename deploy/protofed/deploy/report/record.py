@@ -217,6 +217,15 @@ class RunRecord:
         asked_for_sums = any(task["kind"] == "score-sum" for _, task in self.tasks())
         return [] if asked_for_sums else sorted(trained & scored - telling)
 
+    @property
+    def kept_by_noise(self) -> bool:
+        """Whether rounds were published and no site's own score is there because the run has noise.
+
+        It holds under secure sums, too, where sites are asked for a sum of theirs.
+        """
+        noisy = bool(self.recipe.get("plan", {}).get("dp"))
+        return noisy and self.done > 0 and not any(is_own(name) for of in self.spreads.values() for name in of)
+
     def losses(self) -> dict[int, list[float]]:
         """Training losses over sites, by round."""
         values = {

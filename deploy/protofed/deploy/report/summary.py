@@ -127,8 +127,7 @@ def _noise(record: RunRecord) -> list[str]:
         found = planned_lines(Recipe.model_validate(record.recipe))
     except (ConfigError, ValueError):  # a method, or a key, that this version does not know
         return []
-    kept = "Losses and scores of the sites' own have no noise, so they stayed there, and are not in this report."
-    return [f"Each site added noise to what left it (differential privacy). {' '.join(found)} {kept}"]
+    return [f"Each site added noise to what left it (differential privacy). {' '.join(found)}"]
 
 
 def _received(record: RunRecord) -> str:

@@ -153,9 +153,10 @@ def simulate_with_progress(
         console.print(f"{view.run}: {view.phase}", markup=False, highlight=False, soft_wrap=True)
     if best is not None:
         console.print(best_sentence(BestSnapshot(**best)), markup=False, highlight=False, soft_wrap=True)
-    if policy is None and not recipe.federation.secure:
-        told = RELEASES_ALL if recipe.plan.dp is None else KEEPS_OWN
-        console.print(told, style="dim", highlight=False, markup=False)
+    if recipe.plan.dp is not None:  # under any policy, and in sums, too
+        console.print(KEEPS_OWN, style="dim", highlight=False, markup=False)
+    elif policy is None and not recipe.federation.secure:
+        console.print(RELEASES_ALL, style="dim", highlight=False, markup=False)
     for line in sentences(warnings):
         console.print(Text(line, "bold yellow"))
     if view.failed:

@@ -196,6 +196,7 @@ class RunInfo(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
     UNMET_FIELD_NUMBER: _builtins.int
+    NOISY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     method: _builtins.str
     """empty: this server cannot read the run's recipe"""
@@ -228,6 +229,8 @@ class RunInfo(_message.Message):
     """of the models that sites were asked to fetch"""
     deadline_s: _builtins.float
     """seconds a round waits for its sites; 0: not known"""
+    noisy: _builtins.bool
+    """its recipe has [plan.dp]: scores and losses of the sites' own stay at the sites"""
     @_builtins.property
     def waiting(self) -> Global___Waiting:
         """why it does not go on; absent: it does, or it has ended"""
@@ -258,10 +261,11 @@ class RunInfo(_message.Message):
         deadline_s: _builtins.float = ...,
         waiting: Global___Waiting | None = ...,
         unmet: _abc.Iterable[_builtins.str] | None = ...,
+        noisy: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "began_at", b"began_at", "deadline_s", b"deadline_s", "degraded", b"degraded", "ended_at", b"ended_at", "invited", b"invited", "method", b"method", "noisy", b"noisy", "phase", b"phase", "reason", b"reason", "received_bytes", b"received_bytes", "reported", b"reported", "rolled_back", b"rolled_back", "round", b"round", "rounds", b"rounds", "run", b"run", "sent_bytes", b"sent_bytes", "status", b"status", "unmet", b"unmet", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,8 +26,8 @@ from protofed.server.rounds.grouping import Grouping, left_out
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.resume import round_context
 from protofed.server.rounds.retention import prune
-from protofed.server.rounds.robust_rule import SET_ASIDE
 from protofed.server.storage.rows import UpdateRow
+from protofed.server.verdicts import SetAside, SetAsideCode
 
 log = structlog.get_logger()
 WEIGHT_CAP = "weight_cap"  # a round's statistic: `weight_cap`, in rounds of a method that weighs by example counts
@@ -131,8 +131,8 @@ class Aggregation:
             self._end(phases.Broken(f"{reason}; it may need more memory"))
             return
         # What a rule rejects did come, and the rule asks for so many that it may.
-        by_rule = {site for site, reason in excluded.items() if reason.startswith(SET_ASIDE)}
-        came = frozenset(row.task.site for row in used) | by_rule
+        rejected = [] if job.phase.refines else self._rejected(job.phase)
+        came = frozenset(row.task.site for row in [*used, *rejected])
         fewest = self._publisher.needed if job.phase.round and not job.phase.refines else 1
         if job.phase.is_short(came) or len(came) < fewest:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
@@ -142,7 +142,7 @@ class Aggregation:
             self._end(phases.Insufficient(text, self._context.clock()))
             return
         of_round = self._round_context(job.phase)
-        before = None if self._chosen or job.phase.refines else self._rejected(job.phase)
+        before = None if self._chosen or job.phase.refines else rejected
         self._context.work(
             lambda: self._computed(job, state, used, groups, of_round, before),
             lambda result: self._go_on(job, state, used, result),
@@ -179,23 +179,22 @@ class Aggregation:
         norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
         if phase.round and self._rules.secure:
             began = {row.task.site for row in accepted if row.task.asks_for_update and row.set_aside is None}
-            unusable = left_out(groups, began, self._rules.sum_group)
+            code, unusable = SetAsideCode.GROUP, left_out(groups, began, self._rules.sum_group)
         elif phase.round:
-            unusable = outliers(norms, self._rules.outlier_factor)
+            code, unusable = SetAsideCode.OUTLIER, outliers(norms, self._rules.outlier_factor)
         else:
-            unusable = disagreeing(
-                {row.task.site: row.digest for row in accepted if row.set_aside is None}, phase.quorum
-            )
+            models = {row.task.site: row.digest for row in accepted if row.set_aside is None}
+            code, unusable = SetAsideCode.FIRST_MODEL, disagreeing(models, phase.quorum)
         for row in accepted:
             if row.set_aside is None and row.task.site in unusable:
-                self._set_aside(row, unusable[row.task.site])
+                self._set_aside(row, SetAside(code, unusable[row.task.site]))
         excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
     def _rejected(self, phase: phases.Aggregating) -> list[UpdateRow]:
         """What the run's robust rule has left out of this round: a process that died there may not have got to all."""
         rows = self._ledger.updates(self._run, phase.round, phase.attempt)
-        return [row for row in rows if row.set_aside is not None and row.set_aside.startswith(SET_ASIDE)]
+        return [row for row in rows if row.set_aside is not None and row.code == SetAsideCode.ROBUST]
 
     def _computed(
         self,
@@ -275,21 +274,23 @@ class Aggregation:
             case DiskFailureError():
                 raise result  # the server ends; another one, with a sound disk, aggregates
             case Rejected() | dict():
-                left_out = result.reasons if isinstance(result, Rejected) else result
+                by_rule = isinstance(result, Rejected)
+                texts = result.reasons if isinstance(result, Rejected) else result
+                code = SetAsideCode.ROBUST if by_rule else SetAsideCode.UNREADABLE
                 for row in used:
-                    if row.task.site in left_out:
-                        self._set_aside(row, left_out[row.task.site])
-                self._chosen = isinstance(result, Rejected)  # of fewer updates, the rule has to choose anew
+                    if (why := texts.get(row.task.site)) is not None:
+                        self._set_aside(row, SetAside(code, why))
+                self._chosen = by_rule  # of fewer updates, the rule has to choose anew
                 self._aggregate(state)
             case _:
                 reason = str(result) if isinstance(result, ProtofedError) else type(result).__name__
                 self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {reason}"))
 
-    def _set_aside(self, row: UpdateRow, reason: str) -> None:
-        task = row.task
-        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=reason)
-        self._ledger.set_aside(row, reason)
-        self._context.metrics.update_set_aside()
+    def _set_aside(self, row: UpdateRow, why: SetAside) -> None:
+        task, text = row.task, why.text
+        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=text)
+        self._ledger.set_aside(row, why)
+        self._context.metrics.update_set_aside(why.code)
 
     def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         job, self._job = self._job, None

@@ -32,7 +32,6 @@ CLIP_FACTOR = 2.0  # times the cohort's median: the largest norm of a move. From
 # Krum compares directions: at their own lengths it would leave out honest sites with more images than others.
 COMPARED_FACTOR = 1.0  # times the cohort's median: lengths at which updates are compared
 KRUM_MARGIN = 2.0  # times the cohort's median: a Krum score up to which nobody is left out
-SET_ASIDE = "krum: "  # how reasons begin of updates that this rule leaves out
 CENTRES = frozenset({"median", "trimmed", "geometric-median"})
 CLIPPED = "updates_clipped"  # statistics of a round: how many; and by class that too few hold, how many do
 KEPT_ROW = "kept_row."
@@ -89,7 +88,7 @@ class RobustRule:
         usual = float(np.median(scores))
         found = {updates[k].site: scores[k] for k in rules.krum_rejected(scores, self.bad, KRUM_MARGIN)}
         return {
-            site: f"{SET_ASIDE}its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
+            site: f"krum: its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
             f"{KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
             for site, score in found.items()
         }

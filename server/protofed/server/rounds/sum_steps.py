@@ -28,6 +28,7 @@ from protofed.server.rounds.secure_sums import holders_of, layout_of, score_name
 from protofed.server.rounds.sum_checks import SumCheck, length_of
 from protofed.server.rounds.sum_record import BEGINNINGS, SumRecord, context_of
 from protofed.server.storage.rows import TaskRow, UpdateRow
+from protofed.server.verdicts import SetAside, SetAsideCode
 
 log = structlog.get_logger()
 MOST_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits for the number
@@ -146,7 +147,7 @@ class SumRounds:
         reasons = left_out(self._ledger.groups(), {row.task.site for row in ready}, self._grouping.fewest)
         for row in ready:
             if row.task.site not in phase.roster:
-                self._ledger.set_aside(row, reasons[row.task.site])
+                self._ledger.set_aside(row, SetAside(SetAsideCode.GROUP, reasons[row.task.site]))
 
     def _stored(self, payloads: Mapping[SiteId, Payload]) -> dict[SiteId, tuple[Digest, int]]:
         """Digest and bytes by site; what is the same object for all is stored once."""

@@ -174,6 +174,7 @@ def _run(report: RunReport) -> pb.RunInfo:
         deadline_s=report.recipe.federation.deadline_s if report.recipe else 0.0,
         waiting=None if report.waiting is None else _waiting(report.waiting),
         unmet=report.unmet,
+        noisy=report.recipe is not None and report.recipe.plan.dp is not None,
     )
 
 

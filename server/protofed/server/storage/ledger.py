@@ -24,7 +24,7 @@ from protofed.server.storage.database import open_ledger, state_error
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
 from protofed.server.storage.score_sums import replace_sums
-from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
+from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
 
 OPEN = ("invited", "started")
 
@@ -204,15 +204,16 @@ class Ledger(LedgerReader):
         # What follows is another computation: a server that dies in it has not died in this one.
         self._advance(run, round, attempt, task_status, silent, **found, aggregations=0)
 
-    def set_aside(self, update_row: UpdateRow, reason: str) -> None:
+    def set_aside(self, update_row: UpdateRow, why: SetAside) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""
         task_id = update_row.task.task_id
         accepted = (db.updates.c.task_id == task_id) & (db.updates.c.verdict == Verdict.ACCEPTED)
         with self._write() as connection:
-            connection.execute(update(db.updates).where(accepted).values(set_aside=reason))
+            connection.execute(update(db.updates).where(accepted).values(set_aside=why.text, code=why.code))
             of_site = update(db.tasks).where(db.tasks.c.task_id == task_id)
-            connection.execute(of_site.values(task_status="set-aside", reason=reason))
-        self._promise("set-aside", run=update_row.task.run, task_id=task_id, site=update_row.task.site, reason=reason)
+            connection.execute(of_site.values(task_status="set-aside", reason=why.text))
+        of_task = {"run": update_row.task.run, "task_id": task_id, "site": update_row.task.site}
+        self._promise("set-aside", **of_task, code=why.code, reason=why.text)
 
     def publish(
         self,

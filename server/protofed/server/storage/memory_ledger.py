@@ -20,7 +20,7 @@ from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.memory_certificates import MemoryCertificates
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
-from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome
+from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
 
 
 class MemoryLedger(Ledger):
@@ -286,12 +286,14 @@ class MemoryLedger(Ledger):
         taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if _counted(row))
         return sum(taken), sum(task.bytes_sent for task in tasks)
 
-    def set_aside(self, update_row: UpdateRow, reason: str) -> None:
+    def set_aside(self, update_row: UpdateRow, why: SetAside) -> None:
         task_id = update_row.task.task_id
         rows = self._updates.get(task_id, [])
-        self._updates[task_id] = [replace(row, set_aside=reason) if _counted(row) else row for row in rows]
+        self._updates[task_id] = [
+            replace(row, set_aside=why.text, code=why.code) if _counted(row) else row for row in rows
+        ]
         if (task := self._tasks.get(task_id)) is not None:
-            self._settle([task], "set-aside", reason)
+            self._settle([task], "set-aside", why.text)
 
     def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
         known = [self.accepted(row.task) if _counted(row) else None for row in rows]

@@ -63,7 +63,7 @@ class UpdateRow:
     """One commit and its verdict.
 
     Attributes:
-        code: of a refusal, for counting; `reason` explains it.
+        code: of a refusal, which `reason` explains, or of what `set_aside` explains (empty, if 0.2.0 wrote that).
         norm: Euclidean, of the update less the model that it starts from; None where it was not taken.
         set_aside: why an accepted update was left out of the aggregation; None: it was not.
     """

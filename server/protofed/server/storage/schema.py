@@ -75,7 +75,7 @@ updates = Table(
     Column("site", String(64), nullable=False),
     Column("task_id", String(64), nullable=False),
     Column("verdict", String(16), nullable=False),
-    Column("code", String(24), nullable=False, server_default=""),  # of the refusal, for counting; reason explains it
+    Column("code", String(24), nullable=False, server_default=""),  # of what reason or set_aside explains
     Column("reason", String, nullable=False),
     Column("digest", String(64), nullable=False),
     Column("bytes", Integer, nullable=False),
