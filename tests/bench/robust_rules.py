@@ -75,8 +75,10 @@ def aggregate(blobs: FolderBlobs, state: Payload, updates: list[UpdateRow], rule
     method = FedAvgServer()
     robust = None if rule == "none" else RobustRule(rule, 1, method)
     publisher = Publisher(method, blobs, 2, robust=robust)
-    rejected = publisher.rejected(state, updates)
-    publisher.aggregated(state, [row for row in updates if row.task.site not in rejected], round_context())
+    opened = publisher.opened(updates) if publisher.chooses(state) else {}
+    rejected = publisher.rejected(state, updates, opened)
+    used = [row for row in updates if row.task.site not in rejected]
+    publisher.aggregated(state, used, round_context(), opened=opened)
 
 
 def peak_mb(rule: Robust, sites: int) -> float:

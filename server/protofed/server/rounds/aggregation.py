@@ -23,7 +23,7 @@ from protofed.server.rounds import phases, state_machine
 from protofed.server.rounds.best_round import Rankings
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.grouping import Grouping, left_out
-from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.rounds.publisher import Opened, Published, Publisher
 from protofed.server.rounds.resume import round_context
 from protofed.server.rounds.retention import prune
 from protofed.server.storage.rows import UpdateRow
@@ -212,15 +212,12 @@ class Aggregation:
         """
         try:
             reach("aggregation-begun")
-            if before is not None and (rejected := self._rejected_of(state, used, before)):
-                return Rejected(rejected)
             if job.aggregate is not None:
                 new, statistics = self._publisher.refined(job.aggregate, used[0], context), job.statistics
+            elif isinstance(made := self._aggregated(state, used, groups, context, before), Rejected):
+                return made
             else:
-                most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
-                counted = [self._capped(row, most) for row in used]
-                new, statistics = self._publisher.aggregation_of(state, counted, context, groups)
-                statistics = {**statistics, WEIGHT_CAP: most} if most < math.inf else statistics
+                new, statistics = made
             reach("aggregation-done")
             published = self._publisher.publish(new, state)
             self._publisher.uncache(used)
@@ -234,12 +231,30 @@ class Aggregation:
             log.exception("aggregation failed", run=self._run, round=job.phase.round)
             return error
 
-    def _rejected_of(self, state: Payload | None, used: list[UpdateRow], before: list[UpdateRow]) -> dict[SiteId, str]:
-        """Which of the updates in use the robust rule rejects, by site."""
-        damaged = self._publisher.damaged(before)
-        there = [*used, *(row for row in before if row.task.site not in damaged)]
-        in_use = {row.task.site for row in used}
-        return {site: why for site, why in self._publisher.rejected(state, there).items() if site in in_use}
+    def _aggregated(
+        self,
+        state: Payload | None,
+        used: list[UpdateRow],
+        groups: Groups,
+        context: RoundContext,
+        before: list[UpdateRow] | None,
+    ) -> Rejected | tuple[Payload, Mapping[str, float]]:
+        """What the robust rule rejects, if it does; else the next state and statistics; args as of `_computed`.
+
+        A blob is checked once, also where the rule reads it before the method does.
+        """
+        opened: Opened = {}
+        if before is not None and self._publisher.chooses(state):
+            damaged = self._publisher.damaged(before)
+            there = [*used, *(row for row in before if row.task.site not in damaged)]
+            opened, in_use = self._publisher.opened(there), {row.task.site for row in used}
+            reasons = self._publisher.rejected(state, there, opened)
+            if rejected := {site: why for site, why in reasons.items() if site in in_use}:
+                return Rejected(rejected)
+        most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
+        counted = [self._capped(row, most) for row in used]
+        new, statistics = self._publisher.aggregation_of(state, counted, context, groups, opened)
+        return new, {**statistics, WEIGHT_CAP: most} if most < math.inf else statistics
 
     def _capped(self, row: UpdateRow, most: float) -> UpdateRow:
         if (counted := capped(row, most)) is not row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -25,6 +26,8 @@ from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.rows import UpdateRow
 
 _Arrays: TypeAlias = dict[tuple[Part, str], int]  # which array is where, by its id
+Opened: TypeAlias = Mapping[Digest, Payload]  # updates as views of their blobs, which were checked
+CHECKED_AT_ONCE = 4  # blobs: a hash lets go of Python's lock, and takes a core as long as reading memory does
 KEPT = 64  # payloads that are known again by their arrays; a method with more clusters of sites encodes some anew
 
 
@@ -96,15 +99,34 @@ class Publisher:
         """Updates that the run's robust rule needs in a round."""
         return 1 if self._robust is None else self._robust.needed
 
-    def rejected(self, state: Payload | None, rows: Sequence[UpdateRow]) -> dict[SiteId, str]:
+    def chooses(self, state: Payload | None) -> bool:
+        """Whether the run's robust rule may leave updates out of an aggregation on top of this state."""
+        return self._robust is not None and state is not None and self._robust.chooses
+
+    def opened(self, rows: Sequence[UpdateRow]) -> Opened:
+        """Updates that are read in several passes, each checked once, by a few threads; let go of before `uncache`.
+
+        Raises:
+            StateError: an update's blob is gone or damaged.
+        """
+        with ThreadPoolExecutor(CHECKED_AT_ONCE, "opened") as pool:
+            data = pool.map(self._blobs.view, [row.digest for row in rows])
+            return {row.digest: codec.view(of) for row, of in zip(rows, data, strict=True)}
+
+    def rejected(
+        self, state: Payload | None, rows: Sequence[UpdateRow], opened: Opened | None = None
+    ) -> dict[SiteId, str]:
         """By site, why the run's robust rule leaves its update out of the aggregation.
+
+        Args:
+            opened: these updates, or some of them; the others are read.
 
         Raises:
             StateError: an update's blob is gone or damaged.
         """
         if self._robust is None or state is None or not self._robust.chooses:
             return {}
-        return self._robust.rejected(state, list(self._updates(_ordered(rows))))
+        return self._robust.rejected(state, list(self._updates(_ordered(rows), opened)))
 
     def weighs(self, state: Payload | None) -> bool:
         """Whether the server weighs updates by their sites' example counts; a first model is one update.
@@ -136,13 +158,23 @@ class Publisher:
         return _finite(method.refined(aggregate, update, context), "what an evaluator made of the aggregate")
 
     def aggregated(
-        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
+        self,
+        state: Payload | None,
+        rows: Sequence[UpdateRow],
+        context: RoundContext,
+        groups: Groups = (),
+        opened: Opened | None = None,
     ) -> Payload:
         """The next state, of `aggregation_of` these updates; args and raises as there."""
-        return self.aggregation_of(state, rows, context, groups)[0]
+        return self.aggregation_of(state, rows, context, groups, opened)[0]
 
     def aggregation_of(
-        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
+        self,
+        state: Payload | None,
+        rows: Sequence[UpdateRow],
+        context: RoundContext,
+        groups: Groups = (),
+        opened: Opened | None = None,
     ) -> tuple[Payload, Mapping[str, float]]:
         """The next state, and statistics of the updates; the first model makes the first state.
 
@@ -152,6 +184,7 @@ class Publisher:
         Args:
             context: of the round that the updates are of.
             groups: that secure sums of the run are over.
+            opened: these updates, or some of them; the others are read.
 
         Raises:
             StateError: an update's blob is gone or damaged, or the result is not finite.
@@ -170,7 +203,9 @@ class Publisher:
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
             new = next_state(self._method, state, layout, total, self._fixed_point, context)
         else:
-            updates = self._shared(state, ordered)
+            if self._robust is not None:
+                opened = opened or self.opened(ordered)
+            updates = self._shared(state, ordered, opened)
             if self._robust is not None:
                 made = self._robust.made(state, list(updates), [row.norm for row in ordered])
                 updates, statistics = made.updates, dict(made.statistics)
@@ -203,20 +238,22 @@ class Publisher:
         """A payload of the newest state's arrays, if it is at this address. May be called from any thread."""
         return next((stored.payload for stored in tuple(self._stored) if stored.address == address), None)
 
-    def _shared(self, state: Payload, rows: Sequence[UpdateRow]) -> Iterator[Update]:
+    def _shared(self, state: Payload, rows: Sequence[UpdateRow], opened: Opened | None) -> Iterator[Update]:
         """The updates without the classes to which too few of them contribute.
 
         All headers are read before the first update is decoded: who contributes is known only when all are.
         """
         if self._fewest < contributors.FEWEST or not contributors.shows_classes(self._method.expects(state)):
-            return self._updates(rows)
+            return self._updates(rows, opened)
         withheld = contributors.too_few((self._blobs.view(row.digest) for row in rows), self._fewest)
-        updates = self._updates(rows)
+        updates = self._updates(rows, opened)
         return (replace(update, payload=contributors.without(update.payload, withheld)) for update in updates)
 
-    def _updates(self, rows: Sequence[UpdateRow]) -> Iterator[Update]:
+    def _updates(self, rows: Sequence[UpdateRow], opened: Opened | None = None) -> Iterator[Update]:
+        known = opened or {}
         for row in rows:
-            yield Update(row.task.site, codec.view(self._blobs.view(row.digest)), row.metrics, row.weight)
+            payload = known[row.digest] if row.digest in known else codec.view(self._blobs.view(row.digest))
+            yield Update(row.task.site, payload, row.metrics, row.weight)
 
     def store(self, payload: Payload, state: Payload) -> tuple[Digest, int]:
         """Digest and bytes of a payload's blob, stored durably unless it is there already.
