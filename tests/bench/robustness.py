@@ -103,11 +103,12 @@ def rows(arguments: argparse.Namespace) -> Iterator[str]:
                 continue
             skew = ", mild skew" if arguments.mild else ""
             yield f"\n`{name}`{skew}, {bad} of {sites} sites, {arguments.rounds} rounds, seeds {arguments.seeds}\n"
-            yield f"| attack | {' | '.join(RULES)} |"
-            yield f"|---|{'---|' * len(RULES)}"
+            columns = RULES if arguments.rule is None else (arguments.rule,)
+            yield f"| attack | {' | '.join(columns)} |"
+            yield f"|---|{'---|' * len(columns)}"
             for attack in (CLEAN, *CHANGES) if arguments.attack is None else (CLEAN, arguments.attack):
                 of_row = sites, attack, seeds, arguments.rounds
-                cells = [str(cell(name, rule, *of_row, mild=arguments.mild)) for rule in RULES]
+                cells = [str(cell(name, rule, *of_row, mild=arguments.mild)) for rule in columns]
                 yield f"| {attack} | {' | '.join(cells)} |"
 
 
@@ -116,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.robustness", description=__doc__)
     parser.add_argument("--only", default="", help="recipes and sites, such as fednh-10")
     parser.add_argument("--attack", choices=list(CHANGES), help="one attack, beside none")
+    parser.add_argument("--rule", choices=RULES, help="one column")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--mild", action="store_true", help="no long tail, and sites with most of the classes")
