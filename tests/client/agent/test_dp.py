@@ -19,13 +19,15 @@ from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
+from protofed.client.training.noise_share import MOST_STEPS, share_std
 from protofed.common import codec
 from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Recipe
 from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, describe
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
+from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 from protofed.common.tensors import norm_of
 
 DP: dict[str, Any] = {"noise_multiplier": 0.5, "sampling_rate": 0.5}
@@ -296,3 +298,23 @@ def test_a_step_of_a_fit_that_shares_its_noise_has_none() -> None:
     task = Task(TaskKind.FIT, "run", 1, "fit-1", codec.digest(codec.encode(base)), 1, 60.0, 1)
     outcome = fit(Computation("ann", made, task, SiteState()), base, agent._status, NoCheckpoints(), agent._site.fit)
     assert 0 < norm_of(outcome.update.payload, base) <= 0.01 * 1e-3 / 10 * len(made.data.train) * 1.01
+
+
+def test_a_model_too_large_for_its_noise_takes_nothing_away() -> None:
+    """From a std on no share of the noise is a number of its own any more: a conversion gives all the same word."""
+    run = prepared(sharing("fedavg"))
+    task = Task(TaskKind.FIT, "run", 1, "fit-1", codec.digest(b"base"), 1, 60.0, 1)
+    bits = run.recipe.federation.sum_bits
+    most = MOST_STEPS * 2.0**-bits
+    share = run.noise_share("ann", task, SiteState(), most * 0.99)
+    layout = SumLayout.of(SumForm((Part.HEAD,)), describe(first_model()), first_model())
+    words = share.on_words(layout, np.zeros(layout.size, np.uint64), bits).view(np.int64)
+    assert len(set(words.tolist())) == layout.size
+    assert np.abs(words.astype(float)).max() < 2.0**62
+    for std in (most, np.inf, np.nan, 0.0):
+        with pytest.raises(TaskFailedError):
+            run.noise_share("ann", task, SiteState(), std)
+    base = first_model()
+    name = next(iter(base[Part.HEAD]))
+    huge = {**base, Part.HEAD: {**base[Part.HEAD], name: np.full_like(base[Part.HEAD][name], 1e20)}}
+    assert share_std(run.recipe.plan, 1, 1, huge) > most > share_std(run.recipe.plan, 1, 1, base)

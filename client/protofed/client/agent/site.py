@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from protofed.client.state.store import SiteState, Store
 from protofed.client.sums.membership import Membership
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.dp import SIMULATED_SECRET, DpContext, DpNoise, fit_seed
-from protofed.client.training.noise_share import NoiseShare
+from protofed.client.training.noise_share import MOST_STEPS, NoiseShare
 from protofed.common.codec import Digest, digest, encode
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
 from protofed.common.dp import DpCost
@@ -181,10 +182,14 @@ class PreparedRun:
             std: as of `share_std`.
 
         Raises:
-            TaskFailedError: there is no noise; nothing leaves.
+            TaskFailedError: there is no noise, or it cannot be written in a sum; nothing leaves.
         """
         if (noise := self.noise(site, task, state)) is None or not std > 0:
             raise TaskFailedError(FailureReason.INTERNAL, "the noise of this update cannot be made: nothing leaves")
+        if not std < math.ldexp(MOST_STEPS, -self.recipe.federation.sum_bits):
+            # All of it would be the same number: a server could send a model so large that it takes the noise away.
+            text = f"the model that the server sent is so large that its noise (std {std:.3g}) does not fit into a sum"
+            raise TaskFailedError(FailureReason.REFUSED, text)
         return NoiseShare(noise, std)
 
     def gate_context(self) -> GateContext:
