@@ -257,12 +257,19 @@ def _chained(path: Path, file: IO[bytes], last: Record, *, is_newest: bool) -> I
     """The records of one file, each checked against the one before."""
     number = 0
     while line := file.readline(LONGEST + 1):
-        number, record = number + 1, _parsed(line)
+        number, record = number + 1, following(last, line)
         if is_newest and not line.endswith(b"\n") and len(line) <= LONGEST:
             raise HalfLineError(_half_line_text(path, number, last, line))
-        if record is None or (record.seq, record.prev) != (last.seq + 1, last.hash) or record.sealed().line() != line:
+        if record is None:
             raise TamperedError(_tampered_text(path, number, last))
         yield (last := record)
+
+
+def following(last: Record, line: bytes) -> Record | None:
+    """The record of a line, newline included, if it is the one written behind `last`; None: it is not."""
+    record = _parsed(line)
+    chained = record is not None and (record.seq, record.prev) == (last.seq + 1, last.hash)
+    return record if chained and record is not None and record.sealed().line() == line else None
 
 
 def _missing_text(path: Path, before: Segment, after: Segment) -> str:

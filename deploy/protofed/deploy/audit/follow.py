@@ -7,7 +7,6 @@ newest file's only by `recheck`, which reads all of it again.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from protofed.common.storage.journal import (
     HalfLineError,
     Record,
     TamperedError,
+    following,
     records,
 )
 from protofed.common.storage.segments import Segment, segments
@@ -109,7 +109,12 @@ class LogFollower:
             with segment.path.open("rb") as file:
                 file.seek(self._offset if segment.number == self._seen[-1][0] else 0)
                 while (line := file.readline(LONGEST + 1)).endswith(b"\n"):
-                    self._add(_following(self._last, line, segment.path), len(line))
+                    if (record := following(self._last, line)) is None:
+                        number = self._last.seq + 1
+                        raise TamperedError(
+                            f"{segment.path}: record {number} is not what was written there; ask for a backup"
+                        )
+                    self._add(record, len(line))
 
     def _add(self, record: Record, size: int) -> None:
         self._offset = size + (0 if record.event == SEGMENT else self._offset)
@@ -138,16 +143,3 @@ def _same_but_grown(before: list[_Signature], now: list[_Signature]) -> bool:
         return False
     last, same = before[-1], now[len(before) - 1]
     return (same[:2] == last[:2] and same[2] > last[2]) or (len(now) > len(before) and same[:3] == last[:3])
-
-
-def _following(last: Record, line: bytes, path: Path) -> Record:
-    """The record of a line that was added.
-
-    Raises:
-        TamperedError: it is not what follows `last`.
-    """
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        record = Record(**json.loads(line))
-        if (record.seq, record.prev) == (last.seq + 1, last.hash) and record.sealed().line() == line:
-            return record
-    raise TamperedError(f"{path}: record {last.seq + 1} is not what was written there; ask for a backup")
