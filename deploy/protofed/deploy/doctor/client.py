@@ -241,7 +241,7 @@ class ClientDoctor:
 
     def check_metrics(self) -> str:
         """Whether the daemon could listen for scrapes."""
-        return machine.metrics(self.settings.metrics, running=machine.has_running_daemon(self.settings.state))
+        return machine.metrics(self.settings.metrics, running=bool(machine.has_running_daemon(self.settings.state)))
 
     def _own_identity(self) -> Identity | None:
         return None if self.identity is None else self.identity.current()

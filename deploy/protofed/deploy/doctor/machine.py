@@ -111,17 +111,21 @@ def disk(folder: Path) -> str:
     return text
 
 
-def has_running_daemon(folder: Path) -> bool:
-    """Whether a daemon is running on a state folder; tries the folder's lock, and makes no file."""
+def has_running_daemon(folder: Path) -> bool | None:
+    """Whether a daemon is running on a state folder; None: not to be seen. Tries the folder's lock, makes no file."""
     try:
         handle = os.open(folder / "lock", os.O_RDONLY)
-    except OSError:
+    except FileNotFoundError:
         return False
-    try:
-        # Refused while a daemon has its exclusive lock. Two doctors at a time share it and see no daemon in each other.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
+        return None
+    try:
+        # Refused while a daemon has its exclusive lock. Two that look share it, and see no daemon in each other.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
+    except OSError:
+        return None
     finally:
         os.close(handle)
     return False

@@ -89,7 +89,7 @@ class ServerDoctor:
     @cached_property
     def running(self) -> bool:
         """Whether a server runs on the state folder."""
-        return doctor_machine.has_running_daemon(self.settings.state)
+        return bool(doctor_machine.has_running_daemon(self.settings.state))
 
     def check_settings(self) -> str:
         """Keys and values of file, command line and environment."""

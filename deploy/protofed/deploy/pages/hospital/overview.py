@@ -17,6 +17,7 @@ from protofed.client.privacy.approval import ApprovalStatus
 from protofed.common.errors import ProtofedError
 from protofed.deploy.console.tables import count
 from protofed.deploy.daemons import readyz
+from protofed.deploy.doctor.machine import has_running_daemon
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.shell import shell_of
 from protofed.deploy.site import orders
@@ -40,7 +41,11 @@ class OverviewPages:
         """All of it as of now."""
         site = self.site
         log, rows = site.log.look(), list(reversed(all_runs(site.approvals)))
-        runs, pause, activity = site.daemon_runs(), orders.pause_of(site.state).current(), site.log.activity()
+        runs, pause, activity = (
+            has_running_daemon(site.state),
+            orders.pause_of(site.state).current(),
+            site.log.activity(),
+        )
         # Under a policy that approves by itself, the daemon records that once it meets the run.
         waiting = [] if site.approves_by_itself() else [row for row in rows if row["approval"] in UNDECIDED]
         heard = unix(activity.at)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,22 +138,3 @@ class Site:
         """
         if refusals := self.preview(offer)["refusals"]:
             raise PolicyViolationError("; ".join(refusals))
-
-    def daemon_runs(self) -> bool | None:
-        """Whether a daemon has the state folder; None: that cannot be seen from here."""
-        try:
-            handle = os.open(self.state / "lock", os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return None
-        try:
-            # A shared lock, for microseconds: two pages do not take each other for a daemon.
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return None
-        finally:
-            os.close(handle)
-        return False
