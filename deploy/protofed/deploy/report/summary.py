@@ -119,15 +119,17 @@ def _trained(record: RunRecord) -> str:
     return f"{model} was trained by {method}: {record.done} of {record.planned} planned rounds are finished."
 
 
-def _noise(record: RunRecord) -> list[str]:
-    """What the noise of the recipe is worth: planned, for each site knows itself what it has spent."""
-    if not record.recipe.get("plan", {}).get("dp"):
-        return []
+def noise_lines(record: RunRecord) -> list[str]:
+    """What the noise of a run is worth, in sentences: planned, for each site knows itself what it has spent."""
     try:
-        found = planned_lines(Recipe.model_validate(record.recipe))
+        return planned_lines(Recipe.model_validate(record.recipe))
     except (ConfigError, ValueError):  # a method, or a key, that this version does not know
         return []
-    return [f"Each site added noise to what left it (differential privacy). {' '.join(found)}"]
+
+
+def _noise(record: RunRecord) -> list[str]:
+    found = " ".join(noise_lines(record))
+    return [f"Each site added noise to what left it (differential privacy). {found}"] if found else []
 
 
 def _received(record: RunRecord) -> str:

@@ -16,14 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.guard import SVG_POLICY
 from protofed.deploy.pages.shell import shell_of
-from protofed.deploy.report import document, models, rounds, scores
+from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.record import RunRecord
-from protofed.deploy.site.recipe_privacy import planned_lines
 
 KEPT: Final = 4  # runs whose pictures are kept
 SECTIONS: Final = (scores.curves, rounds.transfers, models.prototypes)
@@ -104,12 +102,6 @@ def drawn(record: RunRecord, moment: Moment) -> Pictures:
     pictures = [
         Picture(figure.title, figure.description, document.svg_file(figure), figure.numbers) for figure in figures
     ]
-    return Pictures(moment, pictures, [line for section in sections for line in section.missing], noise(record))
-
-
-def noise(record: RunRecord) -> Sequence[str]:
-    """What the noise of the run is worth: planned, for each site knows itself what it has spent."""
-    try:
-        return planned_lines(Recipe.model_validate(record.recipe))
-    except (ConfigError, ValueError):  # a method, or a key, that this version does not know
-        return []
+    return Pictures(
+        moment, pictures, [line for section in sections for line in section.missing], summary.noise_lines(record)
+    )
