@@ -25,6 +25,7 @@ from protofed.deploy.pages.coordinator import figures
 from protofed.deploy.pages.coordinator.console import console
 from protofed.deploy.pages.coordinator.figures import Pictures
 from protofed.deploy.pages.coordinator.overview import ending
+from protofed.deploy.report.rounds import TASK_STATUSES
 from protofed.protos.v1 import operator_pb2 as pb
 
 RecipeOf = Callable[..., Recipe]
@@ -73,6 +74,19 @@ def test_a_run_shows_each_verdict_with_its_reason(troubled: Browser) -> None:
     for site in ("site-1", "site-4", "site-5"):
         assert f'href="/sites/{site}"' in tasks
     assert "out-of-memory" in tasks
+
+
+def test_a_run_says_why_it_has_no_scores_of_the_sites_own(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "plan.dp" not in troubled.get(f"/runs/{RUN}")
+    monkeypatch.setattr("protofed.deploy.operator.snapshot_builder.kept_by_noise", lambda _: True)
+    assert "they have no noise, and stay there (plan.dp)" in troubled.get(f"/runs/{RUN}")
+
+
+def test_a_sign_means_what_it_means_in_a_report(troubled: Browser) -> None:
+    text = troubled.get(f"/runs/{RUN}")
+    for status in ("reported", "invited", "set-aside", "failed", "late"):
+        letter, _, _ = TASK_STATUSES[status]
+        assert f"<b>{letter}</b>" in text or f">{letter}<" in text, status
 
 
 def test_figures_are_pictures_with_the_numbers_behind_them(troubled: Browser) -> None:

@@ -8,18 +8,9 @@ from typing import Final
 
 from protofed.deploy.operator.snapshot import FAILED
 from protofed.deploy.operator.snapshot_sites import printable
+from protofed.deploy.report.rounds import TASK_STATUSES
 from protofed.protos.v1 import operator_pb2 as pb
 
-MARKS: Final[Mapping[str, str]] = {  # a mark says by itself what its colour says
-    "reported": "✓",
-    "started": "…",
-    "invited": "·",
-    "set-aside": "A",
-    "failed": "F",
-    "late": "L",
-    "not-needed": "–",
-    "refused": "R",
-}
 WORDS: Final[Mapping[str, str]] = {
     "reported": "reported",
     "started": "works on it",
@@ -42,7 +33,7 @@ class Mark:
     @property
     def sign(self) -> str:
         """One character."""
-        return MARKS.get(self.status, "?" if self.status else "")
+        return sign(self.status)
 
     @property
     def word(self) -> str:
@@ -85,8 +76,13 @@ def calendar(rounds: Sequence[pb.RoundInfo]) -> Calendar:
     rows = {site: [row.get(site, Mark("", "")) for row in by_round] for site in names}
     found = {one.status for marks in rows.values() for one in marks}
     return Calendar(
-        rounds, rows, [(MARKS[status], WORDS[status]) for status in MARKS if status in found], troubles(rounds)
+        rounds, rows, [(sign(status), WORDS[status]) for status in WORDS if status in found], troubles(rounds)
     )
+
+
+def sign(status: str) -> str:
+    """The sign of a task's status, as a report has it; none where a site was not invited."""
+    return TASK_STATUSES[status][0] if status in TASK_STATUSES else "?" if status else ""
 
 
 def mark(task: pb.SiteTask) -> Mark:

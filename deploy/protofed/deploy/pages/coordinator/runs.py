@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.console.best_round import best_sentence, kept_best
-from protofed.deploy.console.kept_scores import kept_sentence, summed_sentence
+from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.operator import waiting
 from protofed.deploy.operator.connection import Operator
@@ -163,6 +163,8 @@ def _remarks(run: RunSnapshot, detail: pb.RunDetail) -> list[str]:
     lines = [] if run.best is None else [best_sentence(run.best)]
     if summed := [score.sites for score in detail.scores if score.summed]:
         lines.append(summed_sentence(max(summed)))
-    if run.keeping:
+    if run.noisy:
+        lines.append(NOISE_KEEPS)
+    elif run.keeping:
         lines.append(kept_sentence(run.keeping))
     return lines
