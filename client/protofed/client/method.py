@@ -247,7 +247,7 @@ def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
     if plan.dp is not None and plan.dp.shared_by is not None and not cost.linear:
         raise ConfigError(
             f"method '{name}' makes more of a site's images than one step, and noise on the sum (plan.dp.shared_by) "
-            "does not hide them: remove shared_by, or take fedavg, fedavgm, fedadam, fedyogi or fedprox"
+            "does not hide them: remove shared_by, or take a method that sends the model and keeps nothing (fedavg)"
         )
     return cost
 

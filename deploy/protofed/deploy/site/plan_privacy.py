@@ -148,4 +148,5 @@ def plain(plan: PrivacyPlan | None) -> dict[str, Any] | None:
         "rounds_allowed": plan.allowed,
         "noise_multiplier_needed": plan.noise,
         "shared_by": None if plan.shared_by is None else plan.shared_by[0],
+        "colluders_withstood": None if plan.shared_by is None else plan.shared_by[1] - plan.shared_by[0],
     }
