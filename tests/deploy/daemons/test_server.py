@@ -6,11 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
 from tests.support.pki import Authority
 
 from protofed.common.clock import stamp
@@ -58,15 +56,6 @@ class ServerProcess:
 
     def log(self) -> str:
         return (self.folder / "log").read_text("utf-8")
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    made = ServerProcess(tmp_path)
-    yield made
-    for process in made.running:
-        process.kill()
-        process.wait()
 
 
 def test_it_tells_how_it_is_spoken_to_and_when_its_certificate_ends(server: ServerProcess) -> None:

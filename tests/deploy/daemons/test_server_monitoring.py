@@ -5,20 +5,10 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.deploy.daemons.test_server import ServerProcess
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    made = ServerProcess(tmp_path)
-    yield made
-    for process in made.running:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

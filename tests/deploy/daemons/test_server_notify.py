@@ -24,15 +24,6 @@ Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    made = ServerProcess(tmp_path)
-    yield made
-    for process in made.running:
-        process.kill()
-        process.wait()
-
-
-@pytest.fixture
 def identity(server: ServerProcess) -> Path:
     """Of the receivers."""
     return server.authority.issue(server.folder / "receiver", Party.SERVER, "receiver")

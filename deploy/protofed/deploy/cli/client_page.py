@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-from rich.console import Console
-
 from protofed.common.errors import ConfigError
-from protofed.common.version import install_hint
-from protofed.deploy.cli.console import ANY_PORT, Listen, OpenBrowser
 from protofed.deploy.cli.options import Policy, Settings
 from protofed.deploy.cli.options import State as StateOption
-
-output = Console(soft_wrap=True, highlight=False)
+from protofed.deploy.cli.pages import ANY_PORT, Listen, OpenBrowser, announce, pages_installed
 
 
 def page(
@@ -30,19 +24,11 @@ def page(
 
     Example: `protofed client page --settings site.toml`
     """
-    try:
+    with pages_installed():
         from protofed.deploy.pages import serving
         from protofed.deploy.pages.hospital.page import client_page
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed, which the pages need: {install_hint('pages')}") from error
 
-    def started(address: str) -> None:
-        output.print(f"open {address}", markup=False)
-        output.print("it works once, in one browser; Ctrl-C ends the page, and nothing else", markup=False)
-        if browser:
-            typer.launch(address)
-
-    serving.serve(client_page(*_place(settings, state, policy)), listen, started)
+    serving.serve(client_page(*_place(settings, state, policy)), listen, announce(browser=browser))
 
 
 def _place(settings: Path | None, state: Path | None, policy: str | None) -> tuple[Path, str | None, str]:

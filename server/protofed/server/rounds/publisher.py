@@ -158,15 +158,10 @@ class Publisher:
         return _finite(method.refined(aggregate, update, context), "what an evaluator made of the aggregate")
 
     def aggregated(
-        self,
-        state: Payload | None,
-        rows: Sequence[UpdateRow],
-        context: RoundContext,
-        groups: Groups = (),
-        opened: Opened | None = None,
+        self, state: Payload | None, rows: Sequence[UpdateRow], context: RoundContext, groups: Groups = ()
     ) -> Payload:
         """The next state, of `aggregation_of` these updates; args and raises as there."""
-        return self.aggregation_of(state, rows, context, groups, opened)[0]
+        return self.aggregation_of(state, rows, context, groups)[0]
 
     def aggregation_of(
         self,
