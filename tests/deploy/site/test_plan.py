@@ -337,6 +337,7 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     ("plan", "about", "said"),
     [
         ({}, "plan", "1 epochs a round in batches of 32"),
+        ({"dp": {"noise_multiplier": 1.0, "sampling_rate": 0.1}}, "plan", "10 noisy steps in each training"),
         ({"loss": "logit-adjustment", "tau": 0.5}, "plan", "logits adjusted by 0.5 log of class frequencies"),
         ({"loss": "balanced-softmax"}, "plan", "by the balanced softmax"),
         ({"sampling": "class-balanced"}, "plan", "each class drawn as often"),

@@ -8,8 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from protofed.client.privacy.run_limits import LimitCheck, steps_per_epoch
-from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.config.recipe import DpPlan, Plan, Recipe
 from protofed.common.payload import Payload
+from protofed.deploy.console.tables import count
 
 
 def asked(
@@ -24,15 +25,12 @@ def asked(
     """
     plan, images = recipe.plan, recipe.input
     count = "" if model is None else f", {sum(a.size for part in model.values() for a in part.values()):,} numbers"
-    steps = (
-        "" if examples is None else f", {steps_per_epoch(plan, examples)} steps an epoch on {examples} examples here"
-    )
     begun_with = {} if (body := recipe.model.pretrained_body) is None else {"pretrained_body": body}
     return {
         "method": f"{recipe.method.name}{_options(recipe.method.options)}",
         "model": f"{recipe.model.name}{_options(recipe.model.options | begun_with)}{count}",
         "input": f"{list(images.shape)} [channels, height, width], mean {list(images.mean)}, std {list(images.std)}",
-        "plan": f"{plan.epochs} epochs a round in batches of {plan.batch_size}{steps}{_unusual(plan)}",
+        "plan": f"{_training(plan, examples)}{_unusual(plan)}",
         "optimizer": f"{plan.optimizer}, momentum {plan.momentum:g}, weight decay {plan.weight_decay:g}, "
         f"largest gradient {'any' if plan.max_grad_norm is None else f'{plan.max_grad_norm:g}'}",
         "learning rate": f"{plan.lr:g}, {_rates(plan)}",
@@ -98,5 +96,20 @@ def _printable(text: str) -> str:
 
 
 def short_plan(plan: Plan) -> str:
-    """`2 epochs of 32, lr 0.1`: local training in a cell."""
-    return f"{plan.epochs} epochs of {plan.batch_size}, lr {plan.lr:g}"
+    """`2 epochs of 32, lr 0.1`, or `20 noisy steps, lr 0.3`: local training in a cell."""
+    of_round = f"{plan.epochs} epochs of {plan.batch_size}" if plan.dp is None else _noisy_steps(plan, plan.dp)
+    return f"{of_round}, lr {plan.lr:g}"
+
+
+def _training(plan: Plan, examples: int | None) -> str:
+    if plan.dp is not None:  # the same at every site, however many examples it has
+        return (
+            f"{_noisy_steps(plan, plan.dp)} in each training, each on a sample of {plan.dp.sampling_rate:g} of the "
+            f"units, divided by {plan.batch_size}"
+        )
+    here = "" if examples is None else f", {steps_per_epoch(plan, examples)} steps an epoch on {examples} examples here"
+    return f"{plan.epochs} epochs a round in batches of {plan.batch_size}{here}"
+
+
+def _noisy_steps(plan: Plan, dp: DpPlan) -> str:
+    return count(dp.steps(plan.epochs), "noisy step")

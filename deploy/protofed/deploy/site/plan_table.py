@@ -173,7 +173,8 @@ def _incoming_total(plan: SitePlan) -> str:
 
 def _kept_on_site(plan: SitePlan) -> str:
     return (
-        "- images, labels, and how many there are of each class: no message has a field for them;\n"
+        "- images, labels, and how many there are of each class: no message has a field for them. What a server can "
+        "compute of them is said above;\n"
         f"- the site's own model ({MODEL}) after each round, and an update until the server has answered;\n"
         "- what the method keeps for itself from round to round. What it does here, by its own documentation: "
         f"“{plan.method_summary}”"
