@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,10 @@ from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED
 
 MOST_CLASSES = 256  # with more, a matrix of all pairs is neither read nor drawn
 DECIMALS = 4  # of cosines and norms: they are drawn, and a record stays a few MB
+
+
+# By round and attempt, and by site: the digest of an update that was aggregated and that others may read.
+UsedUpdates: TypeAlias = dict[tuple[int, int], dict[SiteId, Digest]]
 
 
 class BlobReader(Protocol):
@@ -52,7 +56,7 @@ def similarity(rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> d
     return {"round": None, "cosines": []}
 
 
-def norms(records: LedgerReader, rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
+def norms(used: UsedUpdates, rounds: Sequence[RoundRow], blobs: BlobReader, classes: int) -> dict[str, Any]:
     """Euclidean norms by class, {site: [classes]}, in the newest round whose updates are kept.
 
     They are norms of the head's rows if sites sent a head, else of their prototypes; None for a class that a site sent
@@ -61,11 +65,9 @@ def norms(records: LedgerReader, rounds: Sequence[RoundRow], blobs: BlobReader, 
     for row in reversed(rounds):
         if row.round == 0 or row.rolled_back:
             continue
-        rows = records.updates(row.run, row.round, row.attempt)
-        used = [update for update in rows if update.counts and update.task.kind is TaskKind.FIT]
-        used = [update for update in used if update.task.subject is None]
+        digests = used.get((row.round, row.attempt), {})
         payloads = {
-            update.task.site: payload for update in used if (payload := _read(blobs, update.digest)) is not None
+            site: payload for site, address in digests.items() if (payload := _read(blobs, address)) is not None
         }
         if payloads:
             return {"round": row.round, **_site_norms(payloads, classes)}
@@ -131,6 +133,7 @@ def _listed(values: Array) -> Any:
 
 FORMAT = 1
 AT_A_TIME = 50  # rounds whose rows are read in one query: bounds memory for runs of thousands of rounds
+SCORED_CLASSES = 500  # of all rounds whose scores are read in one query: a site may have some for each class
 
 
 def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, Any]:
@@ -161,7 +164,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         raise ConfigError(f"there is no run '{short(run)}'; `protofed runs list` has all of them")
     recipe = json.loads(row.recipe)
     rounds = records.rounds(run, rolled_back=True)
-    scores, attempts = _scores(records, run, rounds), _attempts(records, run, rounds)
+    used: UsedUpdates = {}
+    scores, attempts = _scores(records, run, rounds, recipe["classes"]), _attempts(records, run, rounds, used)
     return {
         "format": FORMAT,
         "run": _run(row),
@@ -175,7 +179,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "best": (best := best_of(records, blobs, run)),
         "classes": _by_class(records, run, scores, best),
         "prototypes": similarity(rounds, blobs, recipe["classes"]),
-        "norms": norms(records, rounds, blobs, recipe["classes"]),
+        "norms": norms(used, rounds, blobs, recipe["classes"]),
     }
 
 
@@ -247,7 +251,8 @@ def _interventions(records: LedgerReader, run: RunRow) -> list[dict[str, Any]]:
     ]
 
 
-def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> list[dict[str, Any]]:
+def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow], used: UsedUpdates) -> list[dict[str, Any]]:
+    """Every attempt with its tasks; fills `used`."""
     attempts: list[dict[str, Any]] = []
     last = rounds[-1].round if rounds else -1
     caps = {(row.round, row.attempt): row.statistics.get(WEIGHT_CAP, math.inf) for row in rounds}
@@ -256,6 +261,8 @@ def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> li
         commits: dict[str, list[UpdateRow]] = {}
         for update in records.updates(run, span):
             commits.setdefault(update.task.task_id, []).append(update)
+            if update.counts and update.task.kind is TaskKind.FIT and update.task.subject is None:
+                used.setdefault((update.task.round, update.task.attempt), {})[update.task.site] = update.digest
         tasks: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for task in records.tasks(run, span):
             tasks.setdefault((task.round, task.attempt), []).append(_task(task, commits.get(task.task_id, []), caps))
@@ -337,11 +344,15 @@ def _refused(update: UpdateRow) -> dict[str, Any]:
     }
 
 
-def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> dict[int, dict[str, Any]]:
+def _scores(records: LedgerReader, run: str, rounds: Sequence[RoundRow], classes: int) -> dict[int, dict[str, Any]]:
     """Scores by round, without those of single classes: 1000 classes have thousands of them a round."""
-    numbers = sorted({row.round for row in rounds if row.state is not None and not row.rolled_back})
-    by_round = {number: _scored(records, run, number, by_class=False) for number in numbers}
-    return {number: scored for number, scored in by_round.items() if any(scored.values())}
+    numbers = {row.round for row in rounds if row.state is not None and not row.rolled_back}
+    step = max(1, SCORED_CLASSES // classes)
+    found: dict[int, dict[str, Any]] = {}
+    for first in range(0, max(numbers, default=-1) + 1, step):
+        scored = _scored(records, run, range(first, first + step), by_class=False)
+        found |= {number: of for number, of in scored.items() if number in numbers}
+    return found
 
 
 def _by_class(
@@ -349,18 +360,31 @@ def _by_class(
 ) -> dict[str, Any]:
     """Scores of single classes, of the newest scored round and of the best one."""
     chosen = {"newest": max(scores, default=None), "best": None if best is None else best["round"]}
-    by_round = {n: _scored(records, run, n, by_class=True) for n in chosen.values() if n is not None}
-    rounds = {which: {"round": n, **({"sites": {}} if n is None else by_round[n])} for which, n in chosen.items()}
+    by_round: dict[int, dict[str, Any]] = {}
+    for number in {n for n in chosen.values() if n is not None}:
+        by_round |= _scored(records, run, range(number, number + 1), by_class=True)
+    rounds = {
+        which: {"round": n, **({"sites": {}} if n is None else by_round.get(n, {"sites": {}}))}
+        for which, n in chosen.items()
+    }
     return {"judged_by": "" if best is None else best["score"], **rounds}
 
 
-def _scored(records: LedgerReader, run: str, round: int, *, by_class: bool) -> dict[str, Any]:
-    """Of a round's scores only those of single classes, or only the others: by site, and what secure sums say."""
-    summed = records.score_sums(run, round).get(round, {}).items()
-    chosen = {name: spread for name, spread in summed if (score_family(name) != name) is by_class}
-    sums = {name: {"mean": of.mean, "std": of.std, "sites": of.sites} for name, of in chosen.items()}
-    sites = _select(records.scores(run, round).get(round, {}), by_class=by_class)
-    return {"sites": sites, "sums": sums} if sums else {"sites": sites}
+def _scored(records: LedgerReader, run: str, rounds: range, *, by_class: bool) -> dict[int, dict[str, Any]]:
+    """Of each round's scores only those of single classes, or only the others: by site, and what secure sums say.
+
+    Rounds without any are left out.
+    """
+    scores, score_sums = records.scores(run, rounds), records.score_sums(run, rounds)
+    found: dict[int, dict[str, Any]] = {}
+    for number in sorted(scores.keys() | score_sums.keys()):
+        summed = score_sums.get(number, {}).items()
+        chosen = {name: spread for name, spread in summed if (score_family(name) != name) is by_class}
+        sums = {name: {"mean": of.mean, "std": of.std, "sites": of.sites} for name, of in chosen.items()}
+        sites = _select(scores.get(number, {}), by_class=by_class)
+        if sites or sums:
+            found[number] = {"sites": sites, "sums": sums} if sums else {"sites": sites}
+    return found
 
 
 def _select(sites: Scores, *, by_class: bool) -> dict[SiteId, dict[str, float]]:

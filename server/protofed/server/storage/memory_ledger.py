@@ -328,20 +328,20 @@ class MemoryLedger(Ledger):
         return sorted({at[0] for at in self._kept_scores(run) if at in self._rounds[run]})
 
     def scores(
-        self, run: str, round: int | None = None, names: Collection[str] | None = None
+        self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
         return self._scores.by_site(run, self._kept_scores(run, round), names)
 
     def score_sums(
-        self, run: str, round: int | None = None, names: Collection[str] | None = None
+        self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[str, Spread]]:
         return self._scores.sums(run, self._kept_scores(run, round), names)
 
     def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:
         return frozenset(row.task.site for row in self.updates(run, rounds) if _counted(row))
 
-    def _kept_scores(self, run: str, round: int | None = None) -> list[tuple[int, int]]:
-        """The attempts with scores (of a round) that were not rolled back."""
+    def _kept_scores(self, run: str, round: int | range | None = None) -> list[tuple[int, int]]:
+        """The attempts with scores (of a round, or some) that were not rolled back."""
         rows = self._rounds[run]
         return [at for at in self._scores.attempts(run, round) if not (at in rows and rows[at].rolled_back)]
 

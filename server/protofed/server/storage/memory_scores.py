@@ -41,10 +41,12 @@ class MemoryScores:
         self._by_site[run].setdefault(number, {})[attempt] = {site: scores for site, scores in left.items() if scores}
         self._sums[run].setdefault(number, {})[attempt] = dict(sums)
 
-    def attempts(self, run: str, round: int | None) -> Iterator[Attempt]:
-        """Those (of a round) of which there are scores."""
+    def attempts(self, run: str, round: int | range | None) -> Iterator[Attempt]:
+        """Those (of a round, or some) of which there are scores."""
         of_run: tuple[Mapping[int, Mapping[int, object]], ...] = self._by_site[run], self._sums[run]
-        numbers = {number for table in of_run for number in table} if round is None else {round}
+        numbers = {number for table in of_run for number in table}
+        if round is not None:
+            numbers &= {round} if isinstance(round, int) else set(round)
         for number in numbers:
             yield from {(number, attempt) for table in of_run for attempt, of in table.get(number, {}).items() if of}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -195,12 +194,10 @@ class LedgerReader:
         return [row.round for row in self._read(query.order_by(db.rounds.c.round))]
 
     def scores(
-        self, run: str, round: int | None = None, names: Collection[str] | None = None
+        self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[SiteId, dict[str, float]]]:
-        """Scores by round (or of one round), site and name (or some); without those of rounds that were rolled back."""
-        query = self._scores_of(run, db.scores)
-        if round is not None:
-            query = query.where(db.scores.c.round == round)
+        """Scores by round (or of one, or some), site and name (or some); not of rounds that were rolled back."""
+        query = _of_rounds(self._scores_of(run, db.scores), db.scores, round)
         if names is not None:
             query = query.where(db.scores.c.name.in_(names))
         table: dict[int, dict[SiteId, dict[str, float]]] = {}
@@ -209,14 +206,12 @@ class LedgerReader:
         return table
 
     def score_sums(
-        self, run: str, round: int | None = None, names: Collection[str] | None = None
+        self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[str, Spread]]:
-        """What secure sums say of sites' own scores, by round (or of one round) and name (or some); as `scores`."""
+        """What secure sums say of sites' own scores, by round (or of one, or some) and name (or some); as `scores`."""
         if db.score_sums not in self._score_tables:
             return {}
-        query = self._scores_of(run, db.score_sums)
-        if round is not None:
-            query = query.where(db.score_sums.c.round == round)
+        query = _of_rounds(self._scores_of(run, db.score_sums), db.score_sums, round)
         if names is not None:
             query = query.where(db.score_sums.c.name.in_(names))
         found: dict[int, dict[str, Spread]] = {}
@@ -329,28 +324,27 @@ class LedgerReader:
 
 
 def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | None) -> Any:
-    query = select(table).where(table.c.run == run)
-    if isinstance(round, range):
-        query = query.where(table.c.round >= round.start, table.c.round < round.stop)
-    elif round is not None:
-        query = query.where(table.c.round == round)
+    query = _of_rounds(select(table).where(table.c.run == run), table, round)
     return query if attempt is None else query.where(table.c.attempt == attempt)
 
 
+def _of_rounds(query: Any, table: Any, round: int | range | None) -> Any:
+    if isinstance(round, range):
+        return query.where(table.c.round >= round.start, table.c.round < round.stop)
+    return query if round is None else query.where(table.c.round == round)
+
+
 def _run(row: Row[Any]) -> RunRow:
-    found = RunRow(**row._mapping)
-    return replace(found, outcome=None if found.outcome is None else RoundOutcome(found.outcome))
+    return RunRow(**{**row._mapping, "outcome": None if row.outcome is None else RoundOutcome(row.outcome)})
 
 
 def _round(row: Row[Any]) -> RoundRow:
-    found = RoundRow(**row._mapping)
-    return replace(found, statistics=found.statistics or {})
+    return RoundRow(**{**row._mapping, "statistics": row.statistics or {}})
 
 
 def _task(row: Row[Any]) -> TaskRow:
-    task = TaskRow(**row._mapping)
-    subject = None if task.subject is None else Subject(task.subject)
-    return replace(task, kind=TaskKind(task.kind), subject=subject)
+    subject = None if row.subject is None else Subject(row.subject)
+    return TaskRow(**{**row._mapping, "kind": TaskKind(row.kind), "subject": subject})
 
 
 def _update(row: Row[Any], task: TaskRow) -> UpdateRow:
