@@ -29,6 +29,7 @@ GROUPS = {
     "rounds": "rounds",
     "start": "start",
     "sites": "sites",
+    "pages": "pages",
 }
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import insert
+from sqlalchemy import Engine, insert
 
 from protofed.server.storage import schema
 
 SCORES = ("global.accuracy", "global.balanced_accuracy", "global.majority")
 
 
-def fill(ledger: Any, run: str, rounds: int, sites: int, newest: str = "f" * 64, began: float = 1.7e9) -> None:
-    """Rounds from 1 on, each of ten seconds, published and scored; `newest` is the digest of the last one's state.
+def fill(engine: Engine, run: str, rounds: int, sites: int, began: float = 1.7e9) -> None:
+    """Rounds from 1 on, each of ten seconds, published and scored.
 
     The scores rise. Of every tenth round one site is late.
     """
@@ -48,7 +46,7 @@ def fill(ledger: Any, run: str, rounds: int, sites: int, newest: str = "f" * 64,
             {**at, "site": "evaluator", "name": name, "value": 0.5 + 0.4 * number / rounds * (name != SCORES[2])}
             for name in SCORES
         ]
-    with ledger._engine.begin() as connection:
+    with engine.begin() as connection:
         for table, rows in (
             (schema.rounds, of_rounds),
             (schema.tasks, tasks),

@@ -120,7 +120,7 @@ def test_figures_are_made_again_once_the_run_has_gone_on(troubled: Browser, monk
 
 def test_a_long_run_is_shown_page_by_page(live_server: Start, recipe_of: RecipeOf) -> None:
     server = live_server(recipe_of("fedavg", rounds=120, federation={"min_sites": 50}))
-    fill(server.ledger, RUN, rounds=95, sites=40)
+    fill(server.ledger._engine, RUN, rounds=95, sites=40)
     with Operator(server.address, plaintext=True) as operator:
         browser = Browser(console(operator, server.address, None))
         newest, oldest = browser.get(f"/runs/{RUN}"), browser.get(f"/runs/{RUN}/rounds?page=5")

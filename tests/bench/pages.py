@@ -1,0 +1,142 @@
+"""The coordinator's pages of a long run, from a server process over mutual TLS: until a browser has loaded each."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from http.cookiejar import CookieJar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
+
+import uvicorn
+from playwright.sync_api import Page, sync_playwright
+from sqlalchemy import create_engine
+from tests.bench.report import Row
+from tests.bench.server_process import OPERATOR, Server, server
+from tests.bench.timing import seconds
+from tests.support.long_run import fill
+
+from protofed.common.config.recipe import Recipe
+from protofed.deploy.operator.connection import Operator
+from protofed.deploy.pages.access import Access
+from protofed.deploy.pages.coordinator.console import console
+from protofed.deploy.pages.serving import listening
+from protofed.deploy.pages.shell import Program, application
+
+REPETITIONS = 7
+ROUNDS, SITES = 1000, 40
+GOAL_S = 1.0
+RUN = "long"
+PATHS = {
+    "overview": "/",
+    "run": f"/runs/{RUN}",
+    "older rounds": f"/runs/{RUN}/rounds?page=25",
+    "one round": f"/runs/{RUN}/rounds/500/1",
+    "figures": f"/runs/{RUN}/figures",
+    "sites": "/sites",
+}
+CHROMIUM = shutil.which("chromium")
+
+
+def rows() -> Iterator[Row]:
+    """One for each page: in Chromium, beside the bare answers of the same page."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        running = stack.enter_context(server(recipe(), folder, ["site-01"]))
+        lengthen(running)
+        operator = stack.enter_context(Operator(running.address, folder / "identities" / OPERATOR))
+        identity = folder / "identities" / OPERATOR
+        base, token = stack.enter_context(served(console(operator, running.address, identity)))
+        cookies = CookieJar()
+        session = build_opener(HTTPCookieProcessor(cookies))
+        with session.open(f"{base}/enter?token={token}"):
+            pass
+        page = stack.enter_context(browser(cookies, base))
+        for name, path in PATHS.items():
+            url = base + path
+            answered = statistics.median(seconds(partial(fetch, session, url)) for _ in range(REPETITIONS))
+            loaded = None if page is None else statistics.median(load_s(page, url) for _ in range(REPETITIONS))
+            yield Row(
+                f"console, {ROUNDS:,} rounds x {SITES} sites: {name}",
+                loaded,
+                "s",
+                answered,
+                "the answer",
+                at_most=GOAL_S,
+                note="" if page else "no chromium: apt-get install chromium",
+            )
+
+
+def recipe() -> Recipe:
+    """A run that waits for sites: the ledger alone says what it has done."""
+    table = {
+        "name": RUN,
+        "classes": 10,
+        "rounds": ROUNDS + 1,
+        "input": {"shape": [1, 8, 8]},
+        "method": {"name": "fedavg"},
+        "model": {"name": "digits-cnn"},
+        "federation": {"min_sites": SITES + 1},
+    }
+    return Recipe.model_validate(table)
+
+
+def lengthen(running: Server) -> None:
+    """Write a long run into the server's ledger, beside it; the newest round's state is kept, as it always is."""
+    engine = create_engine(f"sqlite:///{running.folder / 'state' / 'ledger.sqlite'}")
+    try:
+        fill(engine, RUN, ROUNDS, SITES)
+    finally:
+        engine.dispose()
+    (running.folder / "state" / "blobs" / f"{ROUNDS:064x}").touch()
+
+
+@contextmanager
+def served(program: Program) -> Iterator[tuple[str, str]]:
+    """The pages on a port of loopback: their address, and the token that opens them."""
+    with listening("127.0.0.1:0") as opened:
+        port = opened.getsockname()[1]
+        access = Access(f"protofed-{port}")
+        opened.listen()
+        running = uvicorn.Server(
+            uvicorn.Config(application(program, access), log_config=None, lifespan="off", ws="none")
+        )
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [opened]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{port}", access.token
+        running.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def browser(cookies: CookieJar, base: str) -> Iterator[Page | None]:
+    """A browser in the same session; None: there is none on this machine."""
+    if CHROMIUM is None:
+        yield None
+        return
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = opened.new_context()
+        context.add_cookies([{"name": one.name, "value": one.value or "", "url": base} for one in cookies])
+        yield context.new_page()
+        opened.close()
+
+
+def fetch(session: OpenerDirector, url: str) -> None:
+    """A page, without what belongs to it."""
+    with session.open(url) as answer:
+        assert answer.status == 200
+        answer.read()
+
+
+def load_s(page: Page, url: str) -> float:
+    """Until the browser's `load` event: the page, its style, script and pictures."""
+    page.goto("about:blank")  # what the page before refreshes is over
+    page.goto(url)
+    loaded: float = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventStart")
+    return loaded / 1000
