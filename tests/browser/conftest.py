@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, sync_playwright
+from tests.support.hand import Hand, Keyboard, Mouse
 
 from protofed.deploy.pages.access import Access
 from protofed.deploy.pages.serving import listening
@@ -18,6 +19,12 @@ from protofed.deploy.pages.shell import Program, application
 
 CHROMIUM = shutil.which("chromium")
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(params=["mouse", "keyboard"])
+def hand(request: pytest.FixtureRequest) -> Hand:
+    """The same journey by mouse, and by keyboard alone."""
+    return Mouse() if request.param == "mouse" else Keyboard()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
+from tests.support.hand import Hand
 
 from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.privacy.pause import FILE as PAUSE
@@ -51,32 +52,34 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
         assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), path
 
 
-def test_a_run_is_approved_and_denied_by_mouse(state: Path, open_page: Callable[..., Page]) -> None:
+def test_a_run_is_approved_and_denied(state: Path, open_page: Callable[..., Page], hand: Hand) -> None:
     page, approvals = open_page(client_page(state, "standard")), Approvals(state / FOLDER)
     offer = approvals.offer(RUN)
-    page.goto(page.url + f"runs/{RUN}")
-    page.locator("#order-approve").click()
-    page.locator("#approve").click()
+    hand.press(page.get_by_role("navigation").get_by_role("link", name="Runs"))
+    hand.press(page.get_by_role("link", name=RUN))
+    hand.press(page.locator("#order-approve"))
+    assert approvals.status(RUN, offer.recipe) is ApprovalStatus.WAITING
+    hand.press(page.locator("#approve"))
     expect(page.locator("#order-approve")).to_have_count(0)
     assert approvals.status(RUN, offer.recipe) is ApprovalStatus.APPROVED
-    page.locator("#order-leave").click()
-    page.locator("#leave").click()
+    hand.press(page.locator("#order-leave"))
+    assert approvals.status(RUN, offer.recipe) is ApprovalStatus.APPROVED
+    hand.press(page.locator("#leave"))
     expect(page.locator("#order-approve")).to_be_visible()
     assert approvals.status(RUN, offer.recipe) is ApprovalStatus.DENIED
     assert [record.event for record in records(state / AUDIT)][-2:] == ["approved", "denied"]
 
 
-def test_the_site_is_paused_and_resumed_by_keyboard(state: Path, open_page: Callable[..., Page]) -> None:
+def test_the_site_is_paused_and_resumed(state: Path, open_page: Callable[..., Page], hand: Hand) -> None:
     page = open_page(client_page(state, "standard"))
-    page.goto(page.url + "pause")
-    page.focus("#until")
-    page.keyboard.type("90m")
-    page.keyboard.press("Tab")
-    page.keyboard.type("the scanner is moved")
-    page.keyboard.press("Enter")
+    hand.press(page.get_by_role("navigation").get_by_role("link", name="Pause"))
+    hand.fill(page.locator("#until"), "90m")
+    hand.fill(page.locator("#reason"), "the scanner is moved")
+    assert SitePause(state / PAUSE).current() is None
+    hand.press(page.locator("#pause"))
     expect(page.locator("#paused")).to_be_visible()
     assert SitePause(state / PAUSE).current() is not None
-    page.focus("#resume")
-    page.keyboard.press("Enter")
+    assert list(records(state / AUDIT))[-1].facts["reason"] == "the scanner is moved"
+    hand.press(page.locator("#resume"))
     expect(page.locator("#pause")).to_be_visible()
     assert SitePause(state / PAUSE).current() is None
