@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tests.support.long_run import fill
 from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.pki.identity import Party
 from protofed.deploy.certs.lifecycle import make_authority, read_bundle, read_request
 from protofed.deploy.certs.lifecycle import request as make_request
@@ -91,10 +92,10 @@ def test_a_sign_means_what_it_means_in_a_report(troubled: Browser) -> None:
 
 def test_figures_are_pictures_with_the_numbers_behind_them(troubled: Browser) -> None:
     troubled.get(f"/runs/{RUN}/figures/0.svg", 400)  # the page makes them
-    text = troubled.get(f"/runs/{RUN}/figures")
+    text = drawn_figures(troubled)
     images = re.findall(r'<img class="drawn" src="([^"]+)" alt="[^"]+"', text)
     assert images
-    assert text.count("<details>") == len(images)
+    assert text.count('<details id="numbers-') == len(images)
     answer = troubled.client.get(images[0])
     assert answer.headers["content-type"].startswith("image/svg+xml")
     assert "script-src" not in answer.headers["content-security-policy"]  # by default-src, none
@@ -105,17 +106,60 @@ def test_figures_are_pictures_with_the_numbers_behind_them(troubled: Browser) ->
 def test_figures_are_made_again_once_the_run_has_gone_on(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[figures.Moment] = []
 
-    def draw(_: object, moment: figures.Moment) -> Pictures:
+    def draw(_: object, moment: figures.Moment, round: int) -> Pictures:
         made.append(moment)
-        return Pictures(moment, [], [], [])
+        return Pictures(moment, round, [], [])
 
     monkeypatch.setattr(figures, "drawn", draw)
     for _ in range(2):
-        troubled.get(f"/runs/{RUN}/figures")
+        drawn_figures(troubled)
     assert len(made) == 1
     troubled.order(f"/runs/{RUN}/pause")
-    troubled.get(f"/runs/{RUN}/figures")
+    troubled.get(f"/runs/{RUN}/figures?fragment=1")  # a page that refreshes itself has nothing drawn
+    assert len(made) == 1
+    drawn_figures(troubled)
     assert len(made) == 2
+
+
+def test_a_page_does_not_wait_for_figures_and_shows_the_former_ones_meanwhile(
+    troubled: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former, go_on, held = drawn_figures(troubled), Event(), []
+
+    def hold(*told: Any) -> Pictures:
+        held.append(told)
+        go_on.wait()
+        return Pictures(told[1], told[2], [], ["a budget"])
+
+    monkeypatch.setattr(figures, "drawn", hold)
+    monkeypatch.setattr(figures, "PATIENCE_S", 0.0)
+    troubled.order(f"/runs/{RUN}/pause")
+    try:
+        for _ in range(2):
+            text = troubled.get(f"/runs/{RUN}/figures")
+            assert 'id="drawing"' in text
+            assert "data-going" in text  # the script looks again soon
+            assert text.count("<img") == former.count("<img")
+    finally:
+        go_on.set()
+    assert "a budget" in drawn_figures(troubled)
+    assert len(held) == 1
+
+
+def test_figures_that_fail_say_why_and_are_tried_again(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Operator, "run_record", lambda *_: (_ for _ in ()).throw(UnavailableError("it hung up")))
+    monkeypatch.setattr(figures, "PATIENCE_S", 20.0)
+    assert "it hung up" in troubled.get(f"/runs/{RUN}/figures", 503)
+    monkeypatch.undo()
+    assert "<img" in drawn_figures(troubled)
+
+
+def drawn_figures(browser: Browser) -> str:
+    """The page with its figures, once they are there."""
+    text = browser.get(f"/runs/{RUN}/figures")
+    while 'id="drawing"' in text:
+        text = browser.get(f"/runs/{RUN}/figures?fragment=1")
+    return text
 
 
 def test_a_long_run_is_shown_page_by_page(live_server: Start, recipe_of: RecipeOf) -> None:

@@ -29,13 +29,13 @@ class Panel:
     Attributes:
         unit: "%" for shares, which are drawn times 100; else the values are drawn as they are.
         values: of all sites, by round.
-        chance: what guessing reaches, drawn as a dashed line.
+        baseline: what a model that has learnt nothing reaches, and how, in a word or two; drawn as a dashed line.
     """
 
     title: str
     unit: str
     values: Mapping[int, Sequence[float]]
-    chance: float | None = None
+    baseline: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +113,53 @@ def horizontal_points(names: Sequence[str], series: Sequence[Series]) -> Figure:
     axes.set_xlabel("% (dotted: mean over sites)")
     axes.grid(color="0.9", linewidth=0.8)
     axes.set_axisbelow(True)
+    figure.legend(loc="outside upper left", ncols=3, fontsize=8)
+    return figure
+
+
+@dataclass(frozen=True)
+class RoundSize:
+    """A round that counts.
+
+    Attributes:
+        invited: sites that were asked to train.
+        used: sites whose updates are in its state.
+        seconds: from its opening to its state.
+        abandoned: attempts before it that came to nothing.
+    """
+
+    invited: int
+    used: int
+    seconds: float
+    abandoned: int
+
+
+def round_sizes(by_round: Mapping[int, RoundSize]) -> Figure:
+    """Sites and seconds by round, in two panels; abandoned attempts are crosses at the bottom."""
+    figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    numbers = sorted(by_round)
+    sizes = [by_round[number] for number in numbers]
+    left.step(
+        numbers, [size.invited for size in sizes], where="mid", color=ORANGE, linestyle="--", label="asked to train"
+    )
+    left.step(numbers, [size.used for size in sizes], where="mid", color=BLUE, label="whose updates were used")
+    if failed := [number for number in numbers if by_round[number].abandoned]:
+        left.plot(failed, [0] * len(failed), "x", color="black", clip_on=False, label="attempts were abandoned before")
+    left.set_title("Sites", fontsize=9)
+    left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    right.plot(
+        numbers,
+        [size.seconds for size in sizes],
+        color=BLUE,
+        linewidth=1.6,
+        marker="o" if len(numbers) <= NAMED else None,
+        ms=3,
+    )
+    right.set_title("Seconds", fontsize=9)
+    for axes in (left, right):
+        axes.set_ylim(bottom=0)
+        _rounds(axes)
     figure.legend(loc="outside upper left", ncols=3, fontsize=8)
     return figure
 
@@ -200,9 +247,10 @@ def _panel(axes: Axes, panel: Panel) -> None:
         axes.fill_between(numbers, low, high, color=BLUE, alpha=0.15, linewidth=0)
     if panel.unit == "%":  # all of it: cut to the values, a rise from 0 to 7 % looks like success
         axes.set_ylim(0, 100)
-    if panel.chance is not None:
-        axes.axhline(factor * panel.chance, color="0.4", linewidth=1, linestyle="--")
-        axes.annotate("chance", (numbers[0], factor * panel.chance), (0, 2), textcoords="offset points", fontsize=7)
+    if panel.baseline is not None:
+        how, share = panel.baseline
+        axes.axhline(factor * share, color="0.4", linewidth=1, linestyle="--")
+        axes.annotate(how, (numbers[0], factor * share), (0, 2), textcoords="offset points", fontsize=7)
     axes.set_title(panel.title, fontsize=9)
     axes.set_ylabel(panel.unit, rotation=0, ha="right")
     axes.annotate(f"{means[-1]:.3g}", (numbers[-1], means[-1]), (4, 0), textcoords="offset points", va="center")

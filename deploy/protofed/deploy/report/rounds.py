@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report.plots import volumes
+from protofed.deploy.report.plots import RoundSize, round_sizes, volumes
 from protofed.deploy.report.record import RunRecord, megabytes, thinned, used_sites, utc
 
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
@@ -61,8 +62,41 @@ def participation(record: RunRecord) -> Section:
         "participation",
         "Who took part when",
         lead=[lead],
+        figures=_sizes(record),
         tables=[calendar, legend, _tally(sites, tasks, statuses), *_attempts(record), *_interventions(record)],
     )
+
+
+def _sizes(record: RunRecord) -> list[Figure]:
+    """How many sites each round that counts asked and used, and how long it took; none before the first."""
+    abandoned = Counter(attempt["round"] for attempt in record.attempts if attempt["outcome"] == "abandoned")
+    by_round = {
+        attempt["round"]: RoundSize(
+            sum(task["kind"] == "fit" for task in attempt["tasks"]),
+            len(used_sites(attempt)),
+            (attempt["closed_at"] or attempt["opened_at"]) - attempt["opened_at"],
+            abandoned[attempt["round"]],
+        )
+        for attempt in record.rounds
+    }
+    if not by_round:
+        return []
+    used, seconds = [size.used for size in by_round.values()], [size.seconds for size in by_round.values()]
+    slowest = max(by_round, key=lambda number: by_round[number].seconds)
+    short_of = sum(size.used < size.invited for size in by_round.values())
+    description = (
+        f"{min(used)} to {max(used)} updates were used in a round; {count(short_of, 'round')} of {len(by_round)} used "
+        f"fewer than were asked for. On average a round took {fmean(seconds):.1f} s; the longest, round {slowest}, "
+        f"{max(seconds):.1f} s."
+    )
+    rows = [
+        [str(number), str(size.invited), str(size.used), f"{size.seconds:.1f}", str(size.abandoned)]
+        for number in thinned(sorted(by_round))
+        for size in (by_round[number],)
+    ]
+    header = ["round", "asked to train", "updates used", "seconds", "abandoned before"]
+    numbers = Table("The numbers behind", header, rows, 0, folded=True)
+    return [Figure("Sites and seconds by round", description, round_sizes(by_round), numbers)]
 
 
 def refusals(record: RunRecord) -> Section:

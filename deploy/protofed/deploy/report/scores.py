@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from protofed.common.protocol.score_names import MAJORITY
 from protofed.common.statistics import lower_is_better, spread
 from protofed.deploy.console.kept_scores import from_sum
 from protofed.deploy.console.tables import count
@@ -43,13 +44,18 @@ FREQUENCY_GROUPS = (
     "add `[evaluation] frequency_groups = true` to the recipe, with `class_order` if class 0 is not the commonest"
 )
 RELIABILITY = "global.reliability"
+CHANCE, COMMONEST = "chance", "commonest class"
+BASELINES = {
+    CHANCE: "Dashed, “chance”: the balanced accuracy of guessing, 1 of the number of classes in the test set.",
+    COMMONEST: "Dashed, “commonest class”: the accuracy of always naming the test set's commonest class.",
+}
 OWN_MEAN = "; own models: mean over sites"
 
 
 def curves(record: RunRecord) -> Section:
     """Scores and training losses over rounds."""
     panels = [
-        Panel(title, "%", values, record.chance if name == "global.balanced_accuracy" else None)
+        Panel(title, "%", values, _baseline(record, name))
         for name, title in CURVES.items()
         if (values := record.series(name))
     ]
@@ -64,9 +70,17 @@ def curves(record: RunRecord) -> Section:
     lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
     if sums := [record.latest_spreads[name].sites for name in CURVES if record.is_summed(name)]:
         lead.append(f"Of the sites' own scores: {from_sum(max(sums))}, and so there is no band.")
-    if any(panel.chance is not None for panel in panels):
-        lead.append("Dashed: the balanced accuracy of guessing, 1 of the number of classes in the test set.")
+    drawn = {panel.baseline[0] for panel in panels if panel.baseline is not None}
+    lead += [meaning for how, meaning in BASELINES.items() if how in drawn]
     return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
+
+
+def _baseline(record: RunRecord, name: str) -> tuple[str, float] | None:
+    """What a global model that has learnt nothing reaches in a score, and how; None: that is not on record."""
+    majority = record.latest_spreads.get(MAJORITY)
+    if name == "global.balanced_accuracy":
+        return CHANCE, record.chance
+    return (COMMONEST, majority.mean) if name == "global.accuracy" and majority is not None else None
 
 
 def by_class(record: RunRecord) -> Section:

@@ -1,15 +1,17 @@
-"""Pictures of a run, those of its report: scores over rounds, bytes, prototypes' similarity, with the numbers behind.
+"""Pictures of a run, those of its report: scores, rounds and sites over time, bytes, prototypes' similarity.
 
-They are drawn from the run's record, which a server needs seconds for where a run is long; so they have a page of their
-own, are made once for each published round, and are not refreshed by themselves.
+They are drawn from the run's record, which a server needs seconds for where a run is long. So they have a page of their
+own, which starts the drawing and follows it, and are drawn once for each published round: not again by themselves.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, Thread
 from typing import Final
 
 from starlette.requests import Request
@@ -19,12 +21,13 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.guard import SVG_POLICY
-from protofed.deploy.pages.shell import shell_of
+from protofed.deploy.pages.shell import FRAGMENT, shell_of
 from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.record import RunRecord
 
 KEPT: Final = 4  # runs whose pictures are kept
-SECTIONS: Final = (scores.curves, rounds.transfers, models.prototypes)
+PATIENCE_S: Final = 0.4  # that a page waits for its pictures before it says that they are being drawn
+SECTIONS: Final = (scores.curves, rounds.participation, rounds.transfers, models.prototypes)
 Moment = tuple[int, int, str]  # attempts, the newest scored round and the status: what pictures are of
 
 
@@ -39,27 +42,48 @@ class Picture:
 
 
 @dataclass(frozen=True)
+class DrawnSection:
+    """A section of a report with its figures rendered."""
+
+    section: document.Section
+    pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True)
 class Pictures:
     """The pictures of a run at one moment.
 
     Attributes:
-        missing: sentences on what is not shown, and how to get it.
+        round: the newest round then.
         privacy: what its noise is worth, in sentences; none: it has no noise.
     """
 
     moment: Moment
-    pictures: Sequence[Picture]
-    missing: Sequence[str]
+    round: int
+    sections: Sequence[DrawnSection]
     privacy: Sequence[str]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """Those of all sections, in the page's order."""
+        return [picture for drawn_section in self.sections for picture in drawn_section.pictures]
 
 
 @dataclass(frozen=True)
 class FigurePages:
-    """The pages `/runs/{run}/figures` and their pictures."""
+    """The pages `/runs/{run}/figures` and their pictures. Threads share it.
+
+    Attributes:
+        made: by run, the pictures that were looked at last at the end.
+        drawing: by run, pictures in the making.
+        turn: one record at a time: a server makes it for seconds.
+    """
 
     operator: Operator
     made: OrderedDict[str, Pictures] = field(default_factory=OrderedDict)
-    lock: Lock = field(default_factory=Lock)  # one record at a time: a server makes it for seconds
+    drawing: dict[str, Future[Pictures]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)  # of both
+    turn: Lock = field(default_factory=Lock)
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""
@@ -69,39 +93,89 @@ class FigurePages:
         ]
 
     def show(self, request: Request) -> Response:
-        """The newest pictures, with their tables."""
+        """The newest pictures, with their tables; the last ones while newer ones are drawn.
+
+        A page that refreshes itself (a fragment) asks the server for nothing: it waits for what is being drawn.
+        """
         run: str = request.path_params["run"]
-        detail = self.operator.show(run, 1)
-        moment = (detail.attempts, detail.scored_round, detail.info.status)
+        if FRAGMENT not in request.query_params:
+            self._begin(run)
+        drawing = self._in_the_making(run)
         with self.lock:
             found = self.made.get(run)
-            if found is None or found.moment != moment:
-                found = drawn(RunRecord(self.operator.run_record(run)), moment)
-            self.made[run] = found
-            self.made.move_to_end(run)
-            while len(self.made) > KEPT:
-                self.made.popitem(last=False)
-        context = {"info": detail.info, "found": found, "is_cell": lambda cell: isinstance(cell, document.Cell)}
+        context = {
+            "run": run,
+            "found": found,
+            "drawing": drawing,
+            "is_cell": _is_cell,
+            "with_code": document.with_code,
+        }
         return shell_of(request).page(request, "figures.html.j2", context)
 
     def picture(self, request: Request) -> Response:
         """One picture, as the page had it."""
         run, number = request.path_params["run"], request.path_params["number"]
-        found = self.made.get(run)
+        with self.lock:
+            found = self.made.get(run)
         if found is None or number >= len(found.pictures):
             raise ConfigError(f"run '{short(run)}' has no such picture here; load the page with its pictures again")
         return Response(
             found.pictures[number].svg, media_type="image/svg+xml", headers={"Content-Security-Policy": SVG_POLICY}
         )
 
+    def _begin(self, run: str) -> None:
+        """Have the pictures of the newest round drawn, unless they are there or in the making."""
+        detail = self.operator.show(run, 1)
+        moment = (detail.attempts, detail.scored_round, detail.info.status)
+        with self.lock:
+            known = self.made.get(run)
+            if run in self.drawing or (known is not None and known.moment == moment):
+                return
+            future = self.drawing[run] = Future()
+        # A daemon thread: Ctrl-C does not wait for a server that makes a long record.
+        Thread(target=self._draw, args=(run, moment, detail.info.round, future), name="figures", daemon=True).start()
 
-def drawn(record: RunRecord, moment: Moment) -> Pictures:
+    def _in_the_making(self, run: str) -> bool:
+        """Whether pictures of a run are still in the making, after some patience; raises what they failed of, once."""
+        with self.lock:
+            future = self.drawing.get(run)
+        if future is None:
+            return False
+        try:
+            future.result(PATIENCE_S)
+        except NotDone:
+            return True
+        finally:
+            with self.lock:
+                if future.done() and self.drawing.get(run) is future:
+                    del self.drawing[run]
+        return False
+
+    def _draw(self, run: str, moment: Moment, round: int, future: Future[Pictures]) -> None:
+        try:
+            with self.turn:
+                found = drawn(RunRecord(self.operator.run_record(run)), moment, round)
+        except Exception as error:
+            future.set_exception(error)
+            return
+        with self.lock:
+            self.made[run] = found
+            self.made.move_to_end(run)
+            while len(self.made) > KEPT:
+                self.made.popitem(last=False)
+        future.set_result(found)
+
+
+def drawn(record: RunRecord, moment: Moment, round: int) -> Pictures:
     """The pictures of a run record."""
     sections = [section(record) for section in SECTIONS]
-    figures = [figure for section in sections for figure in section.figures]
-    pictures = [
-        Picture(figure.title, figure.description, document.svg_file(figure), figure.numbers) for figure in figures
-    ]
-    return Pictures(
-        moment, pictures, [line for section in sections for line in section.missing], summary.noise_lines(record)
-    )
+    rendered = [DrawnSection(section, [_picture(figure) for figure in section.figures]) for section in sections]
+    return Pictures(moment, round, rendered, summary.noise_lines(record))
+
+
+def _picture(figure: document.Figure) -> Picture:
+    return Picture(figure.title, figure.description, document.svg_file(figure), figure.numbers)
+
+
+def _is_cell(cell: object) -> bool:
+    return isinstance(cell, document.Cell)
