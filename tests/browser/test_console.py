@@ -11,6 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 from tests.support.disturbed_run import RUN, close_channels, disturbed_run
+from tests.support.hand import Hand
 from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common.config.recipe import Recipe
@@ -69,45 +70,51 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
 
 
-def test_a_run_is_paused_and_a_site_excluded_by_mouse(program: Program, open_page: Callable[..., Page]) -> None:
+def test_a_run_is_paused_resumed_and_ended(program: Program, open_page: Callable[..., Page], hand: Hand) -> None:
     page = open_page(program)
-    page.get_by_role("link", name=RUN).click()
-    page.get_by_role("button", name="Pause", exact=True).click()
-    expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    page.get_by_role("link", name="Sites", exact=True).click()
-    page.get_by_role("link", name="site-2").click()
-    page.get_by_label("Reason for excluding it").fill("checked")
-    page.get_by_role("button", name="Exclude the site").click()
-    expect(page.get_by_role("button", name="Admit it again")).to_be_visible()
+    hand.press(page.get_by_role("link", name=RUN))
+    hand.press(page.get_by_role("button", name="Pause", exact=True))
+    hand.press(page.get_by_role("button", name="Resume"))
+    hand.press(page.get_by_role("link", name="End the run …"))
+    hand.fill(page.get_by_label("Reason"), "the classes are wrong")
+    hand.press(page.get_by_role("button", name="End the run"))
+    expect(page.get_by_text("the classes are wrong").first).to_be_visible()
+    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
 
 
-def focus(page: Page, name: str) -> None:
-    """Press Tab until something of this name has the focus."""
-    for _ in range(100):
-        page.keyboard.press("Tab")
-        if page.evaluate("(document.activeElement.textContent || '').trim()") == name:
-            return
-    raise AssertionError(f"{name} cannot be reached by Tab")
+def test_a_site_is_excluded_and_admitted(program: Program, open_page: Callable[..., Page], hand: Hand) -> None:
+    page = open_page(program)
+    hand.press(page.get_by_role("link", name="Sites", exact=True))
+    hand.press(page.get_by_role("link", name="site-2"))
+    hand.fill(page.get_by_label("Reason for excluding it"), "checked")
+    hand.press(page.get_by_role("button", name="Exclude the site"))
+    hand.press(page.get_by_role("button", name="Admit it again"))
+    expect(page.get_by_role("button", name="Exclude the site")).to_be_visible()
 
 
-def test_a_run_is_paused_and_ended_by_keyboard(program: Program, open_page: Callable[..., Page]) -> None:
+def test_a_run_is_watched_in_rounds_and_figures(program: Program, open_page: Callable[..., Page], hand: Hand) -> None:
+    page = open_page(program)
+    hand.press(page.get_by_role("link", name=RUN))
+    hand.press(page.locator("#troubles summary"))
+    expect(page.get_by_role("region", name="What did not count").get_by_text("out-of-memory")).to_be_visible()
+    hand.press(page.get_by_role("link", name="round 1, attempt 1"))
+    hand.press(page.get_by_role("button", name="Compute this state again"))
+    expect(page.get_by_text("the state is the same")).to_be_visible()
+    hand.press(page.get_by_role("link", name=RUN))
+    hand.press(page.get_by_role("link", name="Figures"))
+    picture = page.get_by_role("img").first
+    expect(picture).to_be_visible(timeout=60_000)
+    expect(page.locator("#drawing")).to_have_count(0)
+    hand.press(page.locator("summary").first)
+    expect(page.locator("details table").first).to_be_visible()
+
+
+def test_the_keyboard_skips_to_the_content(program: Program, open_page: Callable[..., Page]) -> None:
     page = open_page(program)
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
-    focus(page, RUN)
-    page.keyboard.press("Enter")
-    page.wait_for_url(f"**/runs/{RUN}")
-    focus(page, "Pause")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("button", name="Resume")).to_be_visible()
-    focus(page, "End the run …")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/abort")
-    page.get_by_label("Reason").focus()
-    page.keyboard.type("the classes are wrong")
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("the classes are wrong").first).to_be_visible()
+    expect(page.locator("#main")).to_be_focused()
 
 
 def test_a_page_follows_the_run_and_keeps_the_focus_and_what_was_opened(
@@ -135,16 +142,17 @@ def test_everything_works_without_scripts(program: Program, open_page: Callable[
 
 
 def test_a_run_is_started_and_another_browser_is_refused(
-    program: Program, open_page: Callable[..., Page], chromium: Browser
+    program: Program, open_page: Callable[..., Page], chromium: Browser, hand: Hand
 ) -> None:
     page = open_page(program)
-    page.get_by_role("link", name="Start a run").click()
-    page.get_by_label("A recipe that comes with protofed").select_option("digits-fednh")
-    page.get_by_label("Name of the run").fill("second")
-    page.get_by_label("Queue it although").check()
-    page.get_by_role("button", name="Check it").click()
+    hand.press(page.get_by_role("link", name="Start a run"))
+    hand.choose(page.get_by_label("A recipe that comes with protofed"), "digits-fednh")
+    hand.fill(page.get_by_label("Name of the run"), "second")
+    hand.tick(page.get_by_label("Queue it although"))
+    hand.press(page.get_by_role("button", name="Check it"))
+    expect(page.get_by_role("button", name="Queue the run")).to_be_visible()
     assert violations(page) == []
-    page.get_by_role("button", name="Queue the run").click()
+    hand.press(page.get_by_role("button", name="Queue the run"))
     expect(page.get_by_role("heading", name="Run second")).to_be_visible()
     stranger = chromium.new_context().new_page()
     answer = stranger.goto(page.url)
@@ -153,7 +161,9 @@ def test_a_run_is_started_and_another_browser_is_refused(
     stranger.context.close()
 
 
-def test_a_certificate_is_signed(secured: TlsServer, open_page: Callable[..., Page], tmp_path: Path) -> None:
+def test_a_certificate_is_signed(
+    secured: TlsServer, open_page: Callable[..., Page], tmp_path: Path, hand: Hand
+) -> None:
     make_authority(tmp_path / "ca", "study", 100, b"sesame")
     trusted = secured.identity() / "ca.pem"
     trusted.write_bytes(trusted.read_bytes() + (tmp_path / "ca" / "ca.pem").read_bytes())
@@ -161,16 +171,16 @@ def test_a_certificate_is_signed(secured: TlsServer, open_page: Callable[..., Pa
     with secured.operator() as operator:
         identity = secured.identity("boss", Party.OPERATOR)
         page = open_page(console(operator, secured.server.address, identity, tmp_path / "ca"))
-        page.get_by_role("link", name="Certificates").click()
-        page.get_by_role("link", name="Sign a request").click()
+        hand.press(page.get_by_role("link", name="Certificates"))
+        hand.press(page.get_by_role("link", name="Sign a request"))
+        hand.fill(page.get_by_label("The request"), pem.decode())
         assert violations(page) == []
-        page.get_by_label("The request").fill(pem.decode())
-        page.get_by_label("of the name").fill("north")
-        page.get_by_label("Code of the key").fill(read_request(pem, "it").code)
-        page.get_by_label("Passphrase").fill("sesame")
-        page.get_by_role("button", name="Sign and register").click()
+        hand.fill(page.get_by_label("of the name"), "north")
+        hand.fill(page.get_by_label("Code of the key"), read_request(pem, "it").code)
+        hand.fill(page.get_by_label("Passphrase"), "sesame")
+        hand.press(page.get_by_role("button", name="Sign and register"))
         expect(page.get_by_role("heading", name="Signed for site north")).to_be_visible()
         assert violations(page) == []
         with page.expect_download() as download:
-            page.get_by_role("link", name="Download the bundle").click()
+            hand.press(page.get_by_role("link", name="Download the bundle"))
         assert download.value.suggested_filename == "site-north.bundle.pem"

@@ -207,6 +207,18 @@ def test_a_run_is_paused_resumed_and_ended(troubled: Browser) -> None:
     assert 'id="order-abort"' not in troubled.get(f"/runs/{RUN}")
 
 
+def test_a_state_is_computed_again(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/runs/{RUN}/rounds/1/1/verify"
+    assert "the state is the same" in troubled.order(path)
+    assert "verify" not in troubled.get(f"/runs/{RUN}/rounds/2/1")  # it is open, and has none
+    replies = iter(pb.VerifyRoundResponse(finding=finding, reason="a <bit>") for finding in ("not-kept", "different"))
+    monkeypatch.setattr(Operator, "verify", lambda *_: next(replies))
+    assert "not kept any more" in troubled.order(path)
+    troubled.post(path, {})
+    text = troubled.client.get(f"/runs/{RUN}/rounds/1/1").text
+    assert 'role="alert">round 1: different: a &lt;bit&gt;' in text
+
+
 def test_a_run_is_rolled_back_to_a_round(troubled: Browser) -> None:
     troubled.post(f"/runs/{RUN}/rollback", {"round": "x"}, 400)
     troubled.post(f"/runs/{RUN}/rollback", {"round": "best"}, 400)  # nothing was scored

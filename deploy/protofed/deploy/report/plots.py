@@ -250,7 +250,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.baseline is not None:
         how, share = panel.baseline
         axes.axhline(factor * share, color="0.4", linewidth=1, linestyle="--")
-        axes.annotate(how, (numbers[0], factor * share), (0, 2), textcoords="offset points", fontsize=7)
+        axes.annotate(how, (numbers[-1], factor * share), (0, 2), textcoords="offset points", ha="right", fontsize=7)
     axes.set_title(panel.title, fontsize=9)
     axes.set_ylabel(panel.unit, rotation=0, ha="right")
     axes.annotate(f"{means[-1]:.3g}", (numbers[-1], means[-1]), (4, 0), textcoords="offset points", va="center")

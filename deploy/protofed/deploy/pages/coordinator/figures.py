@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Final
 
+from matplotlib import rc_context
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -76,7 +77,7 @@ class FigurePages:
     Attributes:
         made: by run, the pictures that were looked at last at the end.
         drawing: by run, pictures in the making.
-        turn: one record at a time: a server makes it for seconds.
+        turn: one record at a time, which a server makes for seconds, and one drawing: its style is the process's.
     """
 
     operator: Operator
@@ -168,8 +169,9 @@ class FigurePages:
 
 def drawn(record: RunRecord, moment: Moment, round: int) -> Pictures:
     """The pictures of a run record."""
-    sections = [section(record) for section in SECTIONS]
-    rendered = [DrawnSection(section, [_picture(figure) for figure in section.figures]) for section in sections]
+    with rc_context(document.STYLE):  # of the process: one at a time
+        sections = [section(record) for section in SECTIONS]
+        rendered = [DrawnSection(section, [_picture(figure) for figure in section.figures]) for section in sections]
     return Pictures(moment, round, rendered, summary.noise_lines(record))
 
 

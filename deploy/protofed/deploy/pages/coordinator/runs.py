@@ -20,12 +20,17 @@ from protofed.deploy.operator import waiting
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
+from protofed.deploy.operator.snapshot_sites import printable
 from protofed.deploy.pages.coordinator.calendar import calendar
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.protos.v1 import operator_pb2 as pb
 
 ROUNDS_SHOWN: Final = 20
+VERIFIED: Final[Mapping[str, str]] = {  # findings that are no faults
+    "same": "computed again from its updates, the state is the same",
+    "not-kept": "its updates are not kept any more, and so its state cannot be computed again",
+}
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class RunPages:
             Route("/runs/{run}", self.show),
             Route("/runs/{run}/rounds", self.rounds),
             Route("/runs/{run}/rounds/{round:int}/{attempt:int}", self.round),
+            Route("/runs/{run}/rounds/{round:int}/{attempt:int}/verify", self.verify, methods=["POST"]),
             Route("/runs/{run}/pause", self.pause, methods=["POST"]),
             Route("/runs/{run}/resume", self.resume, methods=["POST"]),
             Route("/runs/{run}/abort", self.ask_abort),
@@ -76,8 +82,16 @@ class RunPages:
     def round(self, request: Request) -> Response:
         """Every site's task in one attempt at a round."""
         run = _name(request)
-        row = self._attempt(run, request.path_params["round"], request.path_params["attempt"])
-        return shell_of(request).page(request, "round.html.j2", {"run": run, "row": row})
+        return shell_of(request).page(request, "round.html.j2", {"run": run, "row": self._attempt(request)})
+
+    def verify(self, request: Request) -> Response:
+        """Have the server compute the state of an attempt again, as `protofed runs verify` does for all."""
+        shell, run, row = shell_of(request), _name(request), self._attempt(request)
+        reply = self.operator.verify(run, row)
+        why = reply.reason or f"published {reply.published[:16]}…, came out as {reply.recomputed[:16]}…"
+        text = f"round {row.round}: {VERIFIED.get(reply.finding, printable(f'{reply.finding}: {why}'))}"
+        shell.access.notify(text, error=reply.finding not in VERIFIED)
+        return shell.done(f"/runs/{run}/rounds/{row.round}/{row.attempt}")
 
     def pause(self, request: Request) -> Response:
         """Order a pause."""
@@ -133,19 +147,20 @@ class RunPages:
         shown = {"rounds": list(reversed(rounds)), "page": page, "calendar": calendar(rounds)}
         return {"info": detail.info, "ended": detail.info.status in ENDED, **shown}
 
-    def _attempt(self, run: str, round: int, attempt: int) -> pb.RoundInfo:
-        """An attempt at a round.
+    def _attempt(self, request: Request) -> pb.RoundInfo:
+        """The attempt at a round that a path names.
 
         Raises:
             ConfigError: there is none.
         """
-        at = max(0, round - 1)  # its index is at least that: every round before it had an attempt, but for round 0
+        run, number, attempt = _name(request), request.path_params["round"], request.path_params["attempt"]
+        at = max(0, number - 1)  # its index is at least that: every round before it had an attempt, but for round 0
         while rows := self.operator.attempts(run, at, ROUNDS_SHOWN):
             for row in rows:
-                if (row.round, row.attempt) == (round, attempt):
+                if (row.round, row.attempt) == (number, attempt):
                     return row
             at += len(rows)
-        raise ConfigError(f"run '{short(run)}' has no attempt {attempt} at round {round}")
+        raise ConfigError(f"run '{short(run)}' has no attempt {attempt} at round {number}")
 
 
 def _name(request: Request) -> str:
