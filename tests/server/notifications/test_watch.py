@@ -146,6 +146,18 @@ def test_in_another_round_it_is_news_again_and_missing_sites_are_named_without_a
     assert b"4711" not in notice(stalled, "hub", 0.0).body()
 
 
+def test_a_run_that_advanced_between_two_looks_has_not_stood_since_before(told: Told) -> None:
+    told.later(3 * STALLED_S)
+    told.lab.enroll("ann", "bob", "cyd")
+    told.lab.runs.tick()
+    told.lab.first_models()
+    told.lab.later(200.0)  # round 1 is abandoned
+    assert told.later(STALLED_S - 60) == []
+    (found,) = told.later(120)
+    assert (found.event, found.facts["round"]) == (NotifyEvent.RUN_STALLED, 1)
+    assert found.facts["for_s"] == STALLED_S
+
+
 def test_rounds_that_are_abandoned_again_and_again_are_a_stall(told: Told) -> None:
     lab = told.lab
     lab.operation.abort("one", "")

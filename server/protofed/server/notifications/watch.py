@@ -71,7 +71,7 @@ class Watch:
     def __init__(self, settings: Notify, sources: WatchSources) -> None:
         self._settings, self._sources = settings, sources
         self._began = sources.clock()
-        self._stuck: tuple[str, float] | None = None  # the run that does not go on, and since when
+        self._stuck: tuple[str, float] | None = None  # the key of what does not go on, and since when
 
     def look(self, told: Collection[str]) -> News:
         """What is there to be told, but for what was `told` (keys).
@@ -114,8 +114,8 @@ class Watch:
         if (reason := self._reason(current, phase)) is None:
             self._stuck = None
             return
-        if self._stuck is None or self._stuck[0] != current.run:
-            self._stuck = current.run, now
+        if self._stuck is None or self._stuck[0] != key:  # in another round it has advanced since
+            self._stuck = key, now
         if (lasting_s := now - self._stuck[1]) >= self._settings.stalled_after_s and key not in told:
             facts: dict[str, Fact] = {"reason": reason, "round": phase.round, "for_s": round(lasting_s)}
             # Of a site only its name: why it is missing may be in an operator's own words.
