@@ -17,6 +17,7 @@ from tests.support.pki import Authority
 from protofed.common.config.notify import Notify, NotifyEvent
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.access.certificates import Certificates
+from protofed.server.notifications import outbox
 from protofed.server.notifications.watch import DAY_S, Watch, WatchSources
 from protofed.server.notifications.wording import Occurrence, notice
 from protofed.server.storage.ledger import Ledger
@@ -31,7 +32,7 @@ class Told:
     """A watch over a lab, and what an outbox would know."""
 
     lab: OperatorLab
-    known: set[str] = field(default_factory=set)
+    known: dict[str, outbox.Told] = field(default_factory=dict)
     now: Clock = field(default_factory=lambda: Clock(time.time()))
     since: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
@@ -57,10 +58,12 @@ class Told:
     def look(self) -> list[Occurrence]:
         """What is news."""
         news = self.watch.look(self.known)
-        self.known -= set(news.over)
-        self.known |= {each.key for each in news.occurrences}
+        for key in news.over:
+            del self.known[key]
         for each in news.occurrences:
-            assert notice(each, "hub", self.now()).todo
+            made = notice(each, "hub", self.now())
+            assert made.todo
+            self.known[each.key] = outbox.Told.by(made)
         return news.occurrences
 
     def later(self, seconds: float, *alive: str) -> list[Occurrence]:
