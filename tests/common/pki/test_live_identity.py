@@ -95,3 +95,37 @@ def test_a_pending_key_changes_nothing_until_its_certificate_is_there(
 def test_another_ca_is_taken_up(authority: Authority, site: Path, live: LiveIdentity) -> None:
     (site / "ca.pem").write_bytes(authority.pem + Authority.make("next").pem)
     assert live.current().authorities_pem == (site / "ca.pem").read_bytes()
+
+
+def test_it_is_known_why_new_files_are_not_used(authority: Authority, site: Path, live: LiveIdentity) -> None:
+    assert live.problem == ""
+    before = (site / "cert.pem").read_bytes()
+    for _ in range(2):
+        (site / "cert.pem").unlink()
+        live.current()
+        assert "certificate missing" in live.problem
+        (site / "cert.pem").write_bytes(before)
+        live.current()
+        assert live.problem == ""
+
+
+def test_a_folder_that_is_away_for_a_moment_leaves_no_problem(site: Path, live: LiveIdentity) -> None:
+    site.rename(away := site.with_name("away"))
+    live.current()
+    assert live.problem
+    away.rename(site)
+    live.current()
+    assert live.problem == ""
+
+
+@pytest.mark.parametrize("keeps_name", [False, True])
+def test_a_certificate_of_another_name_is_no_renewal_where_the_name_counts(
+    authority: Authority, site: Path, keeps_name: bool
+) -> None:
+    live = LiveIdentity(site, Party.SITE, Clock(), keeps_name=keeps_name)
+    authority.issue(site, Party.SITE, "hospital-b", begins=BEGINS, ends=ENDS)
+    assert live.current().certificate.name == ("hospital-a" if keeps_name else "hospital-b")
+    assert ("hospital-b" in live.problem) is keeps_name
+    authority.issue(site, Party.SITE, "hospital-a", begins=BEGINS, ends=ENDS)
+    assert live.current().certificate_pem == (site / "cert.pem").read_bytes()
+    assert live.problem == ""

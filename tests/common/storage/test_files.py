@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from structlog.testing import capture_logs
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files
-from protofed.common.storage.files import Lock
+from protofed.common.storage.files import LOCK_WAIT_S, Lock
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -114,6 +117,60 @@ def test_a_second_handle_is_refused_until_the_first_is_released(tmp_path: Path) 
         Lock(tmp_path / "state")
     lock.release()
     Lock(tmp_path / "state").release()
+
+
+def look(folder: Path) -> int:
+    """Take the lock as whoever looks whether a daemon runs; closing the handle gives it back."""
+    handle = os.open(folder / "lock", os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return handle
+
+
+def test_whoever_only_looks_refuses_no_daemon_that_starts(tmp_path: Path) -> None:
+    Lock(tmp_path).release()
+    looking, refused, gone, locks = look(tmp_path), threading.Event(), threading.Event(), list[Lock]()
+
+    def sleep(_seconds: float) -> None:
+        refused.set()
+        assert gone.wait(60)
+
+    starting = threading.Thread(target=lambda: locks.append(Lock(tmp_path, clock=lambda: 0.0, sleep=sleep)))
+    starting.start()
+    assert refused.wait(60)
+    assert not locks
+    os.close(looking)
+    gone.set()
+    starting.join(60)
+    (lock,) = locks
+    with pytest.raises(BlockingIOError):  # it is an exclusive one
+        look(tmp_path)
+    lock.release()
+
+
+def test_a_lock_that_is_kept_is_refused_soon_and_at_once_for_whoever_does_not_wait(tmp_path: Path) -> None:
+    lock, slept = Lock(tmp_path), list[float]()
+    with pytest.raises(StateError, match="in use by another process; stop it or take another folder"):
+        Lock(tmp_path, clock=lambda: sum(slept), sleep=slept.append)
+    assert LOCK_WAIT_S <= sum(slept) < 1.1 * LOCK_WAIT_S
+    slept.clear()
+    with pytest.raises(StateError, match="in use by another process"):
+        Lock(tmp_path, 0, clock=lambda: sum(slept), sleep=slept.append)
+    assert slept == []
+    lock.release()
+
+
+def test_a_disk_without_locks_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(_handle: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def sleep(_seconds: float) -> None:
+        pytest.fail("it is tried again")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(StateError):
+        Lock(tmp_path, sleep=sleep)
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_folders_are_locked_one_by_one(tmp_path: Path) -> None:

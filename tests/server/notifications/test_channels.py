@@ -240,6 +240,8 @@ def test_a_refused_recipient_does_not_keep_the_others_from_it_and_all_of_them_do
     ("toml", "expected"),
     [
         ("[notify]\n", "nobody to tell"),
+        ('[notify]\nevents = ["site-back", "run-ended"]\n', "'site-silent'"),
+        ('[notify]\nevents = ["run-goes-on", "site-silent"]\n', "'run-stalled'"),
         ('[[notify.webhooks]]\nname = "ops"\n', "either url or url_file"),
         ('[[notify.webhooks]]\nname = "ops"\nurl = "ftp://x/"\n', "expected a URL"),
         ('[[notify.webhooks]]\nname = "ops"\nurl = "http://u:p@x/"\n', "expected a URL"),

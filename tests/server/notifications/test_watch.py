@@ -17,6 +17,7 @@ from tests.support.pki import Authority
 from protofed.common.config.notify import Notify, NotifyEvent
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.access.certificates import Certificates
+from protofed.server.notifications import outbox
 from protofed.server.notifications.watch import DAY_S, Watch, WatchSources
 from protofed.server.notifications.wording import Occurrence, notice
 from protofed.server.storage.ledger import Ledger
@@ -31,7 +32,7 @@ class Told:
     """A watch over a lab, and what an outbox would know."""
 
     lab: OperatorLab
-    known: set[str] = field(default_factory=set)
+    known: dict[str, outbox.Told] = field(default_factory=dict)
     now: Clock = field(default_factory=lambda: Clock(time.time()))
     since: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
@@ -57,10 +58,12 @@ class Told:
     def look(self) -> list[Occurrence]:
         """What is news."""
         news = self.watch.look(self.known)
-        self.known -= set(news.over)
-        self.known |= {each.key for each in news.occurrences}
+        for key in news.over:
+            del self.known[key]
         for each in news.occurrences:
-            assert notice(each, "hub", self.now()).todo
+            made = notice(each, "hub", self.now())
+            assert made.todo
+            self.known[each.key] = outbox.Told.by(made)
         return news.occurrences
 
     def later(self, seconds: float, *alive: str) -> list[Occurrence]:
@@ -144,6 +147,18 @@ def test_in_another_round_it_is_news_again_and_missing_sites_are_named_without_a
     (stalled,) = [each for each in found if each.event is NotifyEvent.RUN_STALLED]
     assert stalled.facts["round"] == 2
     assert b"4711" not in notice(stalled, "hub", 0.0).body()
+
+
+def test_a_run_that_advanced_between_two_looks_has_not_stood_since_before(told: Told) -> None:
+    told.later(3 * STALLED_S)
+    told.lab.enroll("ann", "bob", "cyd")
+    told.lab.runs.tick()
+    told.lab.first_models()
+    told.lab.later(200.0)  # round 1 is abandoned
+    assert told.later(STALLED_S - 60) == []
+    (found,) = told.later(120)
+    assert (found.event, found.facts["round"]) == (NotifyEvent.RUN_STALLED, 1)
+    assert found.facts["for_s"] == STALLED_S
 
 
 def test_rounds_that_are_abandoned_again_and_again_are_a_stall(told: Told) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +73,19 @@ class Channels:
     """Channels to one address. A renewed identity opens a new channel; the old one closes with the last of its calls.
 
     gRPC reads certificates once for each channel, so a renewal needs a new one.
+
+    Args:
+        options: of each channel, but for the proxy.
     """
 
-    def __init__(self, address: str, identity: LiveIdentity | None, proxy: Proxy | None) -> None:
-        self._address, self._identity, self._proxy = address, identity, proxy
+    def __init__(
+        self,
+        address: str,
+        identity: LiveIdentity | None,
+        proxy: Proxy | None = None,
+        options: Sequence[tuple[str, Any]] = OPTIONS,
+    ) -> None:
+        self._address, self._identity, self._proxy, self._options = address, identity, proxy, options
         self._lock, self._open = threading.Lock(), [self._dial()]  # new calls use the last one
 
     @contextmanager
@@ -122,10 +131,11 @@ class Channels:
 
     def _dial(self) -> _Channel:
         if self._identity is None:
-            return _Channel(grpc.insecure_channel(self._address, [*OPTIONS, ("grpc.enable_http_proxy", 0)]), None)
+            options = [*self._options, ("grpc.enable_http_proxy", 0)]
+            return _Channel(grpc.insecure_channel(self._address, options), None)
         check_in_time()
         identity = self._identity.current()
         credentials = grpc.ssl_channel_credentials(identity.authorities_pem, identity.key_pem, identity.certificate_pem)
         # Only the setting counts: without it, gRPC would take a proxy from the environment.
         proxy = [("grpc.enable_http_proxy", 0)] if self._proxy is None else [("grpc.http_proxy", self._proxy.url)]
-        return _Channel(grpc.secure_channel(self._address, credentials, [*OPTIONS, *proxy]), identity)
+        return _Channel(grpc.secure_channel(self._address, credentials, [*self._options, *proxy]), identity)

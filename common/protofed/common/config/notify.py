@@ -26,8 +26,14 @@ class NotifyEvent(StrEnum):
 
     RUN_ENDED = "run-ended"
     RUN_STALLED = "run-stalled"
+    RUN_GOES_ON = "run-goes-on"  # after RUN_STALLED
     SITE_SILENT = "site-silent"
+    SITE_BACK = "site-back"  # after SITE_SILENT
     CERTIFICATE_ENDS = "certificate-ends"
+
+
+# An event that says that another one is over, and that one: without it, it is never sent.
+ENDS: Final = {NotifyEvent.RUN_GOES_ON: NotifyEvent.RUN_STALLED, NotifyEvent.SITE_BACK: NotifyEvent.SITE_SILENT}
 
 
 class Webhook(StrictModel):
@@ -101,6 +107,13 @@ class Notify(StrictModel):
     stalled_after_s: Seconds = 900.0  # for which a run that is not paused has not advanced
     silent_after_s: Seconds = 3600.0  # without progress of a site, while a run goes on
     certificate_days: Annotated[tuple[Days, ...], Field(min_length=1, max_length=10)] = (30, 7, 1)  # before it ends
+
+    @model_validator(mode="after")
+    def _what_can_be_over(self) -> Self:
+        for end, begin in ENDS.items():
+            if end in self.events and begin not in self.events:
+                raise ValueError(f"events: '{end}' says that '{begin}' is over; expected both, or '{begin}' alone")
+        return self
 
     @model_validator(mode="after")
     def _channels(self) -> Self:

@@ -151,13 +151,26 @@ class LiveIdentity:
 
     New files that cannot be used are logged once, and the last usable ones stay. Threads may share it.
 
+    Args:
+        keeps_name: a certificate of another name is no renewal, and is not used.
+
+    Attributes:
+        problem: why the files that `current` found last are not used; empty: they are.
+
     Raises:
         ConfigError: at the start, the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, party: Party, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._folder, self._party, self._clock = folder, party, clock
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        folder: Path,
+        party: Party,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        keeps_name: bool = False,
+    ) -> None:
+        self._folder, self._party, self._clock, self._keeps_name = folder, party, clock, keeps_name
+        self._lock, self.problem = threading.Lock(), ""
         self._version = _version(folder)
         self._refused: Version | None = None
         self._identity = read_identity(folder, party, clock())
@@ -168,20 +181,37 @@ class LiveIdentity:
             version = _version(self._folder)
             if version != self._version:
                 self._renew(version)
+            else:
+                self._refused, self.problem = None, ""
             return self._identity
 
     def _renew(self, version: Version) -> None:
         try:
             identity = read_identity(self._folder, self._party, self._clock())
+            if self._keeps_name:
+                self._check_name(identity.certificate)
         except ConfigError as error:
             if version != self._refused:
                 log.warning("a renewed identity cannot be used", why=str(error), kept=self._fingerprint())
-            self._refused = version
+            self._refused, self.problem = version, str(error)
             return
         if identity != self._identity:
             self._identity = identity
             log.info("identity renewed", folder=str(self._folder), fingerprint=self._fingerprint())
-        self._version, self._refused = version, None
+        self._version, self._refused, self.problem = version, None, ""
+
+    def _check_name(self, certificate: Certificate) -> None:
+        """Check that a certificate is a renewal of the one that is used.
+
+        Raises:
+            IdentityError: it is of another name.
+        """
+        if certificate.name != self._identity.certificate.name:
+            raise IdentityError(
+                IdentityProblem.ANOTHERS,
+                f"{self._folder / CERTIFICATE} is the {certificate} now; expected a renewal of the "
+                f"{self._identity.certificate}: start this program again to act as the other",
+            )
 
     def _fingerprint(self) -> str:
         return self._identity.certificate.fingerprint[:16]

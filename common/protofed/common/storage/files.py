@@ -9,8 +9,10 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -20,6 +22,8 @@ log = structlog.get_logger()
 TEMPORARY = ".tmp-"
 PRIVATE, PUBLIC = 0o600, 0o666  # modes of a new file, less the umask
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a lack of handles or of room for a map: nothing is wrong on disk
+LOCK_WAIT_S: Final = 1.0  # well above what a process needs that only looks at a lock, or writes a line under it
+_LOCK_RETRY_S: Final = 0.02
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
 
 
@@ -139,21 +143,41 @@ def _unusable(folder: Path, error: OSError) -> StateError:
 class Lock:
     """An exclusive lock of a state folder for one process; creates the folder if it is missing.
 
+    A refusal alone does not say that a daemon is running: whoever looks whether one does, and a command that brings a
+    line into the audit log, have the lock for a moment, too.
+
+    Args:
+        wait_s: seconds for which it is tried; 0: once.
+        clock: monotonic seconds.
+
     Raises:
-        StateError: another process has the lock, or the folder cannot be written.
+        StateError: another process keeps the lock, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        wait_s: float = LOCK_WAIT_S,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise _unusable(folder, error) from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._handle)
-            raise StateError(f"{folder} is in use by another process; stop it or take another folder") from error
+        until = clock() + wait_s
+        while True:
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if not isinstance(error, BlockingIOError) or clock() >= until:
+                    os.close(self._handle)
+                    text = f"{folder} is in use by another process; stop it or take another folder"
+                    raise StateError(text) from error
+            sleep(_LOCK_RETRY_S)
 
     def release(self) -> None:
         """Release the folder for another process; the kernel does so when this one dies."""

@@ -112,7 +112,10 @@ def disk(folder: Path) -> str:
 
 
 def has_running_daemon(folder: Path) -> bool | None:
-    """Whether a daemon is running on a state folder; None: not to be seen. Tries the folder's lock, makes no file."""
+    """Whether a daemon is running on a state folder; None: not to be seen. Tries the folder's lock, makes no file.
+
+    A daemon that starts in this moment is not refused: `files.Lock` tries again.
+    """
     try:
         handle = os.open(folder / "lock", os.O_RDONLY)
     except FileNotFoundError:

@@ -6,18 +6,18 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
 
+from protofed.client.transport.channels import Channels
 from protofed.common import codec
 from protofed.common.address import check_connection
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DeniedError, ProtocolError, ProtofedError, StateError, UnavailableError
-from protofed.common.pki.identity import Party, read_identity
+from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 
@@ -25,9 +25,9 @@ Response = TypeVar("Response")
 CALL_S = 30.0  # deadline of a call
 OPTIONS = [
     ("grpc.enable_retries", 0),  # gRPC must not repeat an order by itself
-    ("grpc.enable_http_proxy", 0),  # else gRPC obeys http_proxy and its kind in the environment
     ("grpc.max_receive_message_length", 6 << 20),  # the server's MESSAGE_BYTES; gRPC's default is 4 MiB
     ("grpc.max_reconnect_backoff_ms", 2_000),  # `runs watch` notices within seconds that a server is back
+    ("grpc.use_local_subchannel_pool", 1),  # else a renewed identity's channel may share the old one's connection
 ]
 PAGE = 50  # attempts in one call
 VERIFICATION_S = 3600.0  # deadlines: the server computes a state again,
@@ -51,7 +51,7 @@ _REMEDIES = {  # by a phrase of gRPC's details; a server that refuses a certific
 
 
 class Operator:
-    """Calls one server's operator service.
+    """Calls one server's operator service. A renewed certificate is used from the next call on; threads may share it.
 
     Args:
         address: host:port.
@@ -70,23 +70,32 @@ class Operator:
     def __init__(self, address: str, identity: Path | None = None, plaintext: bool = False) -> None:
         check_connection(address, identity, plaintext)
         self._address = address
-        self._channel = _channel(address, identity)
-        self._stub = rpc.OperatorStub(self._channel)
+        # The name stays, since pages and people go by it: it is under this one that the server's audit has the orders.
+        self._identity = None if identity is None else LiveIdentity(identity, Party.OPERATOR, keeps_name=True)
+        self._channels = Channels(address, self._identity, options=OPTIONS)
         self.waiting_display: AbstractContextManager[object] = nullcontext()
 
     def __enter__(self) -> Operator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._channel.close()
+        self._channels.close()
+
+    @property
+    def identity_problem(self) -> str:
+        """Why the identity's files are not used as they are now, but as they were; empty: they are."""
+        if self._identity is None:
+            return ""
+        self._identity.current()
+        return self._identity.problem
 
     def start(self, recipe: Recipe, *, force: bool = False) -> pb.RunInfo:
         """Queue a run; `force` as in `StartRunRequest`."""
-        return self._call(self._stub.StartRun, pb.StartRunRequest(recipe=recipe.wire(), force=force))
+        return self._call(lambda stub: stub.StartRun, pb.StartRunRequest(recipe=recipe.wire(), force=force))
 
     def runs(self, timeout: float = CALL_S) -> list[pb.RunInfo]:
         """All runs, in the order of the queue; `timeout` in seconds."""
-        return list(self._call(self._stub.ListRuns, pb.ListRunsRequest(), timeout).runs)
+        return list(self._call(lambda stub: stub.ListRuns, pb.ListRunsRequest(), timeout).runs)
 
     def show(self, run: str, newest: int | None = None, skip: int = 0) -> pb.RunDetail:
         """A run with its rounds and every site's task.
@@ -97,11 +106,11 @@ class Operator:
         """
         if newest is not None:
             request = pb.ShowRunRequest(run=run, first=-newest - skip, count=newest)
-            return self._call(self._stub.ShowRun, request)
-        detail = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=PAGE))
+            return self._call(lambda stub: stub.ShowRun, request)
+        detail = self._call(lambda stub: stub.ShowRun, pb.ShowRunRequest(run=run, count=PAGE))
         while len(detail.rounds) < detail.attempts:
             request = pb.ShowRunRequest(run=run, first=len(detail.rounds), count=PAGE)
-            detail.rounds.extend(self._call(self._stub.ShowRun, request).rounds)
+            detail.rounds.extend(self._call(lambda stub: stub.ShowRun, request).rounds)
         return detail
 
     def attempts(self, run: str, first: int, count: int) -> list[pb.RoundInfo]:
@@ -112,43 +121,43 @@ class Operator:
         rows: list[pb.RoundInfo] = []
         while len(rows) < count:
             request = pb.ShowRunRequest(run=run, first=first + len(rows), count=count - len(rows))
-            if not (more := self._call(self._stub.ShowRun, request).rounds):
+            if not (more := self._call(lambda stub: stub.ShowRun, request).rounds):
                 break
             rows.extend(more)
         return rows
 
     def opened_at(self, run: str) -> float:
         """The Unix time at which the run's first attempt was opened; 0: none was."""
-        first = self._call(self._stub.ShowRun, pb.ShowRunRequest(run=run, count=1)).rounds
+        first = self._call(lambda stub: stub.ShowRun, pb.ShowRunRequest(run=run, count=1)).rounds
         return first[0].opened_at if first else 0.0
 
     def pause(self, run: str) -> pb.RunInfo:
         """Open no new round of a run until it is resumed."""
-        return self._call(self._stub.PauseRun, pb.RunName(run=run))
+        return self._call(lambda stub: stub.PauseRun, pb.RunName(run=run))
 
     def resume(self, run: str) -> pb.RunInfo:
         """Open rounds again."""
-        return self._call(self._stub.ResumeRun, pb.RunName(run=run))
+        return self._call(lambda stub: stub.ResumeRun, pb.RunName(run=run))
 
     def abort(self, run: str, reason: str) -> pb.RunInfo:
         """End a run for good."""
-        return self._call(self._stub.AbortRun, pb.AbortRunRequest(run=run, reason=reason))
+        return self._call(lambda stub: stub.AbortRun, pb.AbortRunRequest(run=run, reason=reason))
 
     def roll_back(self, run: str, to: int) -> pb.RunInfo:
         """Continue a run from the state that round `to` published."""
-        return self._call(self._stub.RollBackRun, pb.RollBackRunRequest(run=run, round=to))
+        return self._call(lambda stub: stub.RollBackRun, pb.RollBackRunRequest(run=run, round=to))
 
     def verify(self, run: str, row: pb.RoundInfo) -> pb.VerifyRoundResponse:
         """Have the server compute a published state again from its updates."""
         request = pb.VerifyRoundRequest(run=run, round=row.round, attempt=row.attempt)
-        return self._call(self._stub.VerifyRound, request, timeout=VERIFICATION_S)
+        return self._call(lambda stub: stub.VerifyRound, request, timeout=VERIFICATION_S)
 
     def run_record(self, run: str) -> dict[str, Any]:
         """All that a report shows of a run, as JSON; `protofed.server.operator.run_record` makes it."""
 
         def fetch(offset: int, address: str) -> pb.DownloadChunk:
             request = pb.GetRunRecordRequest(run=run, offset=offset, digest=address)
-            return self._call(self._stub.GetRunRecord, request, timeout=DOWNLOAD_S)
+            return self._call(lambda stub: stub.GetRunRecord, request, timeout=DOWNLOAD_S)
 
         _, data = _download(fetch)
         return cast("dict[str, Any]", json.loads(gzip.decompress(data)))
@@ -160,7 +169,7 @@ class Operator:
         def fetch(offset: int, _address: str) -> pb.DownloadChunk:
             nonlocal requested
             request = pb.GetStateRequest(run=run, round=requested, offset=offset)
-            chunk = self._call(self._stub.GetState, request, timeout=DOWNLOAD_S)
+            chunk = self._call(lambda stub: stub.GetState, request, timeout=DOWNLOAD_S)
             requested = chunk.round  # pins "the newest": another may be published before the next chunk
             return chunk
 
@@ -168,23 +177,23 @@ class Operator:
 
     def sites(self, timeout: float = CALL_S) -> list[pb.SiteInfo]:
         """All sites."""
-        return list(self._call(self._stub.ListSites, pb.ListSitesRequest(), timeout).sites)
+        return list(self._call(lambda stub: stub.ListSites, pb.ListSitesRequest(), timeout).sites)
 
     def exclude(self, site: str, reason: str) -> pb.SiteInfo:
         """Exclude a site from runs."""
-        return self._call(self._stub.ExcludeSite, pb.ExcludeSiteRequest(site=site, reason=reason))
+        return self._call(lambda stub: stub.ExcludeSite, pb.ExcludeSiteRequest(site=site, reason=reason))
 
     def admit(self, site: str) -> pb.SiteInfo:
         """Admit an excluded site again."""
-        return self._call(self._stub.AdmitSite, pb.AdmitSiteRequest(site=site))
+        return self._call(lambda stub: stub.AdmitSite, pb.AdmitSiteRequest(site=site))
 
     def forget(self, site: str) -> pb.SiteInfo:
         """Remove a site that is gone from the list; the site as it was."""
-        return self._call(self._stub.ForgetSite, pb.ForgetSiteRequest(site=site))
+        return self._call(lambda stub: stub.ForgetSite, pb.ForgetSiteRequest(site=site))
 
     def regroup(self, site: str) -> pb.SiteInfo:
         """Dissolve a site's group in secure sums; the site as it was, with that group."""
-        return self._call(self._stub.RegroupSite, pb.RegroupSiteRequest(site=site))
+        return self._call(lambda stub: stub.RegroupSite, pb.RegroupSiteRequest(site=site))
 
     def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> pb.CertificateInfo:
         """Register a certificate (PEM), so that the server answers its calls.
@@ -194,22 +203,27 @@ class Operator:
             renewal: allow that its name has a valid certificate.
         """
         request = pb.RegisterCertificateRequest(pem=pem, roles=roles, renewal=renewal)
-        return self._call(self._stub.RegisterCertificate, request)
+        return self._call(lambda stub: stub.RegisterCertificate, request)
 
     def revoke(self, name_or_fingerprint: str, reason: str) -> list[pb.CertificateInfo]:
         """Revoke a certificate, or all of a name, at once and for good."""
         request = pb.RevokeCertificateRequest(certificate=name_or_fingerprint, reason=reason)
-        return list(self._call(self._stub.RevokeCertificate, request).certificates)
+        return list(self._call(lambda stub: stub.RevokeCertificate, request).certificates)
 
     def certificates(self) -> list[pb.CertificateInfo]:
         """All certificates that were ever registered, revoked ones too."""
-        return list(self._call(self._stub.ListCertificates, pb.ListCertificatesRequest()).certificates)
+        return list(self._call(lambda stub: stub.ListCertificates, pb.ListCertificatesRequest()).certificates)
 
-    def _call(self, call: Callable[..., Response], request: Message, timeout: float = CALL_S) -> Response:
+    def _call(
+        self,
+        method: Callable[[rpc.OperatorStub], Callable[..., Response]],
+        request: Message,
+        timeout: float = CALL_S,
+    ) -> Response:
         waiting_display, self.waiting_display = self.waiting_display, nullcontext()  # for the first call alone
         try:
-            with waiting_display:
-                return call(request, timeout=timeout)
+            with waiting_display, self._channels.take() as (channel, _):
+                return method(rpc.OperatorStub(channel))(request, timeout=timeout)
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
             if code in _UNANSWERED:
@@ -239,14 +253,6 @@ def _download(fetch: Callable[[int, str], pb.DownloadChunk]) -> tuple[int, bytes
     if codec.digest(memoryview(data)) != first.digest:
         raise ProtocolError("the document arrived damaged; ask for it again")
     return first.round, bytes(data)
-
-
-def _channel(address: str, identity: Path | None) -> grpc.Channel:
-    if identity is None:
-        return grpc.insecure_channel(address, OPTIONS)
-    operator = read_identity(identity, Party.OPERATOR, datetime.now(UTC))
-    credentials = grpc.ssl_channel_credentials(operator.authorities_pem, operator.key_pem, operator.certificate_pem)
-    return grpc.secure_channel(address, credentials, OPTIONS)
 
 
 def _remedy(details: str) -> str:

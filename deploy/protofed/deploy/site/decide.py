@@ -80,7 +80,7 @@ def record(state: Path, decision: Decision) -> Noticed:
 def _write_lines(state: Path, decisions: Decisions) -> bool:
     """Write the lines in this process; False: a daemon has the folder, and does it."""
     try:
-        lock = files.Lock(state)
+        lock = files.Lock(state, wait_s=0)  # a daemon that has it does this by itself: nothing to wait for
     except StateError:
         return False
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -14,9 +14,9 @@ from protofed.common.clock import parse_stamp, utc_now
 from protofed.server.metrics import SendOutcome
 from protofed.server.notifications.channels import Channel, NotSentError
 from protofed.server.notifications.notice import Notice
-from protofed.server.notifications.outbox import Outbox
+from protofed.server.notifications.outbox import Outbox, Told
 from protofed.server.notifications.watch import News
-from protofed.server.notifications.wording import notice
+from protofed.server.notifications.wording import Occurrence, notice
 
 log = structlog.get_logger()
 EVERY_S: Final = 5.0  # between two looks
@@ -108,7 +108,7 @@ class Notifier(threading.Thread):
     def __init__(
         self,
         server: str,
-        look: Callable[[Collection[str]], News],
+        look: Callable[[Mapping[str, Told]], News],
         outbox: Outbox,
         channels: Sequence[Channel],
         count: Count,
@@ -133,7 +133,7 @@ class Notifier(threading.Thread):
         ending = False
         while not ending:
             ending = self._end.wait(self._every_s)
-            self._poll()
+            self.poll()
 
     def stop(self) -> None:
         """Look once more, send what can be sent, and end; waits for at most `STOP_S`, and leaves a stuck thread."""
@@ -145,7 +145,8 @@ class Notifier(threading.Thread):
         for sender in self._senders:
             sender.join(max(0.0, until - time.monotonic()))
 
-    def _poll(self) -> None:
+    def poll(self) -> None:
+        """Look once, and have sent what is new; the thread does it again and again."""
         try:
             news = self._look(self._outbox.told())
         except Exception as error:  # as a scrape: the server must not notice
@@ -154,13 +155,16 @@ class Notifier(threading.Thread):
             self._blind = True
             return
         self._blind = False
-        for key in news.over:
-            self._outbox.over(key)
+        for key, end in news.over.items():
+            self._outbox.over(key, None if end is None else self._notice(end))
         for occurrence in news.occurrences:
-            self._outbox.add(occurrence.key, notice(occurrence, self._server, self._now()))
+            self._outbox.add(occurrence.key, self._notice(occurrence))
         for channel, dropped in self._outbox.take_dropped():
             self._count(channel, SendOutcome.DROPPED)
             log.error("a notification was dropped: too many wait", channel=channel, notice=dropped.event)
-        if news.occurrences:
+        if news.occurrences or any(news.over.values()):
             for sender in self._senders:
                 sender.wake()
+
+    def _notice(self, occurrence: Occurrence) -> Notice:
+        return notice(occurrence, self._server, self._now())

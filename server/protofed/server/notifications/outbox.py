@@ -10,13 +10,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
+from protofed.common.clock import parse_stamp
 from protofed.common.config.notify import NotifyEvent
 from protofed.common.errors import StateError
 from protofed.common.storage.journal import Fact, Journal, Record, records
@@ -32,9 +33,25 @@ class Entry(StrEnum):
 
     WATCHING = "watching"  # these events are told of, each since its time
     NOTICED = "noticed"  # a message waits for these channels
-    OVER = "over"  # what was told by a key has ended
+    OVER = "over"  # what was told by a key has ended; if there is a message that says so, it waits for these channels
     DELIVERED = "delivered"  # a channel has taken a message
     DROPPED = "dropped"  # a channel never gets a message
+
+
+@dataclass(frozen=True)
+class Told:
+    """When something that was told was noticed, and since when it had lasted; both in Unix time."""
+
+    at: float
+    since: float
+
+    @classmethod
+    def by(cls, notice: Notice | None) -> Told:
+        """By its message; None: of a later version, and told so long ago that nobody hears of its end."""
+        if notice is None:
+            return cls(0.0, 0.0)
+        at, lasted_s = parse_stamp(notice.at).timestamp(), notice.facts.get("for_s")
+        return cls(at, at - lasted_s if isinstance(lasted_s, int | float) else at)
 
 
 class Outbox:
@@ -59,7 +76,7 @@ class Outbox:
     ) -> None:
         self._lock, self._path = threading.Lock(), path
         self._channels, self._closed, self._failing = tuple(channels), False, False
-        self._told: set[str] = set()
+        self._told: dict[str, Told] = {}
         self._since: dict[str, float] = {}
         self._waiting: dict[str, OrderedDict[str, Notice]] = {channel: OrderedDict() for channel in channels}
         self._dropped: list[tuple[str, Notice]] = []  # for want of room, until `take_dropped`
@@ -68,10 +85,10 @@ class Outbox:
             self._since = {event.value: self._since.get(event.value, now()) for event in events}
             self._append(Entry.WATCHING, since=dict[str, Fact](self._since))
 
-    def told(self) -> frozenset[str]:
-        """The keys of what was told and is not over."""
+    def told(self) -> Mapping[str, Told]:
+        """What was told and is not over, by its key."""
         with self._lock:
-            return frozenset(self._told)
+            return dict(self._told)
 
     def since(self, event: NotifyEvent) -> float:
         """Unix time since which an event is told of; infinite: it is not."""
@@ -82,15 +99,22 @@ class Outbox:
         with self._lock:
             if key in self._told:
                 return
-            self._append(Entry.NOTICED, key=key, channels=list[Fact](self._channels), notice=notice.table())
-            self._take_up(key, notice, self._channels)
+            self._append(Entry.NOTICED, key=key, **self._waits(notice))
+            self._told[key] = Told.by(notice)
+            self._queue(notice)
 
-    def over(self, key: str) -> None:
-        """What was told by this key has ended: when it happens again, that is news."""
+    def over(self, key: str, notice: Notice | None = None) -> None:
+        """What was told by this key has ended: when it happens again, that is news.
+
+        Args:
+            notice: a message that says so. One record has both, so that it is neither lost nor made again.
+        """
         with self._lock:
-            if key in self._told:
-                self._told.discard(key)
-                self._append(Entry.OVER, key=key)
+            if self._told.pop(key, None) is None:
+                return
+            self._append(Entry.OVER, key=key, **({} if notice is None else self._waits(notice)))
+            if notice is not None:
+                self._queue(notice)
 
     def next(self, channel: str) -> Notice | None:
         """The message that has waited longest; None: none waits."""
@@ -122,9 +146,12 @@ class Outbox:
                 self._journal.close()
             self._closed = True
 
-    def _take_up(self, key: str, notice: Notice, channels: Collection[str]) -> None:
-        self._told.add(key)
-        for channel in channels:
+    def _waits(self, notice: Notice) -> dict[str, Fact]:
+        """Of a record: a message, and the channels that it waits for."""
+        return {"channels": list[Fact](self._channels), "notice": notice.table()}
+
+    def _queue(self, notice: Notice) -> None:
+        for channel in self._channels:
             waiting = self._waiting[channel]
             waiting[notice.id] = notice
             if len(waiting) > MOST_WAITING:
@@ -138,7 +165,7 @@ class Outbox:
         except StateError as error:
             aside = self._aside()
             log.error("the journal of notifications cannot be used; a new one begins", aside=aside.name, why=f"{error}")
-        self._told, self._since = set(), {}
+        self._told, self._since = {}, {}
         self._waiting = {channel: OrderedDict() for channel in self._channels}
         try:
             self._path.rename(aside)
@@ -163,16 +190,28 @@ class Outbox:
             case Entry.WATCHING:
                 self._since = dict(facts["since"])
             case Entry.NOTICED:
-                with suppress(TypeError):  # of a later version: known as told, and not sent
-                    mine = [channel for channel in facts["channels"] if channel in self._waiting]
-                    self._told.add(facts["key"])
-                    notice = Notice.read(facts["notice"])
-                    for channel in mine:
-                        self._waiting[channel][notice.id] = notice
+                self._told[facts["key"]] = Told.by(self._requeue(facts))
             case Entry.OVER:
-                self._told.discard(facts["key"])
+                self._told.pop(facts["key"], None)
+                if "notice" in facts:
+                    self._requeue(facts)
             case Entry.DELIVERED | Entry.DROPPED:
                 self._waiting.get(facts["channel"], OrderedDict()).pop(facts["id"], None)
+
+    def _requeue(self, facts: Mapping[str, Any]) -> Notice | None:
+        """Let the message of a record wait for those of its channels that there are still.
+
+        Returns:
+            It; None: it is of a later version, and not sent.
+        """
+        try:
+            notice = Notice.read(facts["notice"])
+        except TypeError:
+            return None
+        for channel in facts["channels"]:
+            if channel in self._waiting:
+                self._waiting[channel][notice.id] = notice
+        return notice
 
     def _append(self, event: Entry, **facts: Fact) -> None:
         if self._journal is None or self._closed:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -15,6 +15,7 @@ from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage.journal import Fact
 from protofed.server.access.certificates import Certificates
+from protofed.server.notifications.outbox import Told
 from protofed.server.notifications.wording import ABANDONED, OVERDUE, Occurrence
 from protofed.server.rounds import phases
 from protofed.server.rounds.coordinator import Coordinator
@@ -56,10 +57,14 @@ class WatchSources:
 
 @dataclass(frozen=True)
 class News:
-    """What to tell, and the keys of what was told and is over."""
+    """What to tell.
+
+    Attributes:
+        over: the keys of what was told and is over, each with what is to be told of that; None: nothing.
+    """
 
     occurrences: list[Occurrence]
-    over: list[str]
+    over: dict[str, Occurrence | None]
 
 
 class Watch:
@@ -71,30 +76,28 @@ class Watch:
     def __init__(self, settings: Notify, sources: WatchSources) -> None:
         self._settings, self._sources = settings, sources
         self._began = sources.clock()
-        self._stuck: tuple[str, float] | None = None  # the run that does not go on, and since when
+        self._stuck: tuple[str, float] | None = None  # the key of what does not go on, and since when
 
-    def look(self, told: Collection[str]) -> News:
-        """What is there to be told, but for what was `told` (keys).
+    def look(self, told: Mapping[str, Told]) -> News:
+        """What is there to be told, but for what was `told` (by key).
 
         Raises:
             StateError: the ledger cannot be read.
         """
-        found, over = list[Occurrence](), list[str]()
-        current = self._going_on()
+        found, over = list[Occurrence](), dict[str, Occurrence | None]()
+        current = self._sources.runs.current
+        advancing = None if current is None or current.paused else current
         if NotifyEvent.RUN_ENDED in self._settings.events:
             found += self._ended()
         if NotifyEvent.RUN_STALLED in self._settings.events:
-            found += self._stalled(current, told, over)
-        if NotifyEvent.SITE_SILENT in self._settings.events and current is not None:
-            found += self._silent(current.run, told, over)
+            over |= self._stalls_over(current, told)
+            found += self._stalled(advancing, told)
+        if NotifyEvent.SITE_SILENT in self._settings.events:
+            over |= self._silences_over(current, told)
+            found += [] if advancing is None else self._silent(advancing.run)
         if NotifyEvent.CERTIFICATE_ENDS in self._settings.events:
             found += self._ending()
         return News([each for each in found if each.key not in told], over)
-
-    def _going_on(self) -> Coordinator | None:
-        """The run that should advance; None: all have ended, or it is paused."""
-        current = self._sources.runs.current
-        return None if current is None or current.paused else current
 
     def _ended(self) -> Iterator[Occurrence]:
         since = self._sources.since(NotifyEvent.RUN_ENDED)
@@ -104,18 +107,43 @@ class Watch:
                 key = f"{NotifyEvent.RUN_ENDED}:{row.run}:{row.ended_at!r}"
                 yield Occurrence(key, NotifyEvent.RUN_ENDED, row.run, facts={"outcome": row.outcome.value})
 
-    def _stalled(self, current: Coordinator | None, told: Collection[str], over: list[str]) -> Iterator[Occurrence]:
+    def _stalls_over(
+        self, current: Coordinator | None, told: Mapping[str, Told]
+    ) -> Iterator[tuple[str, Occurrence | None]]:
+        prefix = f"{NotifyEvent.RUN_STALLED}:"
+        if not (stalls := [key for key in told if key.startswith(prefix)]):
+            return
+        unended = {row.run for row in self._sources.records.runs() if row.outcome is None}
+        for key in stalls:
+            run, _, number = key.removeprefix(prefix).rpartition(":")
+            if run not in unended:  # which is told of as its end
+                yield key, None
+            elif current is None or run != current.run or isinstance(phase := current.phase, phases.FinishedPhase):
+                continue
+            elif current.paused or phase.round < int(number):  # an operator stopped it, or rolled it back
+                yield key, None
+            elif phase.round > int(number):
+                end = self._end(NotifyEvent.RUN_GOES_ON, told[key], run)
+                rounds: dict[str, Fact] = {"round": phase.round, "stalled_round": int(number)}
+                yield key, None if end is None else replace(end, facts={**end.facts, **rounds})
+
+    def _end(self, event: NotifyEvent, told: Told, run: str, site: str | None = None) -> Occurrence | None:
+        """That what was told is over; None: it was noticed before this event was asked for."""
+        if told.at < self._sources.since(event) - 1.0:  # a message's time is to the second
+            return None
+        for_s = max(0, round(self._sources.now() - told.since))
+        return Occurrence(f"{event}:{site or run}", event, run, site, {"for_s": for_s})
+
+    def _stalled(self, current: Coordinator | None, told: Collection[str]) -> Iterator[Occurrence]:
         if current is None or isinstance(phase := current.phase, phases.FinishedPhase):
             self._stuck = None
             return
-        prefix, now = f"{NotifyEvent.RUN_STALLED}:{current.run}:", self._sources.clock()
-        key = f"{prefix}{phase.round}"
-        over += [other for other in told if other.startswith(prefix) and other != key]
+        key, now = f"{NotifyEvent.RUN_STALLED}:{current.run}:{phase.round}", self._sources.clock()
         if (reason := self._reason(current, phase)) is None:
             self._stuck = None
             return
-        if self._stuck is None or self._stuck[0] != current.run:
-            self._stuck = current.run, now
+        if self._stuck is None or self._stuck[0] != key:  # in another round it has advanced since
+            self._stuck = key, now
         if (lasting_s := now - self._stuck[1]) >= self._settings.stalled_after_s and key not in told:
             facts: dict[str, Fact] = {"reason": reason, "round": phase.round, "for_s": round(lasting_s)}
             # Of a site only its name: why it is missing may be in an operator's own words.
@@ -139,19 +167,33 @@ class Watch:
         attempts = self._sources.records.rounds(current.run, since=newest.round)
         return ABANDONED if any(row.abandoned is not None for row in attempts) else None
 
-    def _silent(self, run: str, told: Collection[str], over: list[str]) -> Iterator[Occurrence]:
-        presence, after_s = self._sources.presence, self._settings.silent_after_s
-        ages, waited_s, revoked = presence.ages(), self._sources.clock() - self._began, self._revoked()
-        for site in presence.known():
-            key = f"{NotifyEvent.SITE_SILENT}:{site}"
+    def _silences_over(
+        self, current: Coordinator | None, told: Mapping[str, Told]
+    ) -> Iterator[tuple[str, Occurrence | None]]:
+        prefix = f"{NotifyEvent.SITE_SILENT}:"
+        if not (silent := {SiteId(key.removeprefix(prefix)): key for key in told if key.startswith(prefix)}):
+            return
+        awaited = self._awaited()
+        for site, key in silent.items():
+            last = self._sources.presence.look(site)  # None: at most presumed to be there, after a restart
+            if site not in awaited:
+                yield key, None
+            elif last is not None and last[0] < self._settings.silent_after_s:
+                run = None if current is None else current.run
+                yield key, None if run is None else self._end(NotifyEvent.SITE_BACK, told[key], run, site)
+
+    def _silent(self, run: str) -> Iterator[Occurrence]:
+        ages, waited_s = self._sources.presence.ages(), self._sources.clock() - self._began
+        for site in self._awaited():
             age_s = ages.get(site, waited_s)  # one that never called since the start counts from there
-            if presence.exclusion(site) is not None or site in revoked:
-                over += [key] if key in told else []
-            elif age_s >= after_s:
-                facts: dict[str, Fact] = {"for_s": round(age_s)}
+            if age_s >= self._settings.silent_after_s:
+                key, facts = f"{NotifyEvent.SITE_SILENT}:{site}", dict[str, Fact](for_s=round(age_s))
                 yield Occurrence(key, NotifyEvent.SITE_SILENT, run, site, facts)
-            elif key in told and presence.look(site) is not None:  # and not only presumed to be there, after a restart
-                over.append(key)
+
+    def _awaited(self) -> list[SiteId]:
+        """The known sites that may call: neither excluded, nor with all of their certificates revoked."""
+        presence, revoked = self._sources.presence, self._revoked()
+        return [site for site in presence.known() if presence.exclusion(site) is None and site not in revoked]
 
     def _revoked(self) -> frozenset[SiteId]:
         """Sites all of whose certificates were revoked: they cannot call."""

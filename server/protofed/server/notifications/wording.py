@@ -25,7 +25,8 @@ class Occurrence:
     """Something that people should be told of.
 
     Attributes:
-        key: by which it is known that this was told; the same after a restart.
+        key: by which it is known that this was told; the same after a restart. That something is over is known by the
+            key of what was told at first.
         facts: codes, names, times and numbers, from which the message is made.
     """
 
@@ -124,6 +125,16 @@ def _run_stalled(of: Occurrence) -> tuple[str, str, str, str]:
     return "critical", f"run {of.run} does not go on ({of.facts['reason']})", f"{since} {what}{listed}", todo
 
 
+def _run_goes_on(of: Occurrence) -> tuple[str, str, str, str]:
+    stood = f"Before, it had not advanced for {_duration(of.facts['for_s'])}, in round {of.facts['stalled_round']}."
+    return (
+        "info",
+        f"run {of.run} goes on",
+        f"Run {of.run} goes on: it is in round {of.facts['round']}. {stood}",
+        "Nothing.",
+    )
+
+
 def _site_silent(of: Occurrence) -> tuple[str, str, str, str]:
     since = f"Site {of.site} has made no progress for {_duration(of.facts['for_s'])}."
     text = f"{since} Rounds of run {of.run} no longer wait for it."
@@ -132,6 +143,11 @@ def _site_silent(of: Occurrence) -> tuple[str, str, str, str]:
         f"`protofed sites exclude {of.site}` stops inviting it, and these messages."
     )
     return "warning", f"site {of.site} is silent", text, todo
+
+
+def _site_back(of: Occurrence) -> tuple[str, str, str, str]:
+    text = f"Site {of.site} makes progress again. Before, it had made none for {_duration(of.facts['for_s'])}."
+    return "info", f"site {of.site} is back", text, "Nothing."
 
 
 def _certificate_ends(of: Occurrence) -> tuple[str, str, str, str]:
@@ -150,7 +166,9 @@ def _certificate_ends(of: Occurrence) -> tuple[str, str, str, str]:
 _WORDS: Final[Mapping[NotifyEvent, Callable[[Occurrence], tuple[str, str, str, str]]]] = {
     NotifyEvent.RUN_ENDED: _run_ended,
     NotifyEvent.RUN_STALLED: _run_stalled,
+    NotifyEvent.RUN_GOES_ON: _run_goes_on,
     NotifyEvent.SITE_SILENT: _site_silent,
+    NotifyEvent.SITE_BACK: _site_back,
     NotifyEvent.CERTIFICATE_ENDS: _certificate_ends,
 }
 

@@ -19,7 +19,7 @@ from protofed.deploy.operator.snapshot_builder import place
 from protofed.deploy.operator.snapshot_sites import printable, sites
 from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
 from protofed.deploy.pages.formats import Page
-from protofed.deploy.pages.shell import shell_of
+from protofed.deploy.pages.shell import FRAGMENT, shell_of
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUNS_SHOWN: Final = 20
@@ -52,6 +52,9 @@ class OverviewPages:
 
     def show(self, request: Request) -> Response:
         """Runs that go on first, in the queue's order, then the others, the newest first."""
+        # First: where the server refuses the old certificate, the page that says so says this, too.
+        if FRAGMENT not in request.query_params and (problem := self.operator.identity_problem):
+            shell_of(request).access.notify(f"This page goes on with the certificate of before: {problem}", error=True)
         runs, reported = self.operator.runs(), self.operator.sites()
         page = Page.of(request.query_params.get("runs", ""), len(runs), RUNS_SHOWN)
         going = [info for info in runs if info.status not in ENDED]
