@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,10 +17,13 @@ from typing import IO, Any, Final
 
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import short
+from protofed.deploy.console.tables import count
+from protofed.deploy.doctor.checks import State
 
 SITE: Final = ""  # in place of a run's name: the examination of machine and settings
 COMMAND: Final = (sys.executable, "-P", "-m", "protofed.deploy.pages.hospital.examine")
 KEPT: Final = 20  # results, one a run
+ENDS_S: Final = 10.0  # for a process that was told to end
 LAST_WORDS: Final = 600  # characters of an examination that failed
 
 
@@ -60,7 +63,6 @@ class Examination:
     ended: float = 0.0
     doing: str = "starting"
     rows: Sequence[Mapping[str, Any]] = ()
-    verdict: str = ""
     recipe: str = ""
     data: Mapping[str, Any] | None = None
     problem: str = ""
@@ -69,6 +71,16 @@ class Examination:
     def goes_on(self) -> bool:
         """Whether it has not ended yet."""
         return not self.ended
+
+    @property
+    def verdict(self) -> str:
+        """What the doctor has found, in numbers; empty where it was not asked."""
+        if not self.rows:
+            return ""
+        states = Counter(row["state"] for row in self.rows)
+        worst = [count(states[state], state) for state in (State.FINDING, State.WARNING) if states[state]]
+        made = len(self.rows) - states[State.SKIPPED]
+        return f"{', '.join(worst) or 'all well'}: {count(made, 'check')}, {states[State.SKIPPED]} not made"
 
     @property
     def what(self) -> str:
@@ -83,6 +95,7 @@ class Examiner:
     settings: SiteSettings
     _found: OrderedDict[str, Examination] = field(default_factory=OrderedDict)  # by run
     _process: subprocess.Popen[str] | None = None
+    _follows: threading.Thread | None = None
     _stopped: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -101,11 +114,10 @@ class Examiner:
             self._found.move_to_end(run)
             while len(self._found) > KEPT:
                 self._found.popitem(last=False)
-        request = {"settings": str(self.settings.file), "given": dict(self.settings.given), "run": run, "whole": whole}
-        follow = threading.Thread(
-            target=self._follow, args=(run, process, errors, request), name="examination", daemon=True
-        )
-        follow.start()
+            told = {"settings": str(self.settings.file), "given": dict(self.settings.given), "run": run, "whole": whole}
+            args = run, process, errors, told
+            self._follows = threading.Thread(target=self._follow, args=args, name="examination", daemon=True)
+            self._follows.start()
         return True
 
     def stop(self) -> bool:
@@ -113,9 +125,11 @@ class Examiner:
         with self._lock:
             if self._going() is None or self._process is None:
                 return False
-            self._stopped = True
+            self._stopped, follows = True, self._follows
             self._process.terminate()
-            return True
+        if follows is not None:
+            follows.join(ENDS_S)  # so that the page after it has the end
+        return True
 
     def going(self) -> Examination | None:
         """The one that goes on."""

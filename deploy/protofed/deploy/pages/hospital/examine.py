@@ -23,7 +23,7 @@ from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ProtofedError
 from protofed.deploy import shipped
 from protofed.deploy.doctor import table
-from protofed.deploy.doctor.checks import run_checks, verdict
+from protofed.deploy.doctor.checks import run_checks
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
 from protofed.deploy.site import orders
@@ -55,7 +55,7 @@ def examine(request: Mapping[str, Any], say: Say) -> None:
 
     Args:
         request: `settings`, a file, and `given`, what overrides it; of a run's data, `run`; else `whole`.
-        say: called with `doing`, a `row` of the doctor, its `verdict`, and `data` as of `client check --json`.
+        say: called with `doing`, a `row` of the doctor, and `data` as of `client check --json`.
 
     Raises:
         ConfigError, DataError, PolicyViolationError, StateError: as of the commands.
@@ -68,13 +68,12 @@ def examine(request: Mapping[str, Any], say: Say) -> None:
         _data(settings, recipe_of(offer), say)
         return
     doctor = ClientDoctor(read, SiteUnderCheck(quick=not request["whole"]))
-    rows = []
     for row in run_checks(doctor.checks(), lambda name: say(doing=f"checking: {name}")):
-        rows.append(row)
         say(row=table.plain([row], strict=False)["checks"][0])
-    say(verdict=verdict(rows, strict=False))
     if request["whole"]:
-        _data(read(), None, say)
+        settings = read()
+        offers = orders.approvals_of(settings.state).offers()
+        _data(settings, recipe_of(offers[-1]) if offers else None, say)  # of the newest run, as the doctor
 
 
 def _data(settings: ClientSettings, recipe: Recipe | None, say: Say) -> None:

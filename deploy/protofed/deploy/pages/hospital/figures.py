@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.filesize import decimal
 
 from protofed.common.errors import short
-from protofed.common.protocol.messages import score_family
+from protofed.common.protocol.score_names import LOSS
 from protofed.common.statistics import lower_is_better
 from protofed.deploy.console.tables import count
 from protofed.deploy.experiments.curves import COLOURS
@@ -43,7 +43,6 @@ MEASURES: Final[Mapping[str, str]] = {
     "pm_l": "PM(L)",
     "auroc": "AUROC",
 }
-MAJORITY: Final = "majority"
 MARKERS: Final = "o^sDv"
 HATCHES: Final = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 MOST_MARKS, MOST_BARS, MOST_RUNS, MOST_PARTS = 24, 40, 15, 6
@@ -51,26 +50,32 @@ OTHER: Final = "other parts"
 GRID: Final[Any] = {"color": "0.9", "linewidth": 0.8}
 
 
-def scores_sketch(table: OwnScoreTable) -> Sketch | None:
-    """Own scores over the rounds, a panel for each model and test set; None: there is nothing to draw."""
-    panels = {title: names for prefix, title in PANELS.items() if (names := _drawn_names(table, prefix))}
-    if "loss" in table.names:
-        panels["Mean loss in training"] = ["loss"]
+def scores_sketch(table: OwnScoreTable, majority: Mapping[str, float]) -> Sketch | None:
+    """Own scores over the rounds, a panel for each model and test set; None: there is nothing to draw.
+
+    Args:
+        majority: by the prefix of scores, the accuracy of always naming the commonest class, where it is known.
+    """
+    panels = {prefix: names for prefix in PANELS if (names := _drawn_names(table, prefix))}
+    if LOSS in table.names:
+        panels[LOSS] = [LOSS]
     if not panels:
         return None
 
     def draw(width: float) -> Figure:
         columns = min(len(panels), 2 if width > 5 else 1)
         rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(width, 2.9 * rows), layout="constrained")
+        figure = Figure(figsize=(width, 3.4 * rows), layout="constrained")
         grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes, (title, names) in zip(grid, panels.items(), strict=False):
-            _score_panel(axes, table, title, names)
+        for axes, (prefix, names) in zip(grid, panels.items(), strict=False):
+            _score_panel(axes, table, prefix, names, majority.get(prefix))
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         return figure
 
-    said = "; ".join(_first_and_last(table, name) for names in panels.values() for name in names)
+    lines = [_first_and_last(table, name) for names in panels.values() for name in names]
+    lines += [f"always the commonest class: {majority[of]:.1%} of {of}.accuracy" for of in panels if of in majority]
+    said = "; ".join(lines)
     title = "This site's own scores over the rounds"
     return Sketch(title, f"{said}. Filled marks: scores that left. Hollow: that stayed.", draw)
 
@@ -147,38 +152,34 @@ def privacy_sketch(points: Sequence[PrivacyPoint], spent: PrivacySpent) -> Sketc
 
 
 def _drawn_names(table: OwnScoreTable, prefix: str) -> list[str]:
-    return [name for measure in (*MEASURES, MAJORITY) if (name := f"{prefix}.{measure}") in table.names]
+    return [name for measure in MEASURES if (name := f"{prefix}.{measure}") in table.names]
 
 
-def _score_panel(axes: Axes, table: OwnScoreTable, title: str, names: Sequence[str]) -> None:
-    share = "loss" not in names
+def _score_panel(axes: Axes, table: OwnScoreTable, prefix: str, names: Sequence[str], majority: float | None) -> None:
+    share = prefix != LOSS
     for place, name in enumerate(names):
         rounds = [scored for scored in table.every if name in scored.scores]
         at = [scored.round for scored in rounds]
         values = [scored.scores[name] * (100 if share else 1) for scored in rounds]
-        if name.endswith(f".{MAJORITY}"):
-            axes.plot(at, values, color="0.35", linewidth=1, linestyle="--", label="always the commonest class")
-            continue
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
         label = MEASURES.get(name.rpartition(".")[2], name)
-        axes.plot(at, values, color=colour, linewidth=1.3, label=label, marker=marker, ms=0.01)
+        axes.plot(at, values, color=colour, linewidth=1.3, label=label, marker=marker, ms=4.5, markevery=[])
         for number in thinned(range(len(at)), MOST_MARKS):
             left = name in table.sent.names.get(at[number], ())
             axes.plot(
                 at[number], values[number], marker, ms=4.5, color=colour, mfc=colour if left else "white", zorder=3
             )
+    if majority is not None:
+        axes.axhline(100 * majority, color="0.35", linewidth=1.2, linestyle="--", label="always the commonest class")
     if share:
         axes.set_ylim(0, 104)
     else:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("%" if share else "", rotation=0, labelpad=8)
-    axes.set_title(title, fontsize=9)
+    axes.set_title(PANELS.get(prefix, "Mean loss in training"), fontsize=9)
     _count_axis(axes, "round")
     if share:
-        legend = axes.legend(loc="best", fontsize=8)
-        for handle in legend.legend_handles:
-            if handle is not None:
-                handle.set(markersize=4.5)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8)
 
 
 def _flat_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figure:
@@ -202,7 +203,7 @@ def _standing_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figur
     axes = figure.add_subplot()
     for part, look, sizes, before in _stacked(bars):
         axes.bar(range(len(bars)), sizes, 0.8, before, label=part, **look)
-    shown = thinned(range(len(bars)), 12 if width > 5 else 5)
+    shown = range(0, len(bars), -(-len(bars) // (14 if width > 5 else 6)))
     axes.set_xticks(shown, [list(bars)[place] for place in shown], fontsize=8)
     axes.set_xlabel("round")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: decimal(int(size))))
@@ -243,7 +244,7 @@ def _listed(sizes: Mapping[str, int]) -> str:
 
 def _first_and_last(table: OwnScoreTable, name: str) -> str:
     rounds = [scored for scored in table.every if name in scored.scores]
-    form = "{:.3f}" if score_family(name) == "loss" or lower_is_better(name) else "{:.1%}"
+    form = "{:.3f}" if lower_is_better(name) else "{:.1%}"
     said = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
     left = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
     stayed = "all stayed" if not left else "all left" if left == len(rounds) else f"{left} of {len(rounds)} left"

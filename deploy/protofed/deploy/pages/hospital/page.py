@@ -42,11 +42,16 @@ def client_page(
     decide.act_as_owner(state)
     shown = Site(state, policy, settings)
     shown.log.look()  # seconds, of a long log: before a page waits for it
+    return pages_of(shown, site)
+
+
+def pages_of(shown: Site, site: str = "") -> Program:
+    """The pages of a site; `site` is its id, if that is known."""
     pages = (OverviewPages(shown), LeftPages(shown), RunPages(shown), HealthPages(shown), PausePages(shown))
     name = f"site {site}, " if site else ""
     return Program(
         title="protofed client page",
-        whom=f"{name}{state}, by {decide.user_name() or 'a user without a name'}",
+        whom=f"{name}{shown.state}, by {decide.user_name() or 'a user without a name'}",
         navigation=NAVIGATION,
         routes=[*shown.pictures.routes(), *(route for page in pages for route in page.routes())],
         templates=TEMPLATES,

@@ -20,7 +20,7 @@ from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site import orders
-from protofed.deploy.site.offered_runs import all_runs, offered_run
+from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
 
 SHOWN: Final = 25
 
@@ -59,7 +59,7 @@ class RunPages:
             {
                 **self._decided(offer),
                 **self._preview(offer),
-                **self._scores(offer.run),
+                **self._scores(offer),
                 "log": self.site.log.look(),
                 "last": self.site.log.leavings(offer.run)[:SHOWN],
                 "bytes_picture": self._bytes_picture(offer.run),
@@ -135,14 +135,21 @@ class RunPages:
         except ProtofedError as error:
             return {"plan": None, "plan_problem": str(error)}
 
-    def _scores(self, run: str) -> Mapping[str, Any]:
+    def _scores(self, offer: Offer) -> Mapping[str, Any]:
+        run = offer.run
         try:
             table = own_scores(self.site, run)
         except ProtofedError as error:
-            return {"scores": None, "scores_problem": str(error), "handed_in": [], "scores_picture": None}
+            return {
+                "scores": None,
+                "scores_problem": str(error),
+                "handed_in": [],
+                "scores_picture": None,
+                "has_majority": False,
+            }
         from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
 
-        sketch = figures.scores_sketch(table)
+        sketch = figures.scores_sketch(table, self._majority(offer))
         # The description has the first and the last value of each line, and what left; between them nothing changes.
         key = None if sketch is None else ("scores", run, len(table.every), table.every[-1].at, sketch.description)
         picture = None if sketch is None else self.site.pictures.of(key, sketch)
@@ -151,7 +158,19 @@ class RunPages:
             "scores_problem": "",
             "handed_in": _handed_in(table.sent),
             "scores_picture": picture,
+            "has_majority": sketch is not None and "commonest" in sketch.description,
         }
+
+    def _majority(self, offer: Offer) -> Mapping[str, float]:
+        """The accuracy of always naming the commonest class, by prefix of scores, as the check of the data counted."""
+        found = None if self.site.examiner is None else self.site.examiner.newest(offer.run)
+        if found is None or found.data is None or found.recipe != offer.digest:
+            return {}
+        own, shared = (found.data["taken"].get(name) for name in ("own_test_set", "tests_on"))
+        if recipe_of(offer).evaluation.personal_test_images is not None:
+            shared = None  # own models are scored on a sample of it
+        sets = {"personal": shared, "personal.local": own, "global.local": own}
+        return {prefix: max(counts) / sum(counts) for prefix, counts in sets.items() if counts and sum(counts)}
 
     def _bytes_picture(self, run: str) -> Picture | None:
         from protofed.deploy.pages.hospital import figures
