@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _TONES: Final[Mapping[str, str]] = {
     "dim": "soft",
 }
 NOTHING: Final = "–"
+_STAMP: Final = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")  # RFC 3339, UTC
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) if seconds else NOTHING
 
 
+def stamp(at: str) -> str:
+    """A time in RFC 3339 for a cell whose header says UTC; a dash for none, any other text as it is."""
+    return _STAMP.sub(r"\1 \2", at) or NOTHING
+
+
+def utc(text: str) -> str:
+    """A text whose times are in RFC 3339, for people."""
+    return _STAMP.sub(r"\1 \2 UTC", text)
+
+
 def ago(seconds: float) -> str:
     """The span since a Unix time; a dash for 0."""
     return f"{span(time.time() - seconds)} ago" if seconds else NOTHING
@@ -105,5 +117,7 @@ FILTERS: Final[Mapping[str, Callable[..., str]]] = {
     "plain": printable,
     "size": size,
     "span": span,
+    "stamp": stamp,
     "tone": tone,
+    "utc": utc,
 }

@@ -15,6 +15,7 @@ from protofed.deploy.pages.coordinator.overview import OverviewPages
 from protofed.deploy.pages.coordinator.runs import RunPages
 from protofed.deploy.pages.coordinator.sites import SitePages
 from protofed.deploy.pages.coordinator.start import StartPages
+from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.pages.shell import Program
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -31,11 +32,11 @@ def console(operator: Operator, server: str, identity: Path | None, ca: Path | N
     Raises:
         ConfigError: the identity cannot be used, or there is no CA in the folder.
     """
-    certificates = CertificatePages(operator, ca)
+    certificates, pictures = CertificatePages(operator, ca), Pictures()
     pages = (
         OverviewPages(operator),
         RunPages(operator),
-        FigurePages(operator),
+        FigurePages(operator, pictures),
         SitePages(operator),
         StartPages(operator),
         certificates,
@@ -53,7 +54,7 @@ def console(operator: Operator, server: str, identity: Path | None, ca: Path | N
             ("/sites", "Sites"),
             ("/certificates", "Certificates"),
         ),
-        routes=[route for page in pages for route in page.routes()],
+        routes=[route for page in (*pages, pictures) for route in page.routes()],
         templates=TEMPLATES,
         context=context,
     )

@@ -14,45 +14,25 @@ from dataclasses import dataclass, field
 from threading import Lock, Thread
 from typing import Final
 
-from matplotlib import rc_context
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.common.errors import ConfigError, short
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.pages.guard import SVG_POLICY
+from protofed.deploy.pages.pictures import Picture, Pictures
 from protofed.deploy.pages.shell import FRAGMENT, shell_of
 from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.record import RunRecord
 
-KEPT: Final = 4  # runs whose pictures are kept
-PATIENCE_S: Final = 0.4  # that a page waits for its pictures before it says that they are being drawn
+KEPT: Final = 4  # runs whose figures are kept
+PATIENCE_S: Final = 0.4  # that a page waits for its figures before it says that they are being drawn
 SECTIONS: Final = (scores.curves, rounds.participation, rounds.transfers, models.prototypes)
-Moment = tuple[int, int, str]  # attempts, the newest scored round and the status: what pictures are of
+Moment = tuple[int, int, str]  # attempts, the newest scored round and the status: what figures are of
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One figure of a report, rendered."""
-
-    title: str
-    description: str
-    svg: str
-    numbers: document.Table | None
-
-
-@dataclass(frozen=True)
-class DrawnSection:
-    """A section of a report with its figures rendered."""
-
-    section: document.Section
-    pictures: Sequence[Picture]
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The pictures of a run at one moment.
+class RunFigures:
+    """The figures of a run at one moment, section by section.
 
     Attributes:
         round: the newest round then.
@@ -61,40 +41,33 @@ class Pictures:
 
     moment: Moment
     round: int
-    sections: Sequence[DrawnSection]
+    sections: Sequence[tuple[document.Section, Sequence[Picture]]]
     privacy: Sequence[str]
-
-    @property
-    def pictures(self) -> list[Picture]:
-        """Those of all sections, in the page's order."""
-        return [picture for drawn_section in self.sections for picture in drawn_section.pictures]
 
 
 @dataclass(frozen=True)
 class FigurePages:
-    """The pages `/runs/{run}/figures` and their pictures. Threads share it.
+    """The pages `/runs/{run}/figures`. Threads share it.
 
     Attributes:
-        made: by run, the pictures that were looked at last at the end.
-        drawing: by run, pictures in the making.
-        turn: one record at a time, which a server makes for seconds, and one drawing: its style is the process's.
+        made: by run, the figures that were drawn last at the end.
+        drawing: by run, figures in the making.
+        turn: one record at a time: a server makes it for seconds.
     """
 
     operator: Operator
-    made: OrderedDict[str, Pictures] = field(default_factory=OrderedDict)
-    drawing: dict[str, Future[Pictures]] = field(default_factory=dict)
+    pictures: Pictures
+    made: OrderedDict[str, RunFigures] = field(default_factory=OrderedDict)
+    drawing: dict[str, Future[RunFigures]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)  # of both
     turn: Lock = field(default_factory=Lock)
 
     def routes(self) -> Sequence[BaseRoute]:
-        """Their routes."""
-        return [
-            Route("/runs/{run}/figures", self.show),
-            Route("/runs/{run}/figures/{number:int}.svg", self.picture),
-        ]
+        """Its route; the pictures have their own."""
+        return [Route("/runs/{run}/figures", self.show)]
 
     def show(self, request: Request) -> Response:
-        """The newest pictures, with their tables; the last ones while newer ones are drawn.
+        """The newest figures, with their tables; the last ones while newer ones are drawn.
 
         A page that refreshes itself (a fragment) asks the server for nothing: it waits for what is being drawn.
         """
@@ -104,28 +77,11 @@ class FigurePages:
         drawing = self._in_the_making(run)
         with self.lock:
             found = self.made.get(run)
-        context = {
-            "run": run,
-            "found": found,
-            "drawing": drawing,
-            "is_cell": _is_cell,
-            "with_code": document.with_code,
-        }
+        context = {"run": run, "found": found, "drawing": drawing, "with_code": document.with_code}
         return shell_of(request).page(request, "figures.html.j2", context)
 
-    def picture(self, request: Request) -> Response:
-        """One picture, as the page had it."""
-        run, number = request.path_params["run"], request.path_params["number"]
-        with self.lock:
-            found = self.made.get(run)
-        if found is None or number >= len(found.pictures):
-            raise ConfigError(f"run '{short(run)}' has no such picture here; load the page with its pictures again")
-        return Response(
-            found.pictures[number].svg, media_type="image/svg+xml", headers={"Content-Security-Policy": SVG_POLICY}
-        )
-
     def _begin(self, run: str) -> None:
-        """Have the pictures of the newest round drawn, unless they are there or in the making."""
+        """Have the figures of the newest round drawn, unless they are there or in the making."""
         detail = self.operator.show(run, 1)
         moment = (detail.attempts, detail.scored_round, detail.info.status)
         with self.lock:
@@ -137,7 +93,7 @@ class FigurePages:
         Thread(target=self._draw, args=(run, moment, detail.info.round, future), name="figures", daemon=True).start()
 
     def _in_the_making(self, run: str) -> bool:
-        """Whether pictures of a run are still in the making, after some patience; raises what they failed of, once."""
+        """Whether figures of a run are still in the making, after some patience; raises what they failed of, once."""
         with self.lock:
             future = self.drawing.get(run)
         if future is None:
@@ -152,10 +108,10 @@ class FigurePages:
                     del self.drawing[run]
         return False
 
-    def _draw(self, run: str, moment: Moment, round: int, future: Future[Pictures]) -> None:
+    def _draw(self, run: str, moment: Moment, round: int, future: Future[RunFigures]) -> None:
         try:
             with self.turn:
-                found = drawn(RunRecord(self.operator.run_record(run)), moment, round)
+                found = drawn(RunRecord(self.operator.run_record(run)), moment, round, self.pictures)
         except Exception as error:
             future.set_exception(error)
             return
@@ -167,17 +123,7 @@ class FigurePages:
         future.set_result(found)
 
 
-def drawn(record: RunRecord, moment: Moment, round: int) -> Pictures:
-    """The pictures of a run record."""
-    with rc_context(document.STYLE):  # of the process: one at a time
-        sections = [section(record) for section in SECTIONS]
-        rendered = [DrawnSection(section, [_picture(figure) for figure in section.figures]) for section in sections]
-    return Pictures(moment, round, rendered, summary.noise_lines(record))
-
-
-def _picture(figure: document.Figure) -> Picture:
-    return Picture(figure.title, figure.description, document.svg_file(figure), figure.numbers)
-
-
-def _is_cell(cell: object) -> bool:
-    return isinstance(cell, document.Cell)
+def drawn(record: RunRecord, moment: Moment, round: int, pictures: Pictures) -> RunFigures:
+    """The figures of a run record."""
+    sections = pictures.of_report(lambda: [section(record) for section in SECTIONS])
+    return RunFigures(moment, round, sections, summary.noise_lines(record))

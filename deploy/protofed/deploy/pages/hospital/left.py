@@ -12,6 +12,8 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site_log import LeftTotals
+from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import shell_of
 
 SHOWN: Final = 25
@@ -33,14 +35,23 @@ class LeftPages:
         log = self.site.log.look()
         items = self.site.log.leavings()
         page = Page.of(request.query_params.get("page", ""), len(items), SHOWN)
+        totals = self.site.log.totals()
         context = {
             "log": log,
             "items": page.cut(items),
             "page": page,
-            "totals": self.site.log.totals(),
+            "totals": totals,
+            "picture": self._picture(totals),
             "notes": self.site.log.notes()[:NOTES_SHOWN],
         }
         return shell_of(request).page(request, "left.html.j2", context)
+
+    def _picture(self, totals: LeftTotals) -> Picture | None:
+        from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
+
+        parts = {key: size for key, (_, size) in totals.parts.items()}
+        sketch = figures.by_run_sketch(parts)
+        return None if sketch is None else self.site.pictures.of(("left", tuple(parts.items())), sketch)
 
     def check(self, request: Request) -> Response:
         """Read the log whole, and say whether it is what was written."""

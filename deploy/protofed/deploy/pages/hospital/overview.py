@@ -18,6 +18,7 @@ from protofed.common.errors import ProtofedError
 from protofed.deploy.console.tables import count
 from protofed.deploy.daemons import readyz
 from protofed.deploy.doctor.machine import has_running_daemon
+from protofed.deploy.pages.hospital import privacy_curve
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.shell import shell_of
 from protofed.deploy.site import orders
@@ -71,6 +72,7 @@ class OverviewPages:
                 "said": f"daemon {'running' if runs else 'not running'}, {'paused, ' if pause else ''}"
                 f"{count(len(waiting), 'run')} to decide on",
                 **_spent(site),
+                **_privacy_picture(site),
             },
         )
 
@@ -86,6 +88,23 @@ def _spent(site: Site) -> Mapping[str, Any]:
         return {"spent": site.spent(), "spent_problem": ""}
     except ProtofedError as error:
         return {"spent": None, "spent_problem": str(error)}
+
+
+def _privacy_picture(site: Site) -> Mapping[str, Any]:
+    """Epsilon over the fits; `privacy_going`: how many points are known of how many."""
+    try:
+        spent, ledger = site.spent(), site.ledger()
+    except ProtofedError:  # `_spent` says why
+        return {"privacy_picture": None, "privacy_going": ""}
+    points, complete = site.privacy.points(ledger, spent.delta)
+    going = "" if complete else f"{len(points)} of {len(privacy_curve.chosen(len(ledger.spends)))}"
+    if not points:
+        return {"privacy_picture": None, "privacy_going": going}
+    from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
+
+    key = "privacy", tuple(points), spent.budget, spent.delta
+    picture = site.pictures.of(key, figures.privacy_sketch(points, spent))
+    return {"privacy_picture": picture, "privacy_going": going}
 
 
 def unix(at: str) -> float:

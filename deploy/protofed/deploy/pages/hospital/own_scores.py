@@ -21,13 +21,15 @@ class OwnScoreTable:
 
     Attributes:
         names: of the columns; `meanings` of each.
-        rounds: the newest first.
+        every: all rounds, the oldest first.
+        rounds: the newest of them, the newest first.
         left: by name, in which rounds it left, in words; empty: it stayed.
         sent: what was handed in of the run.
     """
 
     names: Sequence[str]
     meanings: Sequence[str]
+    every: Sequence[ScoredRound]
     rounds: Sequence[ScoredRound]
     left: Sequence[str]
     more: int
@@ -46,6 +48,7 @@ def own_scores(site: Site, run: str) -> OwnScoreTable:
     return OwnScoreTable(
         names,
         [meaning(name) for name in names],
+        rounds,
         list(reversed(rounds))[:SHOWN],
         [_left(name, rounds, sent) for name in names],
         max(0, len(rounds) - SHOWN),

@@ -1,4 +1,4 @@
-"""The runs that the server offered: what each asks and would send, the site's decision, and its own scores."""
+"""The runs that the server offered: what each asks and would send, the site's decision, own scores, and its data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from protofed.client.privacy.approval import Offer
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.handed_in import HandedIn, rounds_text
 from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.hospital.health import begun, examiner_of, said
 from protofed.deploy.pages.hospital.own_scores import own_scores
 from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site import orders
-from protofed.deploy.site.offered_runs import all_runs, offered_run
+from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
 
 SHOWN: Final = 25
 
@@ -36,6 +38,8 @@ class RunPages:
             Route("/runs/{run}", self.show),
             Route("/runs/{run}/approve", self.ask_approve),
             Route("/runs/{run}/approve", self.approve, methods=["POST"]),
+            Route("/runs/{run}/check", self.checked),
+            Route("/runs/{run}/check", self.check, methods=["POST"]),
             Route("/runs/{run}/leave", self.ask_leave),
             Route("/runs/{run}/leave", self.leave, methods=["POST"]),
         ]
@@ -55,9 +59,10 @@ class RunPages:
             {
                 **self._decided(offer),
                 **self._preview(offer),
-                **self._scores(offer.run),
+                **self._scores(offer),
                 "log": self.site.log.look(),
                 "last": self.site.log.leavings(offer.run)[:SHOWN],
+                "bytes_picture": self._bytes_picture(offer.run),
             },
         )
 
@@ -92,6 +97,25 @@ class RunPages:
         text = f"{word}: run {offer.run}; nothing more of it leaves this site, until it is approved again"
         return self._done(request, f"{text}; {orders.noticed_text(noticed)}")
 
+    def checked(self, request: Request) -> Response:
+        """What the newest check of the data for the run has found."""
+        offer, examiner = self._offer(request), self.site.examiner
+        found = None if examiner is None else examiner.newest(offer.run)
+        context = {
+            "offer": offer,
+            "has_settings": examiner is not None,
+            "found": found,
+            "going": None if examiner is None else examiner.going(),
+            "outdated": found is not None and found.recipe not in ("", offer.digest),
+            "said": said(found),
+        }
+        return shell_of(request).page(request, "check.html.j2", context)
+
+    def check(self, request: Request) -> Response:
+        """Check the data against the run's recipe, as `protofed client check` does."""
+        offer = self._offer(request)
+        return begun(request, examiner_of(self.site).begin(offer.run), f"/runs/{offer.run}/check")
+
     def _done(self, request: Request, text: str) -> Response:
         return shell_of(request).done(f"/runs/{request.path_params['run']}", text)
 
@@ -111,12 +135,49 @@ class RunPages:
         except ProtofedError as error:
             return {"plan": None, "plan_problem": str(error)}
 
-    def _scores(self, run: str) -> Mapping[str, Any]:
+    def _scores(self, offer: Offer) -> Mapping[str, Any]:
+        run = offer.run
         try:
             table = own_scores(self.site, run)
         except ProtofedError as error:
-            return {"scores": None, "scores_problem": str(error), "handed_in": []}
-        return {"scores": table, "scores_problem": "", "handed_in": _handed_in(table.sent)}
+            return {
+                "scores": None,
+                "scores_problem": str(error),
+                "handed_in": [],
+                "scores_picture": None,
+                "has_majority": False,
+            }
+        from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
+
+        sketch = figures.scores_sketch(table, self._majority(offer))
+        # The description has the first and the last value of each line, and what left; between them nothing changes.
+        key = None if sketch is None else ("scores", run, len(table.every), table.every[-1].at, sketch.description)
+        picture = None if sketch is None else self.site.pictures.of(key, sketch)
+        return {
+            "scores": table,
+            "scores_problem": "",
+            "handed_in": _handed_in(table.sent),
+            "scores_picture": picture,
+            "has_majority": sketch is not None and "commonest" in sketch.description,
+        }
+
+    def _majority(self, offer: Offer) -> Mapping[str, float]:
+        """The accuracy of always naming the commonest class, by prefix of scores, as the check of the data counted."""
+        found = None if self.site.examiner is None else self.site.examiner.newest(offer.run)
+        if found is None or found.data is None or found.recipe != offer.digest:
+            return {}
+        own, shared = (found.data["taken"].get(name) for name in ("own_test_set", "tests_on"))
+        if recipe_of(offer).evaluation.personal_test_images is not None:
+            shared = None  # own models are scored on a sample of it
+        sets = {"personal": shared, "personal.local": own, "global.local": own}
+        return {prefix: max(counts) / sum(counts) for prefix, counts in sets.items() if counts and sum(counts)}
+
+    def _bytes_picture(self, run: str) -> Picture | None:
+        from protofed.deploy.pages.hospital import figures
+
+        parts = self.site.log.by_round(run)
+        sketch = figures.by_round_sketch(run, parts)
+        return None if sketch is None else self.site.pictures.of(("bytes", run, sketch.description), sketch)
 
 
 def _handed_in(sent: HandedIn) -> Sequence[str]:

@@ -19,7 +19,10 @@ from protofed.common.codec import Digest
 from protofed.common.errors import PolicyViolationError, ProtofedError
 from protofed.deploy import shipped
 from protofed.deploy.audit.handed_in import HandedIn, handed_in
+from protofed.deploy.pages.hospital.examination import Examiner, SiteSettings
+from protofed.deploy.pages.hospital.privacy_curve import PrivacyCurve
 from protofed.deploy.pages.hospital.site_log import SiteLog
+from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import recipe_of
 from protofed.deploy.site.privacy_spent import PrivacySpent, privacy_spent
@@ -35,11 +38,16 @@ class Site:
     Attributes:
         state: its state folder.
         policy_name: as its settings name it; None: none was given.
+        settings: of its daemon; None: the page was started without them, and can examine nothing.
     """
 
     state: Path
     policy_name: str | None = None
+    settings: SiteSettings | None = None
     log: SiteLog = field(init=False)
+    examiner: Examiner | None = field(init=False)
+    pictures: Pictures = field(default_factory=Pictures)
+    privacy: PrivacyCurve = field(default_factory=PrivacyCurve)
     _previews: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     _handed_in: dict[str, tuple[str, HandedIn]] = field(default_factory=dict)  # by run, with the log's newest hash
     # The accountant takes tens of milliseconds and more, and the overview asks every two seconds.
@@ -48,6 +56,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.log = SiteLog(self.state)
+        self.examiner = None if self.settings is None else Examiner(self.settings)
 
     @property
     def approvals(self) -> Approvals:
@@ -79,6 +88,10 @@ class Site:
             return False
         return policy is not None and policy.rules.approval == "automatic"
 
+    def ledger(self) -> Spent:
+        """Its fits with noise; StateError if their ledger is damaged."""
+        return read(self.state / LEDGER)
+
     def spent(self) -> PrivacySpent:
         """What it has spent of its privacy.
 
@@ -86,7 +99,7 @@ class Site:
             StateError: the ledger is damaged.
             PolicyViolationError, ConfigError: as `policy`.
         """
-        policy, spent = self.policy(), read(self.state / LEDGER)
+        policy, spent = self.policy(), self.ledger()
         budget = None if policy is None else policy.rules.dp
         with self._lock:
             if self._spent is None or self._spent[:2] != (spent, budget):
@@ -103,7 +116,7 @@ class Site:
         """
         from protofed.deploy.site.plan import plain, site_plan  # with PyTorch, which takes seconds
 
-        policy, spent = self.policy(), read(self.state / LEDGER)
+        policy, spent = self.policy(), self.ledger()
         key = offer.digest, "" if policy is None else policy.origin.digest, f"{len(spent.spends)}+{spent.torn}"
         with self._lock:
             if key not in self._previews:

@@ -157,6 +157,12 @@ class SiteLog:
             calls = {call: (number, self._bytes[call]) for call, number in sorted(self._calls.items())}
             return LeftTotals(parts, calls, sorted(self._telemetry))
 
+    def by_round(self, run: str) -> dict[int, dict[str, int]]:
+        """Bytes by part of a run's updates, as announced, by round."""
+        with self._lock:
+            rounds = sorted((number, of) for (name, number), of in self._summary.rounds.items() if name == run)
+            return {number: {part: size for part, (_, size) in of.parts.items()} for number, of in rounds if of.parts}
+
     def _begin(self) -> None:
         self._summary = AuditSummary()
         self._reader = SummaryReader(self._summary, None, None, messages=True)

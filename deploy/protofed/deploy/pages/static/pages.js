@@ -48,7 +48,13 @@
     const focused = region.contains(document.activeElement) ? path(document.activeElement) : null;
     const open = [...region.querySelectorAll("details[id]")].filter((one) => one.open).map((one) => one.id);
     const scrolled = [...region.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    const drawn = new Map([...region.querySelectorAll("picture")].map((one) => [one.innerHTML, one]));
     region.innerHTML = text; // of our own server, which escapes what others wrote
+    // A picture that is the same stays: loaded anew, it would flicker.
+    for (const one of region.querySelectorAll("picture")) {
+      const before = drawn.get(one.innerHTML);
+      if (before) one.replaceWith(before);
+    }
     region.dataset.shown = text;
     for (const id of open) {
       const details = document.getElementById(id);
