@@ -121,7 +121,7 @@ def test_a_look_is_no_daemon(pages: Pages, state: Path) -> None:
     files.Lock(state).release()  # raises if the page has kept it
 
 
-def test_what_it_does_is_read_from_the_newest_heartbeat(pages: Pages, state: Path) -> None:
+def test_what_it_does_is_read_from_the_newest_sign_of_it(pages: Pages, state: Path) -> None:
     browser = pages()
     before = browser.get("/")
     assert "epoch 1 of 12" in before
@@ -135,6 +135,12 @@ def test_what_it_does_is_read_from_the_newest_heartbeat(pages: Pages, state: Pat
     assert "epoch 7 of 12" in text
     assert "data-going" in text  # the script asks again soon
     assert "<html" not in text
+    journal = Journal(state / AUDIT)
+    journal.append("sent", call="NextTask", digest="b", bytes=10, facts={"site": "site-1"})
+    journal.close()
+    text = browser.get("/?fragment=1")
+    assert "wait for a task" in text
+    assert "epoch 7 of 12" not in text
 
 
 def test_spent_privacy_stands_beside_the_budget(pages: Pages, state: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from protofed.deploy.audit.reader import AuditSummary, Message, SummaryReader
 MOST: Final = 20_000  # lines kept, the newest; the totals are of all
 UPLOADS: Final = ("BeginUpload", "PutChunk", "CommitUpload")
 SCORES: Final = "ReportScores"
+ASKS: Final = ("Enroll", "NextTask")  # what a daemon without a task sends, again and again
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,8 @@ class SiteLog:
             self._telemetry.update(fields.get("telemetry", ()))
             doing, epoch, epochs = fields.get("activity", "idle"), fields.get("epoch", 0), fields.get("epochs", 0)
             self._activity = Activity(message.at, message.run, message.round, doing, epoch, epochs)
+        elif message.call in ASKS:
+            self._activity = Activity(message.at, doing="idle")
         elif message.call in UPLOADS:
             self._upload(message)
         elif message.call == SCORES:
