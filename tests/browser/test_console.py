@@ -66,7 +66,7 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
     ]
     for path in [*paths, "/sites", "/sites/site-1", "/start", "/certificates", "/nothing"]:
         page.goto(base + path)
-        expect(page.locator("#drawing")).to_have_count(0, timeout=60_000)  # of figures: what is checked must stand still
+        expect(page.locator("#drawing")).to_have_count(0, timeout=60_000)  # what is checked must stand still
         assert violations(page) == [], path
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
 
