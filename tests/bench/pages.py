@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,20 +12,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
-import uvicorn
 from playwright.sync_api import Page, sync_playwright
 from sqlalchemy import create_engine
 from tests.bench.report import Row
 from tests.bench.server_process import OPERATOR, Server, server
 from tests.bench.timing import seconds
 from tests.support.long_run import fill
+from tests.support.page_server import served
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.pages.access import Access
 from protofed.deploy.pages.coordinator.console import console
-from protofed.deploy.pages.serving import listening
-from protofed.deploy.pages.shell import Program, application
 
 REPETITIONS = 7
 ROUNDS, SITES = 1000, 40
@@ -94,23 +90,6 @@ def lengthen(running: Server) -> None:
     finally:
         engine.dispose()
     (running.folder / "state" / "blobs" / f"{ROUNDS:064x}").touch()
-
-
-@contextmanager
-def served(program: Program) -> Iterator[tuple[str, str]]:
-    """The pages on a port of loopback: their address, and the token that opens them."""
-    with listening("127.0.0.1:0") as opened:
-        port = opened.getsockname()[1]
-        access = Access(f"protofed-{port}")
-        opened.listen()
-        running = uvicorn.Server(
-            uvicorn.Config(application(program, access), log_config=None, lifespan="off", ws="none")
-        )
-        thread = threading.Thread(target=running.run, kwargs={"sockets": [opened]}, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{port}", access.token
-        running.should_exit = True
-        thread.join()
 
 
 @contextmanager
