@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.support.browser_client import Browser
+from tests.support.pki import Authority
 
 from protofed.client.privacy.approval import FOLDER as APPROVALS
 from protofed.client.privacy.approval import Approvals
 from protofed.common.config.recipe import Recipe, read_recipe
+from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Assignment
 from protofed.common.storage import files
 from protofed.deploy.daemons import readyz
@@ -101,6 +104,29 @@ def by_check(found: Examination) -> dict[str, Mapping[str, Any]]:
 
 def offer(state: Path, recipe: Recipe) -> None:
     Approvals(state / APPROVALS).record_offer(Assignment(recipe.name, recipe.wire()))
+
+
+@pytest.mark.parametrize(("days", "soon"), [(10, True), (300, False)])
+def test_the_overview_has_the_end_of_the_certificate(state: Path, tmp_path: Path, days: int, soon: bool) -> None:
+    ends = datetime.now(UTC) + timedelta(days=days)
+    Authority.make().issue(tmp_path / "identity", Party.SITE, "site-1", ends=ends)
+    text = Browser(pages_of(with_identity(state, tmp_path / "identity"))).get("/")
+    assert ends.strftime("%Y-%m-%d") in text
+    assert ("protofed certs renew" in text) is soon
+
+
+def test_a_certificate_that_cannot_be_read_is_named(state: Path, tmp_path: Path) -> None:
+    text = Browser(pages_of(with_identity(state, tmp_path / "gone"))).get("/")
+    assert 'id="no-certificate"' in text
+    assert str(tmp_path / "gone" / "cert.pem") in text
+    assert 'id="certificate"' not in text
+
+
+def with_identity(state: Path, identity: Path) -> Site:
+    """A site whose settings name this folder."""
+    settings = SETTINGS.replace("plaintext = true", f'identity = "{identity}"')
+    (file := state.parent / "site.toml").write_text(settings.format(state=state, data=DIGITS), encoding="utf-8")
+    return Site(state, "standard", SiteSettings(file, {}))
 
 
 def test_without_settings_the_page_says_how_to_start_it(state: Path) -> None:

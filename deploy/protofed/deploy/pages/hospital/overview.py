@@ -14,10 +14,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.client.privacy.approval import ApprovalStatus
+from protofed.common.clock import utc_now
 from protofed.common.errors import ProtofedError
+from protofed.common.pki.certificate import read_certificate
+from protofed.common.pki.identity import CERTIFICATE
 from protofed.deploy.console.tables import count
 from protofed.deploy.daemons import readyz
-from protofed.deploy.doctor.machine import has_running_daemon
+from protofed.deploy.doctor import machine
 from protofed.deploy.pages.hospital import privacy_curve
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.shell import shell_of
@@ -43,7 +46,7 @@ class OverviewPages:
         site = self.site
         log, rows = site.log.look(), list(reversed(all_runs(site.approvals)))
         runs, pause, activity = (
-            has_running_daemon(site.state),
+            machine.has_running_daemon(site.state),
             orders.pause_of(site.state).current(),
             site.log.activity(),
         )
@@ -71,6 +74,7 @@ class OverviewPages:
                 "total": disk.total,
                 "said": f"daemon {'running' if runs else 'not running'}, {'paused, ' if pause else ''}"
                 f"{count(len(waiting), 'run')} to decide on",
+                **_certificate(site),
                 **_spent(site),
                 **_privacy_picture(site),
             },
@@ -80,6 +84,20 @@ class OverviewPages:
 def _missing(site: Site) -> list[str]:
     """What a running daemon lacks, by its own /readyz; none if it has no such address."""
     return readyz.missing(site.state) if (site.state / readyz.ADDRESS_FILE).exists() else []
+
+
+def _certificate(site: Site) -> Mapping[str, Any]:
+    """When the site's certificate ends, in Unix time (0: it has none, or the settings are not known), and if soon."""
+    try:
+        identity = None if site.settings is None else site.settings.read().identity
+        if identity is None:
+            return {"certificate_end": 0.0, "certificate_soon": False, "certificate_problem": ""}
+        file = identity / CERTIFICATE
+        end = read_certificate(file.read_bytes(), str(file)).not_after
+    except (ProtofedError, OSError) as error:
+        return {"certificate_end": 0.0, "certificate_soon": False, "certificate_problem": str(error)}
+    soon = end - utc_now() < machine.SOON
+    return {"certificate_end": end.timestamp(), "certificate_soon": soon, "certificate_problem": ""}
 
 
 def _spent(site: Site) -> Mapping[str, Any]:
