@@ -164,8 +164,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         raise ConfigError(f"there is no run '{short(run)}'; `protofed runs list` has all of them")
     recipe = json.loads(row.recipe)
     rounds = records.rounds(run, rolled_back=True)
-    used: UsedUpdates = {}
-    scores, attempts = _scores(records, run, rounds, recipe["classes"]), _attempts(records, run, rounds, used)
+    scores = _scores(records, run, rounds, recipe["classes"])
+    attempts, used = _attempts(records, run, rounds)
     return {
         "format": FORMAT,
         "run": _run(row),
@@ -251,9 +251,9 @@ def _interventions(records: LedgerReader, run: RunRow) -> list[dict[str, Any]]:
     ]
 
 
-def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow], used: UsedUpdates) -> list[dict[str, Any]]:
-    """Every attempt with its tasks; fills `used`."""
-    attempts: list[dict[str, Any]] = []
+def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> tuple[list[dict[str, Any]], UsedUpdates]:
+    """Every attempt with its tasks, and the updates that were read on the way."""
+    attempts, used = list[dict[str, Any]](), UsedUpdates()
     last = rounds[-1].round if rounds else -1
     caps = {(row.round, row.attempt): row.statistics.get(WEIGHT_CAP, math.inf) for row in rounds}
     for first in range(0, last + 1, AT_A_TIME):
@@ -267,7 +267,7 @@ def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow], used:
         for task in records.tasks(run, span):
             tasks.setdefault((task.round, task.attempt), []).append(_task(task, commits.get(task.task_id, []), caps))
         attempts += [_attempt(row, tasks.get((row.round, row.attempt), [])) for row in rounds if row.round in span]
-    return attempts
+    return attempts, used
 
 
 def _attempt(row: RoundRow, tasks: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -360,13 +360,10 @@ def _by_class(
 ) -> dict[str, Any]:
     """Scores of single classes, of the newest scored round and of the best one."""
     chosen = {"newest": max(scores, default=None), "best": None if best is None else best["round"]}
-    by_round: dict[int, dict[str, Any]] = {}
-    for number in {n for n in chosen.values() if n is not None}:
-        by_round |= _scored(records, run, range(number, number + 1), by_class=True)
-    rounds = {
-        which: {"round": n, **({"sites": {}} if n is None else by_round.get(n, {"sites": {}}))}
-        for which, n in chosen.items()
+    by_round: dict[int | None, dict[str, Any]] = {
+        n: _scored(records, run, range(n, n + 1), by_class=True).get(n, {}) for n in chosen.values() if n is not None
     }
+    rounds = {which: {"round": n, "sites": {}, **by_round.get(n, {})} for which, n in chosen.items()}
     return {"judged_by": "" if best is None else best["score"], **rounds}
 
 

@@ -44,9 +44,10 @@ class MemoryScores:
     def attempts(self, run: str, round: int | range | None) -> Iterator[Attempt]:
         """Those (of a round, or some) of which there are scores."""
         of_run: tuple[Mapping[int, Mapping[int, object]], ...] = self._by_site[run], self._sums[run]
-        numbers = {number for table in of_run for number in table}
-        if round is not None:
-            numbers &= {round} if isinstance(round, int) else set(round)
+        if isinstance(round, int):  # asked for after each round: looks at no other
+            numbers = {round}
+        else:
+            numbers = {number for table in of_run for number in table if round is None or number in round}
         for number in numbers:
             yield from {(number, attempt) for table in of_run for attempt, of in table.get(number, {}).items() if of}
 
