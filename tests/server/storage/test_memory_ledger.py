@@ -155,6 +155,9 @@ def answers(ledger: Ledger) -> dict[str, object]:
         for name in ("scored_round", "scored_rounds", "scores", "score_sums", "moved", "tasks", "updates"):
             said[f"{name} of {run}"] = getattr(ledger, name)(run)
         said[f"scores of {run} by name"] = ledger.scores(run, 1, ["loss"]), ledger.score_sums(run, 1, ["loss"])
+        said[f"scores of some rounds of {run}"] = [
+            (ledger.scores(run, rounds), ledger.score_sums(run, rounds)) for rounds in (range(2), range(1, 3))
+        ]
         said[f"contributors to {run}"] = ledger.contributors(run, range(1, 3))
         said[f"rounds of {run}"] = [timeless(row) for row in ledger.rounds(run, rolled_back=True)]
         said[f"later rounds of {run}"] = [timeless(row) for row in ledger.rounds(run, since=1)]
