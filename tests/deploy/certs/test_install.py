@@ -18,8 +18,6 @@ from protofed.deploy.certs.files import read_key
 from protofed.deploy.certs.lifecycle import Authority, make_authority
 from protofed.deploy.certs.request import make_request
 
-NOW = datetime.now(UTC)
-
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
@@ -79,26 +77,26 @@ def test_the_same_bundle_again_changes_nothing(authority: Authority, tmp_path: P
 
 
 def test_what_cannot_be_installed_changes_nothing(authority: Authority, other: Authority, site: Path) -> None:
-    asked = lifecycle.renew(site)
+    now, asked = datetime.now(UTC), lifecycle.renew(site)
     good, before = approved(asked, authority), contents(site)
     own = lifecycle.read_bundle(good, "bundle").certificate_pem
     foreign = approved(lifecycle.request(site.parent / "b", Party.SITE, "b"), authority)
     renamed = approved(make_request(Party.SITE, "b", (), read_key(site / "key.next.pem")), authority)
     key = key_pem(ec.generate_private_key(ec.SECP256R1()))
     cases = [
-        (b"garbage", NOW, "cannot be read as a certificate"),
-        (asked, NOW, "is the request; send it to the operator"),
-        (own, NOW, "1 certificates and 0 CA certificates"),
-        (authority.pem, NOW, "0 certificates and 1 CA certificates"),
-        (good + own, NOW, "2 certificates and 1 CA certificates"),
-        (good + key, NOW, "holds a private key, which must never leave"),
-        (own + other.pem, NOW, r"not signed by a CA in ca\.pem"),
-        (foreign, NOW, r"certificate of site 'b' is for another key \(.*\) than .* has \(.* or .*\)"),
-        (renamed, NOW, "holds the certificate of site 'a', the bundle the certificate of site 'b'"),
-        (good, NOW + timedelta(days=366), "has expired: valid from"),
-        (good, NOW - timedelta(days=1), "is not yet valid"),
-        (approved(asked, other), NOW, r"changes which CAs.*new: protofed CA .*gone: protofed CA .*--new-ca"),
-        (approved(asked, authority, other), NOW, r"changes which CAs this party trusts; new: protofed CA [^;]*\. Ask"),
+        (b"garbage", now, "cannot be read as a certificate"),
+        (asked, now, "is the request; send it to the operator"),
+        (own, now, "1 certificates and 0 CA certificates"),
+        (authority.pem, now, "0 certificates and 1 CA certificates"),
+        (good + own, now, "2 certificates and 1 CA certificates"),
+        (good + key, now, "holds a private key, which must never leave"),
+        (own + other.pem, now, r"not signed by a CA in ca\.pem"),
+        (foreign, now, r"certificate of site 'b' is for another key \(.*\) than .* has \(.* or .*\)"),
+        (renamed, now, "holds the certificate of site 'a', the bundle the certificate of site 'b'"),
+        (good, now + timedelta(days=366), "has expired: valid from"),
+        (good, now - timedelta(days=1), "is not yet valid"),
+        (approved(asked, other), now, r"changes which CAs.*new: protofed CA .*gone: protofed CA .*--new-ca"),
+        (approved(asked, authority, other), now, r"changes which CAs this party trusts; new: protofed CA [^;]*\. Ask"),
     ]
     for data, now, said in cases:
         with pytest.raises(ConfigError, match=said):
@@ -126,8 +124,8 @@ def test_only_cas_are_trusted_as_such(authority: Authority, site: Path) -> None:
 def test_a_daemon_that_starts_after_a_crash_finds_a_usable_set(
     writes: int, other: Authority, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle, done = approved(lifecycle.renew(site), other), 0
-    real = files.write
+    now, done = datetime.now(UTC), 0
+    bundle, real = approved(lifecycle.renew(site), other), files.write
 
     def crashing(path: Path, data: bytes) -> None:
         nonlocal done
@@ -136,15 +134,15 @@ def test_a_daemon_that_starts_after_a_crash_finds_a_usable_set(
         done += 1
         real(path, data)
 
-    old = read_identity(site, Party.SITE, NOW).certificate
+    old = read_identity(site, Party.SITE, now).certificate
     monkeypatch.setattr(files, "write", crashing)
     with pytest.raises(OutOfSpaceError):
         lifecycle.install(site, bundle, new_ca=True)
     monkeypatch.setattr(files, "write", real)
     new = lifecycle.read_bundle(bundle, "bundle").certificate
-    assert read_identity(site, Party.SITE, NOW).certificate == (old if writes < 2 else new)
+    assert read_identity(site, Party.SITE, now).certificate == (old if writes < 2 else new)
     lifecycle.install(site, bundle, new_ca=True)
-    found = read_identity(site, Party.SITE, NOW)
+    found = read_identity(site, Party.SITE, now)
     assert (found.certificate, found.authorities_pem) == (new, other.pem)
     assert not (site / "key.next.pem").exists()
 

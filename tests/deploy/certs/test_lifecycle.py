@@ -124,7 +124,7 @@ def test_the_ca_decides_usage_and_dates_whatever_the_request_says(authority: Aut
     usages = made.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(usages) == [ExtendedKeyUsageOID.CLIENT_AUTH]
     assert timedelta(days=9, hours=23) < bundle.certificate.not_after - datetime.now(UTC) <= timedelta(days=10)
-    assert bundle.certificate.not_before < NOW, "clocks that are a little late see it as valid"
+    assert bundle.certificate.not_before < datetime.now(UTC), "clocks that are a little late see it as valid"
 
 
 def test_a_copy_of_what_was_signed_stays_with_the_ca(authority: Authority) -> None:
