@@ -14,6 +14,7 @@ from protofed.server.method import ExpectedUpdate, server_methods
 
 METHODS = sorted(server_methods)
 SITES = ("ann", "bob", "cyd", "dee")
+OPTIONS = {"creff": {"match_epochs": 10, "crt_epochs": 10}}  # of hundreds of equal steps a tenth is as good here
 
 
 def first_model(classes: int, features: int) -> Payload:
@@ -46,7 +47,7 @@ def _numbers(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
 
 def aggregated(method: str, classes: int, features: int) -> Payload:
     """The state after one round."""
-    half = server_methods.build(method, {})
+    half = server_methods.build(method, OPTIONS.get(method, {}))
     state = half.init(first_model(classes, features), round_context(classes))
     expected = half.expects(state)
     return half.aggregate(state, (Update(site, made_up(site, expected), {}, 10.0) for site in SITES), round_context())
