@@ -98,9 +98,9 @@ def test_what_cannot_be_installed_changes_nothing(authority: Authority, other: A
         (approved(asked, other), now, r"changes which CAs.*new: protofed CA .*gone: protofed CA .*--new-ca"),
         (approved(asked, authority, other), now, r"changes which CAs this party trusts; new: protofed CA [^;]*\. Ask"),
     ]
-    for data, now, said in cases:
+    for data, at, said in cases:
         with pytest.raises(ConfigError, match=said):
-            lifecycle.install(site, data, now=now)
+            lifecycle.install(site, data, now=at)
         assert contents(site) == before
 
 
