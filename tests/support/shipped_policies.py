@@ -10,7 +10,7 @@ import re
 import textwrap
 from dataclasses import replace
 
-from protofed.client.method import client_methods, exchanges_of
+from protofed.client.method import client_methods, exchanges_of, own_losses_of
 from protofed.client.privacy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
 from protofed.common.secure_sums.linear_form import form_of
@@ -44,7 +44,7 @@ def _admits(policy: Policy, name: str, secure: bool) -> bool:
         policy.admit(name, half.sends, form_of(half, name) if secure else None, exchanges=exchanges_of(half))
     except (ConfigError, PolicyRefusedError):
         return False
-    return True
+    return own_losses_of(half) <= policy.rules.limits.losses
 
 
 def main() -> None:

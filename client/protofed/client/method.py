@@ -48,7 +48,7 @@ from protofed.client.training.losses import (
 )
 from protofed.client.training.noisy_classes import label_shares
 from protofed.client.training.optimizer import ParameterGroup, sgd_length
-from protofed.common.config.plan import Plan
+from protofed.common.config.plan import LocalLoss, Plan
 from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
@@ -73,8 +73,10 @@ __all__ = [
     "FailureReason",
     "FitContext",
     "FitStart",
+    "LocalLoss",
     "Loss",
     "MethodHead",
+    "OwnLossMethod",
     "ParameterGroup",
     "Part",
     "Payload",
@@ -181,6 +183,12 @@ class ComparingMethod(ClientMethod, Protocol):
     compared_by: ClassVar[ComparedBy]
 
 
+class OwnLossMethod(ClientMethod, Protocol):
+    """A client half that trains by a loss of class logits whatever `plan.loss` says: the policy must allow it, too."""
+
+    own_losses: ClassVar[frozenset[LocalLoss]]
+
+
 class SummableMethod(ClientMethod, Protocol):
     """A client half whose updates can be summed: its site may take part with `federation.secure = true`."""
 
@@ -255,6 +263,11 @@ def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
 def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:
     """What a method moves between single sites; most move nothing."""
     return frozenset(getattr(half, "exchanges", ()))
+
+
+def own_losses_of(half: ClientMethod) -> frozenset[LocalLoss]:
+    """The losses of class logits that a method trains by beside the plan's; most have none."""
+    return frozenset(getattr(half, "own_losses", ()))
 
 
 client_methods: Registry[ClientMethod] = Registry("method", half="client", home="protofed.client.methods")

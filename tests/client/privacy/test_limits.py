@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from protofed.client.method import client_methods
+from protofed.client.method import client_methods, own_losses_of
 from protofed.client.models.catalogue import architectures
 from protofed.client.privacy.limits import Limits, unlimited
 from protofed.client.privacy.policy import Policy
@@ -226,7 +227,28 @@ def test_a_stricter_policy_has_tighter_limits() -> None:
 @pytest.mark.parametrize("path", sorted(shipped.folder("recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_keeps_the_standard_limits_but_those_of_points(path: Path) -> None:
     asked = shipped.recipe(path.stem)
-    facts = RunFacts(DIGEST, client_methods.build(asked.method.name, asked.method.options).sends)
+    half = client_methods.build(asked.method.name, asked.method.options)
+    facts = RunFacts(DIGEST, half.sends, own_losses=own_losses_of(half))
     admit(asked, POLICIES["open"].limits, facts)
     broken = {check.key for check in checks(asked, POLICIES["standard"].limits, facts) if not check.holds}
-    assert broken == ({"models", "sides"} if path.stem in NOT_FOR_HOSPITALS else set())
+    expected = {"models", "sides"} if path.stem in NOT_FOR_HOSPITALS else set()
+    assert broken == expected | ({"losses"} if asked.method.name == "fedrod" else set())
+
+
+def test_a_loss_that_the_method_has_whatever_the_plan_says_must_be_allowed_too() -> None:
+    asked = shipped.recipe("digits-fedrod")
+    assert asked.plan.loss == "cross-entropy"
+    half = client_methods.build("fedrod", {})
+    facts = RunFacts(DIGEST, half.sends, own_losses=own_losses_of(half))
+    limits = POLICIES["standard"].limits
+    with pytest.raises(PolicyRefusedError, match="method 'fedrod', which trains by 'balanced-softmax'") as refused:
+        admit(asked, limits, facts)
+    assert refused.value.rule == "limits.losses"
+    admit(asked, limits.model_copy(update={"losses": limits.losses | {"balanced-softmax"}}), facts)
+
+
+@pytest.mark.parametrize("name", list(client_methods))
+def test_a_method_names_the_loss_by_class_frequencies_that_it_calls(name: str) -> None:
+    half = client_methods.build(name, {})
+    calls = "balanced_softmax(" in inspect.getsource(type(half))
+    assert own_losses_of(half) == ({"balanced-softmax"} if calls else frozenset())

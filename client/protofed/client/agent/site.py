@@ -16,7 +16,7 @@ from protofed.client.agent.dp_checks import check_dp
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import ClientMethod, client_methods, exchanges_of
+from protofed.client.method import ClientMethod, client_methods, exchanges_of, own_losses_of
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy import run_limits
@@ -241,7 +241,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         if Part.HEAD in method.sends and form is None:
             site.policy.admit_head(dump(model.head), recipe.classes)
         offered, plugins = digest(assignment.recipe.encode()), site.policy.rules.plugins
-        facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort)
+        facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort, own_losses=own_losses_of(method))
         run_limits.admit(recipe, site.policy.rules.limits, facts)
         data = site.load_data(recipe)
         if Role.TRAINER in site.roles:

@@ -10,6 +10,7 @@ import torch
 
 from protofed.client.method import (
     FitContext,
+    LocalLoss,
     Part,
     Payload,
     Personal,
@@ -33,6 +34,7 @@ class FedRODClient:
 
     personal: ClassVar[Personal] = "trained"
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
+    own_losses: ClassVar[frozenset[LocalLoss]] = frozenset({"balanced-softmax"})  # of the generic head
 
     weighting: Weighting = "uniform"  # of body and G: 1/K, or n_k/n from sites that disclose n_k
 

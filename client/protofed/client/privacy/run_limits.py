@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
+from protofed.common.config.plan import LocalLoss
 from protofed.common.config.recipe import Input, NamedOptions, Plan, Recipe
 from protofed.common.errors import short
 from protofed.common.payload import Part
@@ -31,6 +32,7 @@ class RunFacts:
         cohort: sites that a round aggregates at least, as the server announces; None: not known yet, not checked.
         examples: of the site's training set; None: not loaded yet, or none: what depends on them is not checked.
         contrast: of the site's training images, as `Examples.contrast`; None: likewise.
+        own_losses: what the method trains by beside the plan's loss, as `own_losses_of`.
     """
 
     digest: Digest
@@ -39,6 +41,7 @@ class RunFacts:
     cohort: int | None = None
     examples: int | None = None
     contrast: float | None = None
+    own_losses: frozenset[LocalLoss] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
         *_input(recipe.input, limits),
         *_contrast(limits, facts),
         *_plan(recipe, limits),
+        *_own_losses(recipe, limits, facts),
         *_robust(recipe, limits, facts),
         *_movement(recipe, limits, facts),
         *_method(recipe, limits),
@@ -155,6 +159,14 @@ def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
     asked = "plan.max_grad_norm is not set" if norm is None else f"plan.max_grad_norm = {norm:g}"
     holds = norm is None or norm >= limits.min_grad_norm
     yield LimitCheck("min_grad_norm", asked, f"at least {limits.min_grad_norm:g}, or none", holds)
+
+
+def _own_losses(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
+    """The losses that a method has whatever the plan says tell no less of the site's classes."""
+    named = ", ".join(sorted(limits.losses)) or "none"
+    for loss in sorted(facts.own_losses):
+        asked = f"method '{recipe.method.name}', which trains by '{loss}' whatever plan.loss says"
+        yield LimitCheck("losses", asked, named, loss in limits.losses)
 
 
 def _robust(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from protofed.client.agent.dp_checks import check_rules
-from protofed.client.method import ClientMethod, client_methods, exchanges_of
+from protofed.client.method import ClientMethod, client_methods, exchanges_of, own_losses_of
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
@@ -149,7 +149,8 @@ def site_plan(
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = _scalars(recipe, client, global_model=server.global_model)
     refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
-    facts = RunFacts(digest or as_begun(recipe).fingerprint(), client.sends, allowed or frozenset(), cohort, examples)
+    offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
+    facts = RunFacts(offered, client.sends, plugins, cohort, examples, own_losses=own_losses_of(client))
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
     refusals = (
