@@ -141,6 +141,20 @@ def test_an_enroll_that_fences_a_daemon_or_says_something_new_has_its_own_line_a
     assert len(log.told()) == 3  # the first, the other one, and the first one back
 
 
+def test_a_daemon_that_waits_for_its_approval_has_a_line_for_each_run_that_it_is_offered(log: Log) -> None:
+    def offered(run: str, hold: Any = pb.HOLD_APPROVAL) -> AuditEntry:
+        reply = pb.EnrollResponse(assignment=pb.Assignment(run=run, recipe="{}")).SerializeToString()
+        return entry("Enroll", pb.EnrollRequest(caller=pb.Caller(site="ann", instance="0a"), hold=hold), reply=reply)
+
+    log.note(offered("r"), *[offered("r")] * 50, offered("s"), offered("s"))
+    assert len(log.told()) == 2
+    log.note(offered("s", pb.HOLD_UNSPECIFIED), offered("s", pb.HOLD_UNSPECIFIED))  # it takes tasks: each has a line
+    assert len(log.told()) == 4
+    log.clock.now += IDLE_EVERY_S
+    log.note(beat())
+    assert log.told("counted")[0]["calls"] == {"Enroll OK": 51}
+
+
 def test_a_flood_beside_idle_calls_is_counted_within_the_minute(log: Log) -> None:
     log.note(enroll())
     log.note(*idle())

@@ -223,12 +223,13 @@ def is_idle(call: str, request: Any, reply: bytes) -> bool:
     """Whether a call of this name, once it is answered, only said that a daemon is there and that it has nothing to do.
 
     An Enroll that does not repeat the daemon's last one (`enrolled_as`) does more, also if it waits: it may fence
-    another daemon, or change the site's roles.
+    another daemon, change the site's roles, or be offered another run.
     """
     match call:
         case "Enroll":
-            waited = request.wait_s > 0
-            return waited and pb.EnrollResponse.FromString(reply).WhichOneof("answer") == "finished"
+            answer = pb.EnrollResponse.FromString(reply).WhichOneof("answer")
+            waits_for_a_run, is_paused = request.wait_s > 0, request.hold != pb.HOLD_UNSPECIFIED
+            return bool(waits_for_a_run if answer == "finished" else answer == "assignment" and is_paused)
         case "NextTask":
             return pb.NextTaskResponse.FromString(reply).WhichOneof("answer") == "wait"
         case "Heartbeat":
@@ -237,12 +238,13 @@ def is_idle(call: str, request: Any, reply: bytes) -> bool:
             return False
 
 
-def enrolled_as(request: pb.EnrollRequest) -> Digest:
-    """The same for Enrolls that differ at most in how long they wait."""
+def enrolled_as(request: pb.EnrollRequest, reply: bytes) -> Digest:
+    """The same for Enrolls that differ at most in how long they wait, and are offered the same run, or none."""
     lasting = pb.EnrollRequest()
     lasting.CopyFrom(request)
     lasting.ClearField("wait_s")
-    return digest(lasting.SerializeToString(deterministic=True))
+    offered = pb.EnrollResponse.FromString(reply).assignment
+    return digest(b"".join(message.SerializeToString(deterministic=True) for message in (lasting, offered)))
 
 
 def pack_tensors(manifest: Manifest) -> list[pb.Tensor]:

@@ -184,7 +184,7 @@ class LineBudget:
         """Whether it is an Enroll with which its caller does more than to wait on; remembers it."""
         if call.call != "Enroll" or call.code != OK:
             return False
-        enrolled = wire.enrolled_as(call.message)
+        enrolled = wire.enrolled_as(call.message, call.reply)
         is_new = self._enrolled.get(call.caller) != enrolled
         self._enrolled[call.caller] = enrolled
         self._enrolled.move_to_end(call.caller)
