@@ -15,7 +15,7 @@ from protofed.client.models.catalogue import architectures
 from protofed.client.privacy.limits import Limits, unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, steps_per_epoch
+from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, steps_per_epoch, unchecked
 from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Plan, Recipe
@@ -136,6 +136,17 @@ def test_what_needs_the_data_waits_for_them_and_what_needs_the_server_for_its_wo
     allowed = limits(steps=1000, min_step_sum=1000, min_cohort=1000, min_contrast=1)
     admit(recipe(), allowed, dataclasses.replace(FACTS, examples=None, contrast=None, cohort=None))
     assert refused(recipe(), allowed, dataclasses.replace(FACTS, contrast=None, cohort=None)) == "limits.steps"
+
+
+def test_what_is_left_out_for_want_of_facts_is_named() -> None:
+    nothing_known = RunFacts(DIGEST, FACTS.sends)
+    left_out = {f"limits.{check.key}" for check in checks(recipe(), OPEN, FACTS)} - {
+        f"limits.{check.key}" for check in checks(recipe(), OPEN, nothing_known)
+    }
+    assert set(unchecked(nothing_known)) == left_out
+    assert unchecked(FACTS) == ()
+    body = RunFacts(DIGEST, frozenset({Part.BODY}))
+    assert "limits.min_step_sum" not in unchecked(body)
 
 
 def test_a_method_that_sends_neither_head_nor_prototypes_may_move_little() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -333,6 +334,21 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     assert {"lr", "min_cohort"} <= {check["key"] for check in plain(plan)["limits"] if not check["holds"]}
     unknown = site_plan(read, policy("fednh"))
     assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
+
+
+def test_what_decides_a_limit_later_is_said_beside_the_verdict(recipe_of: RecipeOf) -> None:
+    read = recipe_of("fednh")
+    unknown, counted = site_plan(read, policy("fednh")), site_plan(read, policy("fednh"), cohort=3, examples=2000)
+    for plan, rules in (
+        (unknown, {"limits.min_contrast", "limits.steps", "limits.min_step_sum", "limits.min_cohort"}),
+        (counted, {"limits.min_contrast"}),
+    ):
+        assert not plan.refusals
+        assert set(re.findall(r"limits\.\w+", " ".join(plain(plan)["still_open"]))) == rules
+        shown = " ".join(printed(plan, 100, policy="mine").split())
+        assert "mine lets the site take part, as far as is known here." in shown
+        assert all(sentence in shown for sentence in plan.still_open)
+    assert site_plan(read).still_open == ()
     assert site_plan(read).limits == ()
 
 

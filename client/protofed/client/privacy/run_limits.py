@@ -94,6 +94,17 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
     )
 
 
+def unchecked(facts: RunFacts) -> tuple[str, ...]:
+    """Rules that `checks` leaves out, because these facts do not say enough; in the order of the policy's keys."""
+    by_count = ("limits.steps", "limits.min_step_sum") if facts.sends & LABELLED else ("limits.steps",)
+    needed = (
+        (facts.contrast, ("limits.min_contrast",)),
+        (facts.examples, by_count),
+        (facts.cohort, ("limits.min_cohort",)),
+    )
+    return tuple(rule for fact, rules in needed if fact is None for rule in rules)
+
+
 def steps_per_epoch(plan: Plan, examples: int) -> int:
     """Optimizer steps of one epoch on `examples` training examples, at least one, as `SiteData.batches` makes them."""
     size = min(plan.batch_size, examples)

@@ -19,7 +19,7 @@ from protofed.client.method import ClientMethod, client_methods, exchanges_of, o
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
-from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks
+from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks, unchecked
 from protofed.client.privacy.score_disclosures import discloses, is_own
 from protofed.client.state.dp_ledger import Spent
 from protofed.client.training.noisy_steps import check_model
@@ -33,7 +33,7 @@ from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy
-from protofed.deploy.site.plan_request import asked, broken
+from protofed.deploy.site.plan_request import asked, broken, still_open
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_sight import Sight, sight
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, server_methods
@@ -80,6 +80,7 @@ class SitePlan:
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
         asked: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
+        still_open: sentences on limits that the run may break yet, as what decides them is not known here.
         sight: what the server sees of an update, with secure sums and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
@@ -99,6 +100,7 @@ class SitePlan:
     refusals: tuple[str, ...]
     asked: Mapping[str, str]
     limits: tuple[LimitCheck, ...]
+    still_open: tuple[str, ...]
     sight: Sight
     exchanges: frozenset[Exchange]
     privacy: PrivacyPlan | None = None
@@ -192,6 +194,7 @@ def site_plan(
         refusals=(*refusals, *broken(limits)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
+        still_open=() if policy is None else tuple(still_open(unchecked(facts))),
         sight=sight(recipe, client, update.payload),
         exchanges=exchanges_of(client),
         privacy=privacy,
@@ -221,6 +224,7 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "asked": dict(plan.asked),
         "privacy": plain_privacy(plan.privacy),
         "limits": [asdict(check) for check in plan.limits],
+        "still_open": plan.still_open,
         "server_sees": {
             "secure": plan.sight.secure,
             "parts": [{**asdict(part), "seen": plan.sight.seen(part)} for part in plan.sight.parts],

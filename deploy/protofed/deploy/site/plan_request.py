@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.client.privacy.run_limits import LimitCheck, steps_per_epoch
+from protofed.client.privacy.run_limits import BY_IMAGES, LimitCheck, steps_per_epoch
 from protofed.common.config.recipe import DpPlan, Plan, Recipe
 from protofed.common.payload import Payload
 from protofed.deploy.console.tables import count
@@ -60,6 +60,14 @@ def broken(checks: Sequence[LimitCheck]) -> Iterator[str]:
     for check in checks:
         if not check.holds:
             yield f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
+
+
+def still_open(unchecked: Sequence[str]) -> Iterator[str]:
+    """Sentences on rules that a run may break yet, by what decides them."""
+    if by_images := [rule for rule in unchecked if rule in BY_IMAGES]:
+        yield f"Decided by the site's images, as `protofed client check` tells beforehand: {', '.join(by_images)}."
+    if others := [rule for rule in unchecked if rule not in BY_IMAGES]:
+        yield f"Decided by what the server announces: {', '.join(others)}."
 
 
 def _unusual(plan: Plan) -> str:

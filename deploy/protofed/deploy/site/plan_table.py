@@ -197,7 +197,10 @@ def _verdict(plan: SitePlan, policy: str | None) -> str:
     if policy is None:
         return "None was given; --policy standard, or a file, shows what a policy allows of this."
     if not plan.refusals:
-        return f"[green]{policy} lets the site take part.[/green]"
+        allowed = f"[green]{policy} lets the site take part[/green]"
+        return "\n".join(
+            [f"{allowed}, as far as is known here.", *plan.still_open] if plan.still_open else [f"{allowed}."]
+        )
     return "\n".join([f"[red]{policy} refuses this run:[/red]", *(f"- {escape(reason)}" for reason in plan.refusals)])
 
 
