@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protofed.common.config.recipe import Federation
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, in_order
+from protofed.common.secure_sums.groups import Groups, in_order, members
 from protofed.server.rounds.grouping import Grouping, left_out
 from protofed.server.rounds.phases import (
     NOBODY,
@@ -31,7 +31,6 @@ from protofed.server.rounds.phases import (
     Sites,
     Summing,
     Tick,
-    members,
 )
 from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.sampling import Uniform

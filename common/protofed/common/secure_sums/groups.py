@@ -38,6 +38,22 @@ def whole(groups: Groups, sites: Collection[SiteId]) -> frozenset[SiteId]:
     return frozenset(site for group in groups if there.issuperset(group) for site in group)
 
 
+def members(groups: Groups) -> frozenset[SiteId]:
+    """All sites that are in a group."""
+    return frozenset(site for group in groups for site in group)
+
+
+def large(groups: Groups, fewest: int) -> Groups:
+    """Those of so many sites."""
+    return tuple(group for group in groups if len(group) >= fewest)
+
+
+def summable(groups: Groups, sites: frozenset[SiteId], fewest: int) -> frozenset[SiteId]:
+    """Those of the sites that can be summed now: of whole groups, and newcomers if they are enough for one."""
+    newcomers = sites - members(groups)
+    return whole(large(groups, fewest), sites) | (newcomers if len(newcomers) >= fewest else frozenset())
+
+
 def group_of(groups: Groups, site: SiteId) -> Group:
     """The site's group; empty: it is in none."""
     return next((group for group in groups if site in group), ())

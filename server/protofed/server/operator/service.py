@@ -13,7 +13,7 @@ from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
-from protofed.common.secure_sums.groups import Group, group_of
+from protofed.common.secure_sums.groups import Group, group_of, members
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview
@@ -23,7 +23,6 @@ from protofed.server.rounds.absence import possible_trainers
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.rounds.model_warnings import ModelWarning
-from protofed.server.rounds.phases import members
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.start_checks import check_model, unmet

@@ -14,8 +14,8 @@ from blake3 import blake3
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Group, Groups, alone, in_order
-from protofed.server.rounds.phases import Sites, large, members
+from protofed.common.secure_sums.groups import Group, Groups, alone, in_order, large, members
+from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.sampling import Sampler
 
 DISSOLVED = (

@@ -8,28 +8,12 @@ from typing import TypeAlias
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.context import Subject, threshold
-from protofed.common.secure_sums.groups import Groups, whole
+from protofed.common.secure_sums.groups import Groups, summable
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.verdicts import RoundOutcome
 
 Sites: TypeAlias = frozenset[SiteId]
 NOBODY: Sites = frozenset()
-
-
-def members(groups: Groups) -> Sites:
-    """All sites that are in a group."""
-    return frozenset(site for group in groups for site in group)
-
-
-def large(groups: Groups, fewest: int) -> Groups:
-    """Those of so many sites."""
-    return tuple(group for group in groups if len(group) >= fewest)
-
-
-def summable(groups: Groups, sites: Sites, fewest: int) -> Sites:
-    """Those of the sites that can be summed now: of whole groups, and newcomers if they are enough for one."""
-    newcomers = sites - members(groups)
-    return whole(large(groups, fewest), sites) | (newcomers if len(newcomers) >= fewest else NOBODY)
 
 
 # Phases
@@ -202,7 +186,6 @@ class Evaluating:
         attempt: at the round, which gave the model; of a sum.
         summed: whether trainers are waited for whose own scores are summed.
         reported: of these, those whose keys are there.
-        groups: that sites have.
     """
 
     round: int
@@ -256,7 +239,7 @@ class Tick:
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
         standstill: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
-        groups: that sites have; empty without secure sums.
+        groups: that sites have, here as in other events and phases; empty without secure sums.
     """
 
     now: float
@@ -293,7 +276,6 @@ class Aggregated:
     Attributes:
         evaluators: those that can score the model of all sites, if there is one.
         trainers: those that can score their own.
-        groups: that sites have.
     """
 
     now: float

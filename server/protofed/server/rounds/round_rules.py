@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protofed.common.config.recipe import Federation, Recipe
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_sums.groups import Groups, summable
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.phases import Sites, summable
+from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.sampling import Sampler, Uniform, cohort_size, quorum_of
 
 AGREEING = 2  # a first model that one site alone made would be whatever that site sent

@@ -13,7 +13,7 @@ from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import TaskKind, score_family
 from protofed.common.protocol.score_names import LOSS
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, whole
+from protofed.common.secure_sums.groups import Groups, members, whole
 from protofed.common.statistics import Spread, spreads
 from protofed.server.metrics import SumFailure
 from protofed.server.rounds import phases
@@ -70,7 +70,7 @@ class Scoring:
         if (grouping := self._rules.grouping) is not None:
             available = self._have_trained(trainers)
             if grouping.fewest > 1:
-                available &= phases.members(groups)
+                available &= members(groups)
             return grouping.drawn(groups, available, phases.NOBODY, MOST, self._rules.sampler, round)
         return trainers if self._asks_all else self._have_trained(trainers)
 

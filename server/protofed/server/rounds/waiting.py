@@ -9,7 +9,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import nearest
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.groups import Group
+from protofed.common.secure_sums.groups import Group, members
 from protofed.server.rounds import phases, summing
 from protofed.server.rounds.grouping import stuck
 from protofed.server.rounds.round_rules import RoundRules
@@ -226,7 +226,7 @@ def _idle(
 
 def _with_newcomers(rules: RoundRules, found: Waiting, tick: phases.Tick, asked: phases.Sites) -> Waiting:
     """What is waited for, with sites that wait themselves for others to be summed with."""
-    newcomers = tick.trainers - phases.members(tick.groups) - asked
+    newcomers = tick.trainers - members(tick.groups) - asked
     if not tick.groups or not 0 < len(newcomers) < rules.fewest:
         return found
     return replace(found, group=rules.fewest, newcomers=tuple(sorted(newcomers)))

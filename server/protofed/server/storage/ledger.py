@@ -19,7 +19,7 @@ from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Group, Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
-from protofed.server.storage import sum_groups
+from protofed.server.storage import sum_groups, update_verdicts
 from protofed.server.storage.database import open_ledger, state_error
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
@@ -48,7 +48,7 @@ class Ledger(LedgerReader):
 
     def __init__(self, url: str = "sqlite://") -> None:
         self._engine = open_ledger(url)
-        self._unwritten: list[tuple[str, dict[str, Any]]] = []
+        self._unwritten: list[tuple[str, Mapping[str, Any]]] = []
 
     def attach(self, journal: Chain) -> None:
         """Repeat every promise in a journal, which shows later that the database has lost none.
@@ -331,23 +331,10 @@ class Ledger(LedgerReader):
 
     def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
         """`judge` of updates for different invitations: all or nothing, in one transaction, promised with one sync."""
-        accepted = [row.task.task_id for row in rows if row.verdict is Verdict.ACCEPTED]
         with self._write() as connection:
-            counted = _accepted(connection, accepted) if accepted else {}
-            for row in rows:
-                if (known := counted.get(row.task.task_id)) and row.verdict is Verdict.ACCEPTED:
-                    _check_same(row, known)
-            new = [row for row in rows if row.verdict is not Verdict.ACCEPTED or row.task.task_id not in counted]
-            if new:
-                connection.execute(insert(db.updates), [_verdict(row) | _taken(row) for row in new])
-            if done := [task_id for task_id in accepted if task_id not in counted]:
-                theirs = db.tasks.c.task_id.in_(done)
-                connection.execute(update(db.tasks).where(theirs).values(task_status="reported"))
-        self._promise_all([("verdict", _verdict(row)) for row in new])
-        return [
-            counted.get(row.task.task_id, row.receipt()) if row.verdict is Verdict.ACCEPTED else row.receipt()
-            for row in rows
-        ]
+            new, receipts = update_verdicts.write(connection, rows)
+        self._promise_all([("verdict", update_verdicts.promised(row)) for row in new])
+        return receipts
 
     def add_scores(self, task: TaskRow, scores: Scores) -> None:
         """Write down a site's scores of a round."""
@@ -375,7 +362,7 @@ class Ledger(LedgerReader):
     def _promise(self, event: str, **facts: Any) -> None:
         self._promise_all([(event, facts)])
 
-    def _promise_all(self, promises: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def _promise_all(self, promises: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         if self._journal is not None:
             self._unwritten += promises
             self.settle_promises()
@@ -392,31 +379,6 @@ class Ledger(LedgerReader):
 
 def _columns(task: TaskRow) -> dict[str, Any]:
     return {name: getattr(task, name) for name in [field.name for field in fields(TaskRow)]}
-
-
-def _accepted(connection: Connection, task_ids: Sequence[str]) -> dict[str, Receipt]:
-    """The receipts of the updates that count, by invitation."""
-    of = db.updates.c
-    query = select(of.task_id, of.reason, of.digest, of.record_hash).where(of.verdict == Verdict.ACCEPTED)
-    found = connection.execute(query.where(of.task_id.in_(task_ids)))
-    return {row.task_id: Receipt(Verdict.ACCEPTED, row.reason, row.digest, row.record_hash) for row in found}
-
-
-def _check_same(row: UpdateRow, counted: Receipt) -> None:
-    if counted.digest != row.digest:
-        raise StateError(f"two updates for one invitation of {row.task.site} in round {row.task.round}")
-
-
-def _verdict(row: UpdateRow) -> dict[str, Any]:
-    """What is promised of an update."""
-    task = row.task
-    of_task = {name: getattr(task, name) for name in ("run", "round", "attempt", "site", "task_id")}
-    found = {"verdict": row.verdict, "code": row.code, "reason": row.reason}
-    return of_task | found | {"digest": row.digest, "bytes": row.bytes, "record_hash": row.receipt().record_hash}
-
-
-def _taken(row: UpdateRow) -> dict[str, Any]:
-    return {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}
 
 
 def _who(row: CertificateRow) -> dict[str, str]:

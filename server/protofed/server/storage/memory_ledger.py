@@ -14,10 +14,11 @@ from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Group, Groups, in_order
+from protofed.common.secure_sums.groups import Group, Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.memory_certificates import MemoryCertificates
+from protofed.server.storage.memory_groups import MemoryGroups
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
@@ -41,7 +42,7 @@ class MemoryLedger(Ledger):
         self._states: defaultdict[str, dict[tuple[int, int], Digest]] = defaultdict(dict)  # by run and attempt
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
-        self._groups: dict[tuple[Group, float], float | None] = {}  # since when, and until when; None: to this day
+        self._groups = MemoryGroups()
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
         self._scores = MemoryScores()
@@ -107,9 +108,8 @@ class MemoryLedger(Ledger):
     def begin_run(self, run: str, fingerprint: Digest, recipe: str) -> None:
         if run in self._runs:
             raise contradiction(f"run {run}")
-        self._runs[run] = RunRow(
-            run, fingerprint, recipe, self._last() + 1, time.time(), None, None, None, paused=False
-        )
+        place, now = self._last() + 1, time.time()
+        self._runs[run] = RunRow(run, fingerprint, recipe, place, now, None, None, None, paused=False)
 
     def pause(self, run: str, *, paused: bool) -> None:
         self._renew_run(run, paused=paused)
@@ -216,23 +216,17 @@ class MemoryLedger(Ledger):
             self._number(task.run, task.round)
 
     def groups(self, at: float | None = None) -> Groups:
-        spans = ((group, since, until) for (group, since), until in self._groups.items())
-        if at is None:
-            return in_order(group for group, _, until in spans if until is None)
-        return in_order(group for group, since, until in spans if since <= at and (until is None or until > at))
+        return self._groups.at(at)
 
     def keep_groups(self, groups: Groups) -> None:
-        known, now = {site for group in self.groups() for site in group}, time.time()
-        self._groups |= {(group, now): None for group in groups if len(group) > 1 and known.isdisjoint(group)}
+        self._groups.keep(groups)
 
     def dissolve(self, group: Group) -> None:
-        now = time.time()
-        self._groups |= {key: now for key, until in self._groups.items() if key[0] == group and until is None}
+        self._groups.dissolve(group)
 
     def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str], groups: Groups = ()) -> None:
-        first = tasks[0]
         self.keep_groups(groups)
-        rows = self._open(first.run, first.round, first.attempt)
+        rows = self._open((first := tasks[0]).run, first.round, first.attempt)
         self.invite(tasks)
         for row in rows:
             if row.subject is first.subject:

@@ -20,8 +20,8 @@ class TaskRow:
     """One invitation and what became of it; `subject` says what is summed, of a step of a secure sum or its beginning.
 
     `task_status`: invited, started, reported; failed (it said so), late, not-needed; set-aside: it reported, and its
-    update
-    was left out. `reason` explains the last four.
+    update was
+    left out. `reason` explains the last four.
     """
 
     task_id: str
