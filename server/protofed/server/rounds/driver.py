@@ -24,9 +24,8 @@ from protofed.common.errors import (
     StateError,
 )
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import NOTHING, ExpectedUpdate, OwnStartMethod, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
@@ -46,6 +45,7 @@ from protofed.server.rounds.scoring import Scoring
 from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import advance
 from protofed.server.rounds.sum_steps import SumRounds
+from protofed.server.rounds.tick_source import TickSource
 from protofed.server.rounds.waiting import Absences, Waiting, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
@@ -83,6 +83,7 @@ class Driver:
         refined = self._refinements is not None
         self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders, refined=refined)
         self._scoring = Scoring(recipe, context, self._scores, self.sums, self._rules)
+        self._ticks = TickSource(recipe, self._method, context, self._rules, self._scoring, self.sums)
         self._events: deque[phases.Event] = deque()
         self._draining = False
         self._broken: Exception | None = None
@@ -160,7 +161,7 @@ class Driver:
     def waiting(self, absences: Callable[[], Absences]) -> Waiting | None:
         """Why the run does not go on; as `waiting.waiting`, also as to `absences`. May be called from any thread."""
         disk_full = self._disk_full or self._aggregation.waits_for_space
-        return waiting(self._rules, self.phase, self._present(), absences, disk_full=disk_full)
+        return waiting(self._rules, self.phase, self._ticks.present(paused=self.paused), absences, disk_full=disk_full)
 
     def pause(self, *, paused: bool) -> None:
         """Open no further round, or open them again; an open round goes on to its end."""
@@ -378,53 +379,21 @@ class Driver:
         tries = sum(row.round == last.round and row.abandoned is not None for row in rounds)
         required = frozenset(self._recipe.federation.required_sites)
         due = self._rules.summed and self._rules.owns_due(last.round)
-        scorers = self._scoring.askable(self._present().trainers, self._groups, last.round) if due else phases.NOBODY
+        there = self._ticks.present(paused=self.paused)
+        scorers = self._scoring.askable(there.trainers, there.groups, last.round) if due else phases.NOBODY
         now, holders = self._context.clock(), self._rules.holders
         found = resumed(last, tasks, now, tries, required, holders=holders, scorers=scorers)
         return self._grouped(found)
 
     def _grouped(self, phase: phases.Phase) -> phases.Phase:
-        return phase if self._rules.grouping is None else grouped(phase, self._groups, self._rules.grouping)
+        return phase if self._rules.grouping is None else grouped(phase, self._ticks.groups, self._rules.grouping)
 
     def _tick_event(self) -> phases.Tick:
-        return replace(self._present(), attempt=self._next_attempt())
+        return self._ticks.tick(self.phase, paused=self.paused)
 
-    def _present(self) -> phases.Tick:
-        """Who is there, without the ledger's number of attempts."""
-        timeout_s, presence = self._recipe.federation.stall_timeout_s, self._context.presence
-        trainers, evaluators = (presence.alive(role, timeout_s) for role in (Role.TRAINER, Role.EVALUATOR))
-        return phases.Tick(
-            self._context.clock(),
-            presence.enrolled(Role.TRAINER),
-            trainers,
-            evaluators,
-            paused=self.paused,
-            standstill=self._scoring.standstill,
-            groups=self._groups,
-        )
-
-    def _next_attempt(self) -> int:
-        """Number for the round that would open now. Attempts that were rolled back keep theirs, so rows stay unique."""
-        if not isinstance(self.phase, phases.Idle):
-            return 0
-        last = self._ledger.newest_attempt(self._run, self.phase.round)
-        return 1 + last if self.sums is None else self.sums.attempt_after(self.phase.round, last)
-
-    @property
-    def _groups(self) -> Groups:
-        """Read anew: they are those of all runs, and an operator may dissolve one."""
-        return () if self._rules.grouping is None else self._ledger.groups()
+    def _aggregated(self) -> phases.Aggregated:
+        return self._ticks.aggregated(self.phase, paused=self.paused)
 
     @property
     def _state(self) -> Payload | None:
         return self.published.state if self.published else None
-
-    def _aggregated(self) -> phases.Aggregated:
-        """The event, with the sites that could score now."""
-        tick = self._tick_event()
-        evaluators = tick.evaluators if self._method.global_model else phases.NOBODY
-        number = 0 if isinstance(self.phase, phases.FinishedPhase) else self.phase.round
-        trainers, groups = self._scoring.askable(tick.trainers, tick.groups, number), tick.groups
-        if self._rules.grouping is not None:
-            groups = self._rules.grouping.begun(groups, trainers)
-        return phases.Aggregated(tick.now, evaluators, trainers, groups)
