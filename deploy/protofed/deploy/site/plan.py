@@ -20,7 +20,7 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
 from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks, unchecked
-from protofed.client.privacy.score_disclosures import discloses, is_own
+from protofed.client.privacy.score_disclosures import discloses
 from protofed.client.state.dp_ledger import Spent
 from protofed.client.training.noisy_steps import check_model
 from protofed.common.codec import Digest
@@ -28,24 +28,18 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
-from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy
 from protofed.deploy.site.plan_request import asked, broken, still_open
 from protofed.deploy.site.plan_rules import sentences
+from protofed.deploy.site.plan_scores import ScoreNames, offered_scores, released_scores, summed_scores
 from protofed.deploy.site.plan_sight import Sight, sight
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, server_methods
 from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import as_begun, round_context
 from protofed.server.rounds.secure_sums import layout_of
-
-LOSS = "after training"  # the rows of scalars: the models and data that a site's scores are of
-OWN, OWN_LOCAL = "own model, shared test set", "own model, own test set"
-GLOBAL_LOCAL, GLOBAL = "global model, own test set", "global model, by an evaluator"
-_PREFIXES = {OWN: "personal", OWN_LOCAL: "personal.local", GLOBAL_LOCAL: "global.local", GLOBAL: "global"}
-_GROUPS, _PROBABILITIES = frozenset({"many", "medium", "few", "groups"}), frozenset({"auroc", "ece"})
 
 
 @dataclass(frozen=True)
@@ -89,9 +83,9 @@ class SitePlan:
     recipe: Recipe
     outgoing: tuple[OutgoingTensor, ...]
     incoming: tuple[TensorSpec, ...]
-    scalars: Mapping[str, tuple[str, ...]]
-    released: Mapping[str, tuple[str, ...]]
-    summed: Mapping[str, tuple[str, ...]]
+    scalars: ScoreNames
+    released: ScoreNames
+    summed: ScoreNames
     count_needed: bool
     count_leaves: bool | None
     method_summary: str
@@ -149,7 +143,7 @@ def site_plan(
     # Such updates are aggregated below: they say what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
-    scalars = _scalars(recipe, client, global_model=server.global_model)
+    scalars = offered_scores(recipe, client, global_model=server.global_model)
     refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
     offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
     facts = RunFacts(offered, client.sends, plugins, cohort, examples, own_losses=own_losses_of(client))
@@ -172,10 +166,8 @@ def site_plan(
         ),
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
-        released=_released(scalars, policy, secure=recipe.federation.secure, noisy=privacy is not None),
-        summed=_summed(scalars, policy, noisy=privacy is not None)
-        if recipe.federation.secure
-        else dict.fromkeys(scalars, ()),
+        released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=privacy is not None),
+        summed=summed_scores(scalars, policy, secure=recipe.federation.secure, noisy=privacy is not None),
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count and privacy is None,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
@@ -363,42 +355,3 @@ def _refusal(gate: Any, *arguments: Any) -> PolicyViolationError | None:
 def _all_classes(classes: int) -> GateContext:
     """The gate's context at a site with enough examples of every class: its update is the largest that can leave."""
     return GateContext(np.full(classes, np.iinfo(np.int64).max))
-
-
-def _scalars(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> dict[str, tuple[str, ...]]:
-    evaluation = recipe.evaluation
-    left_out = (frozenset() if evaluation.frequency_groups else _GROUPS) | (
-        frozenset() if evaluation.probabilities else _PROBABILITIES
-    )
-    score_names = tuple(name for name in SCORES if name not in left_out)
-    models = [
-        OWN,
-        OWN_LOCAL,
-        *([GLOBAL_LOCAL] if client.personal == "trained" else []),
-        *([GLOBAL] if global_model else []),
-    ]
-    scores = {model: tuple(f"{_PREFIXES[model]}.{name}" for name in score_names) for model in models}
-    if global_model:
-        scores[GLOBAL] += (MAJORITY, *(sorted(RELIABILITY) if evaluation.probabilities else ()))
-    return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
-
-
-def _released(
-    scalars: Mapping[str, tuple[str, ...]], policy: Policy | None, *, secure: bool, noisy: bool
-) -> Mapping[str, tuple[str, ...]]:
-    alone = {
-        model: [name for name in names if not ((secure or noisy) and is_own(name))] for model, names in scalars.items()
-    }
-    if policy is None:
-        return {model: tuple(names) for model, names in alone.items()}
-    return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in alone.items()}
-
-
-def _summed(
-    scalars: Mapping[str, tuple[str, ...]], policy: Policy | None, *, noisy: bool
-) -> Mapping[str, tuple[str, ...]]:
-    own = {model: [name for name in names if is_own(name) and not noisy] for model, names in scalars.items()}
-    if policy is None:
-        return {model: tuple(names) for model, names in own.items()}
-    flags = {model: policy.release_score_sum(dict.fromkeys(names, 0.0), names).flags() for model, names in own.items()}
-    return {model: tuple(itertools.compress(names, flags[model])) for model, names in own.items()}
