@@ -53,7 +53,7 @@ class Daemon:
     def _start(self) -> Agent:
         agent = self.made.agent()
         agent._site.membership = membership_of(self.folder, lambda: None)
-        agent._on_refusal = lambda _, violation: self.refused.append(str(violation))
+        agent._work._on_refusal = lambda _, violation: self.refused.append(str(violation))
         return agent
 
     def killed(self) -> None:
@@ -248,7 +248,7 @@ def test_what_waits_is_handed_in_for_the_model_that_it_was_trained_from(tmp_path
     ann = round_.daemons["ann"]
     [session] = (ann.folder / FOLDER / "run").glob("*.json")
     session.unlink()  # as if the daemon had been killed before it was stored
-    ann.agent._task_guard._settled.clear()
+    ann.agent._work._task_guard._settled.clear()
     ann.work(round_.task(TaskKind.FIT, OTHER), OTHER)
     found = Sessions(ann.folder / FOLDER).find("run", 1, 1, Subject.UPDATE)
     assert found is not None
@@ -305,7 +305,7 @@ def test_a_damaged_session_ends_no_daemon(tmp_path: Path) -> None:
     assert isinstance(ann.agent.step(0.0), Finished)
     assert session.exists()  # it cannot be remembered that it is over
     (folder / "run.json").unlink()
-    ann.agent._sums.over("run")
+    ann.agent._work._sums.over("run")
     assert not session.exists()
     assert theirs.exists()
 

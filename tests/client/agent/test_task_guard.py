@@ -50,7 +50,7 @@ def test_one_task_of_many_models_is_many_of_a_day(tmp_path: Path) -> None:
         site.fit(number, first_model(number), "same")
     daemon = site.agent()
     for _ in range(3):
-        daemon._task_guard._settled.clear()  # which a daemon that was killed has forgotten, and a repetition clears
+        daemon._work._task_guard._settled.clear()  # which a daemon that was killed has forgotten, and a repetition clears
         daemon.step(0.0)
     assert [task.round for task, _ in site.link.pushed] == [1, 2]
     assert site.declined() == [("same", FailureReason.POLICY)]
@@ -69,7 +69,7 @@ def test_a_run_goes_back_as_far_as_the_policy_says(tmp_path: Path, back_to: int,
     site = harness(tmp_path, most=2)
     daemon = site.agent()
     refused: list[tuple[Task, PolicyViolationError]] = []
-    daemon._on_refusal = lambda task, violation: refused.append((task, violation))
+    daemon._work._on_refusal = lambda task, violation: refused.append((task, violation))
     for number in (1, 2, 3, 4):
         site.fit(number)
     back = site.fit(back_to, task_id="back")
