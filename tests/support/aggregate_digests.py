@@ -14,7 +14,7 @@ from protofed.server.method import ExpectedUpdate, server_methods
 
 METHODS = sorted(server_methods)
 SITES = ("ann", "bob", "cyd", "dee")
-OPTIONS = {"creff": {"match_epochs": 10, "crt_epochs": 10}}  # of hundreds, which are all alike
+OPTIONS = {"creff": {"match_epochs": 10, "crt_epochs": 10}}  # by default hundreds of steps, all alike
 
 
 def first_model(classes: int, features: int) -> Payload:

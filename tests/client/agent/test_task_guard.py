@@ -50,7 +50,8 @@ def test_one_task_of_many_models_is_many_of_a_day(tmp_path: Path) -> None:
         site.fit(number, first_model(number), "same")
     daemon = site.agent()
     for _ in range(3):
-        daemon._work._task_guard._settled.clear()  # which a daemon that was killed has forgotten, and a repetition clears
+        # As after a kill: a daemon has forgotten it, and a repetition clears it.
+        daemon._work._task_guard._settled.clear()
         daemon.step(0.0)
     assert [task.round for task, _ in site.link.pushed] == [1, 2]
     assert site.declined() == [("same", FailureReason.POLICY)]

@@ -173,7 +173,7 @@ def _plan(recipe: Recipe, limits: Limits) -> Iterator[LimitCheck]:
 
 
 def _own_losses(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
-    """The losses that a method has whatever the plan says tell no less of the site's classes."""
+    """The losses that a method has whatever the plan says: an update by them tells as much as by the plan's."""
     named = ", ".join(sorted(limits.losses)) or "none"
     for loss in sorted(facts.own_losses):
         asked = f"method '{recipe.method.name}', which trains by '{loss}' whatever plan.loss says"

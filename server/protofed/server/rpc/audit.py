@@ -8,8 +8,8 @@ run on a thread of their own. Memory is bounded by the calls in flight, since ea
 
 Health checks are not recorded: they carry nothing, and come every few seconds from whatever monitors the server. What a
 caller does above its budget of lines is counted (`LineBudget`): one record a minute has the numbers; so are the calls
-of a site that has nothing to do, one record an hour. A kill loses the counts since, and the chunks that no record names
-yet.
+of a site that has nothing to do, or takes no tasks at present, one record an hour. A kill loses the counts since, and
+the chunks that no record names yet.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which calls get a line of their own in the audit log, and which share one: so that no caller can fill the disk.
 
-The chunks of a transfer share a line, which names the digest of the whole. The calls of a site that has nothing to do
-are counted, one line an hour. Whatever a caller does above `DAY_BYTES` of lines a day is counted, too. Always written
-are accepted updates and an operator's calls that succeeded: these are few, or made by who keeps the log.
+The chunks of a transfer share a line, which names the digest of the whole. The calls of a site that has nothing to do,
+or takes no tasks at present, are counted, one line an hour. Whatever a caller does above `DAY_BYTES` of lines a day is
+counted, too. Always written are accepted updates and an operator's calls that succeeded: these are few, or made by who
+keeps the log.
 """
 
 from __future__ import annotations

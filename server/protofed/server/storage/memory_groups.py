@@ -13,12 +13,12 @@ class MemoryGroups:
     def __init__(self) -> None:
         self._spans: dict[tuple[Group, float], float | None] = {}  # since when, and until when; None: to this day
 
-    def at(self, time_: float | None = None) -> Groups:
+    def at(self, moment: float | None = None) -> Groups:
         """See `LedgerReader.groups`."""
         spans = ((group, since, until) for (group, since), until in self._spans.items())
-        if time_ is None:
+        if moment is None:
             return in_order(group for group, _, until in spans if until is None)
-        return in_order(group for group, since, until in spans if since <= time_ and (until is None or until > time_))
+        return in_order(group for group, since, until in spans if since <= moment and (until is None or until > moment))
 
     def keep(self, groups: Groups) -> None:
         """See `Ledger.keep_groups`."""
