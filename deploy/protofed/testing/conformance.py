@@ -24,6 +24,7 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
 from protofed.common.secure_sums.linear_form import SumForm, form_of
 from protofed.common.statistics import spreads
+from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, simulation
 from protofed.server.method import refining as refining_half
 from protofed.server.method import server_methods
@@ -225,6 +226,18 @@ class MethodConformance:
             ]
         assert [len(cohort) for cohort in cohorts[1:]] == [2, 2, 2]
         assert len({frozenset(cohort) for cohort in cohorts[1:]}) > 1
+
+    def test_a_site_that_took_no_part_can_begin_with_the_last_model(self, method: str) -> None:
+        data = {"source": "digits", "held_out_sites": 1, "partition": {"kind": "dirichlet", "sites": 4, "beta": 0.5}}
+        with simulation(small_recipe(method, data=data, rounds=1)) as running:
+            running.go()
+            last = _state(running)
+            (scores,) = held_out_scores(running).values()
+            assert codec.encode(_state(running)) == codec.encode(last)
+            assert {task.site for task in running.ledger.tasks(running.recipe.name)}.isdisjoint({"site-4"})
+            noisy = running.recipe.plan.dp is not None
+        assert ("personal.pm_v" in scores) is not noisy  # which stays at a site whose own scores have no noise
+        assert np.isfinite(list(scores.values())).all()
 
 
 def _take_turns(agents: Sequence[Agent]) -> None:

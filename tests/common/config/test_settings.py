@@ -131,6 +131,12 @@ def test_a_wrong_argument_is_named(client: Path, key: str, value: object) -> Non
         read_settings(ClientSettings, client, {key: value})
 
 
+def test_a_daemon_is_no_held_out_site(client: Path) -> None:
+    client.write_text(CLIENT.replace("seed = 3", "held_out_sites = 1"))
+    with pytest.raises(ConfigError, match=r"held_out_sites is for simulations; remove it"):
+        read_settings(ClientSettings, client, {})
+
+
 def test_roles_cannot_be_none(client: Path) -> None:
     client.write_text("roles = []\n" + CLIENT)
     with pytest.raises(ConfigError, match="roles"):

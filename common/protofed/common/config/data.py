@@ -180,6 +180,8 @@ class Data(StrictModel):
     local_test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None  # of each class, held out of a site's own
     local_test: Literal["by-class"] | None = None  # the test set, each class divided among the sites that hold it
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0  # of the partition and of what is held out
+    # simulations only: so many, the partition's last, take no part; then each trains one round from the run's model
+    held_out_sites: Annotated[int, Field(ge=0)] = 0
     partition: Partition = Whole()  # how a simulation, or a daemon's `partition_index`, cuts the source into sites
 
     @property

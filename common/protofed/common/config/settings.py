@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.config.notify import Notify
@@ -77,6 +77,12 @@ class ClientSettings(BaseSettings):
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     when_revoked: Literal["end", "wait"] = "end"  # exit (76), or wait for a new certificate, as the images do
     proxy: Secret | None = None  # http://[user:password@]host:port, on the way to the server
+
+    @model_validator(mode="after")
+    def _takes_part(self) -> ClientSettings:
+        if self.data.held_out_sites:
+            raise ValueError("data.held_out_sites is for simulations; remove it: a daemon takes part")
+        return self
 
 
 S = TypeVar("S", bound=BaseSettings)

@@ -73,7 +73,8 @@ def _sites(recipe: Recipe, *, simulated: bool) -> str:
         partition = recipe.data.partition
         sites = getattr(partition, "sites", None)
         count = f"{sites} and an evaluator" if sites else "as the data define them, and an evaluator"
-        return f"sites: {count}, of {recipe.data.source} data, partition {partition.kind}"
+        held_out = f", the last {apart} held out" if (apart := recipe.data.held_out_sites) else ""
+        return f"sites: {count}, of {recipe.data.source} data, partition {partition.kind}{held_out}"
     required = f", {', '.join(federation.required_sites)} among them" if federation.required_sites else ""
     return f"sites: all that take part; a round opens with at least {federation.min_sites} trainers{required}"
 

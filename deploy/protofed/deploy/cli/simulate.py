@@ -68,10 +68,12 @@ def simulate(
         return
     keep_memory()
     rules = None if policy is None else shipped.policy(policy)
-    view, warnings = simulate_with_progress(read, state, device, rules, crew(workers, ray, device))
+    shown = simulate_with_progress(read, state, device, rules, crew(workers, ray, device))
     if as_json:
-        named = {"warnings": [warning.plain() for warning in warnings]}
-        print(json.dumps([one | named for one in scores_json([view])], indent=2))  # noqa: T201
+        more: dict[str, object] = {"warnings": [warning.plain() for warning in shown.warnings]}
+        if shown.held_out:
+            more["held_out"] = shown.held_out
+        print(json.dumps([one | more for one in scores_json([shown.view])], indent=2))  # noqa: T201
 
 
 def figures(

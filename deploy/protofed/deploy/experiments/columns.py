@@ -13,7 +13,7 @@ from protofed.common.protocol.score_names import LOSS, OWN_METRIC, SCALARS, Scor
 from protofed.common.statistics import lower_is_better
 from protofed.deploy.experiments.cost import Cost, Target, costs
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.summary import LocalAccuracy, Summary, best_round, summary
+from protofed.deploy.experiments.summary import OWN_LOCAL, LocalAccuracy, Summary, best_round, summary
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class TableColumn:
 
 def summarise(result: Result) -> Summary:
     """A finished run as the papers report it."""
-    return summary(result.scores, result.cohorts, result.local_test_examples, result.sums, costs(result))
+    return summary(
+        result.scores, result.cohorts, result.local_test_examples, result.sums, costs(result), result.held_out
+    )
 
 
 def usual(runs: Sequence[Summary]) -> list[TableColumn]:
@@ -122,6 +124,10 @@ def _recent(name: str, run: Summary) -> float | None:
     return run.recent.get(name)
 
 
+def _held_out(name: str, run: Summary) -> float | None:
+    return run.held_out[name].mean if name in run.held_out else None
+
+
 def _worst_class(prefix: str, run: Summary) -> float | None:
     return run.worst_class[prefix][1] if prefix in run.worst_class else None
 
@@ -199,6 +205,12 @@ USUAL = (
         "local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")
     ),
     TableColumn("local worst class", "smallest mean recall of a class there", partial(_worst_class, "personal.local")),
+    _score(
+        "held-out PM(V)",
+        "own models of sites that took no part, after one round from the last model, on the classes that they have",
+        partial(_held_out, "personal.pm_v"),
+    ),
+    _score("held-out local", "the same on their local tests, mean over them", partial(_held_out, OWN_LOCAL)),
     _cost(
         "MB",
         "10^6 bytes of updates and of the models that sites trained, over all sites and rounds",

@@ -49,6 +49,7 @@ class Result(StrictModel):
         machine: the kind of machine that computed it; empty: likewise.
         traffic: by round from 1. Empty: likewise, or under secure sums, whose numbers a simulation does not mask.
         trained: by round and site, examples that the site trained on, repetitions counted; empty: not recorded yet.
+        held_out: by site of `data.held_out_sites` and name, as of `held_out_scores`.
     """
 
     recipe: Recipe
@@ -65,6 +66,7 @@ class Result(StrictModel):
     machine: str = ""
     traffic: dict[int, RoundTraffic] = Field(default_factory=dict)
     trained: dict[int, dict[SiteId, int]] = Field(default_factory=dict)
+    held_out: dict[SiteId, dict[str, float]] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.version import VERSION
 from protofed.deploy.experiments.code_digest import CodeDigest
 from protofed.deploy.experiments.experiment import Result, RoundTraffic
+from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import Simulation
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import one_a_site
@@ -45,6 +46,7 @@ def result_of(running: Simulation, seconds: float, code: CodeDigest, machine: st
         machine=machine,
         traffic={} if recipe.federation.secure else _traffic(ledger, run),
         trained=running.training.by_round(),
+        held_out={site: dict(own) for site, own in held_out_scores(running).items()},
     )
 
 

@@ -51,6 +51,7 @@ class Summary:
         shared_local: likewise of the global model.
         means: by round and score, the mean over sites.
         costs: by round, of all rounds up to it; empty: they were not recorded.
+        held_out: by score, over the sites that took no part, after a round of their own; empty: there are none.
     """
 
     round: int
@@ -64,6 +65,7 @@ class Summary:
     shared_local: Mapping[int, LocalAccuracy]
     means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     costs: Mapping[int, Cost] = field(default_factory=dict)
+    held_out: Mapping[str, Spread] = field(default_factory=dict)
 
 
 def summary(
@@ -72,6 +74,7 @@ def summary(
     tested: Mapping[SiteId, int],
     sums: Sums | None = None,
     costs: Mapping[int, Cost] | None = None,
+    held_out: SiteScores | None = None,
 ) -> Summary:
     """Everything that reports say of a finished run.
 
@@ -80,6 +83,7 @@ def summary(
         cohorts: by scored round, the sites whose updates it aggregated.
         sums: what secure sums say of the sites' own scores.
         costs: by round, as of `Summary`.
+        held_out: by site and name, of the sites that took no part.
         tested: n_k, examples in each site's own test set; empty where they are not known.
 
     Raises:
@@ -100,6 +104,7 @@ def summary(
         shared_local=local_accuracies(scores, tested, SHARED_LOCAL) if tested else {},
         means={number: {name: spread.mean for name, spread in of.items()} for number, of in by_round.items()},
         costs=costs or {},
+        held_out=spreads(held_out or {}),
     )
 
 

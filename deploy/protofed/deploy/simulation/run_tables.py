@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 import torch
@@ -17,10 +17,13 @@ from protofed.client.agent import device as devices
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError
-from protofed.common.statistics import Spread
+from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import Scores
+from protofed.common.statistics import Spread, spreads
 from protofed.deploy.console.best_round import BestSnapshot, best_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
+from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of
@@ -114,9 +117,22 @@ def rates(view: Overview, classes: int) -> str:
     return f"Chance: balanced {100 / classes:.1f}{common}."
 
 
+class Simulated(NamedTuple):
+    """A run that `simulate` has shown.
+
+    Attributes:
+        warnings: what speaks against its models.
+        held_out: as of `held_out_scores`.
+    """
+
+    view: Overview
+    warnings: list[ModelWarning]
+    held_out: Mapping[SiteId, Scores]
+
+
 def simulate_with_progress(
     recipe: Recipe, state: Path | None, device: str, policy: Path | None = None, crew: NewCrew | None = None
-) -> tuple[Overview, list[ModelWarning]]:
+) -> Simulated:
     """Simulate a recipe behind a progress bar, then show its scores, and what speaks against its models.
 
     Args:
@@ -145,6 +161,7 @@ def simulate_with_progress(
         view, best = overview(running.ledger, recipe.name), best_of(running.ledger, running.blobs, recipe.name)
         warnings, refused = warnings_of(running.ledger, recipe.name), running.refused
         assert view is not None  # noqa: S101  (it was just run)
+        held_out = {} if view.failed else held_out_scores(running)
         bar.to(view.round, view.phase)  # which may be fewer than planned
     console = Console(stderr=True)
     console.print(scores_table([recipe], {recipe.name: view}, recipe.name))
@@ -157,11 +174,21 @@ def simulate_with_progress(
         console.print(KEEPS_OWN, style="dim", highlight=False, markup=False)
     elif policy is None and not recipe.federation.secure:
         console.print(RELEASES_ALL, style="dim", highlight=False, markup=False)
+    if held_out:
+        console.print(held_out_sentence(held_out), highlight=False, markup=False, soft_wrap=True)
     for line in sentences(warnings):
         console.print(Text(line, "bold yellow"))
     if view.failed:
         raise RunFailedError(f"run failed: {view.run}: {view.phase}{refused}")
-    return view, warnings
+    return Simulated(view, warnings, held_out)
+
+
+def held_out_sentence(scores: Mapping[SiteId, Scores]) -> str:
+    """What sites that took no part reach with the run's last model and one round of their own training."""
+    over_sites = spreads(scores)
+    shown = {"PM(V)": "personal.pm_v", "PM(L)": "personal.pm_l", "on their local tests": "personal.local.accuracy"}
+    reached = [f"{label} {_percent(over_sites[name], 'mean')}" for label, name in shown.items() if name in over_sites]
+    return f"{len(scores)} held-out sites, after one round of their own training: {', '.join(reached) or 'no scores'}."
 
 
 def status(phase: Phase, rounds: int) -> tuple[int, str]:

@@ -57,8 +57,9 @@ class Simulation:
     """One recipe's run, ready to start. Made by `simulation`, which closes it.
 
     Attributes:
-        data: each site's data, without the evaluator's.
+        data: each site's data, without the evaluator's and those of sites that are held out.
         agents: the evaluator first, then the sites in order.
+        held_out: the sites of `data.held_out_sites`, which take no part.
         workers: compute for the sites; None: all is computed in this process.
         violations: what a site's own policy refused last, and why.
         training: how much each site has trained.
@@ -70,6 +71,7 @@ class Simulation:
     blobs: Blobs
     data: Mapping[SiteId, SiteData]
     agents: Sequence[Agent]
+    held_out: Sequence[Site] = ()
     workers: Workers | None = None
     violations: Mapping[SiteId, str] = field(default_factory=dict)
     training: TrainingLog = field(default_factory=lambda: TrainingLog(None))
@@ -206,6 +208,27 @@ def agents_of(
     half, data = client_methods.build(recipe.method.name, recipe.method.options), data or data_of(recipe)
     if refining(half) is not None:
         data[EVALUATOR].for_refining()
+
+    def agent(site: Site) -> Agent:
+        return Agent(
+            site,
+            connect(site.name, site.roles),
+            elsewhere=elsewhere,
+            on_refusal=lambda _, violation: on_violation(site.name, violation),
+        )
+
+    return [agent(site) for site in _sites(recipe, store or (lambda _: MemoryStore()), device, data, policy, train)]
+
+
+def _sites(
+    recipe: Recipe,
+    store: Callable[[SiteId], Store],
+    device: torch.device | None,
+    data: Mapping[SiteId, SiteData],
+    policy: Policy | None,
+    train: Train,
+) -> list[Site]:
+    """Simulated sites with these data; the arguments as of `agents_of`."""
     on_device = device or torch.device("cpu")
     unrestricted = everything(recipe)
     site_policy = unrestricted if policy is None else simulated(policy)
@@ -215,19 +238,14 @@ def agents_of(
         recipe, on_device, site_policy.rules.plugins
     )  # one model for all: agents work in turns and load their state first
 
-    def agent(name: SiteId, examples: SiteData) -> Agent:
+    def site(name: SiteId, examples: SiteData) -> Site:
         role = Role.EVALUATOR if name == EVALUATOR else Role.TRAINER
-        site_store = MemoryStore() if store is None else store(name)
-        rules, roles = unrestricted if role is Role.EVALUATOR else site_policy, frozenset({role})
-        site = Site(name, roles, rules, site_store, lambda _: examples, lambda _: shared, fit=train, simulated=True)
-        return Agent(
-            site,
-            connect(name, roles),
-            elsewhere=elsewhere,
-            on_refusal=lambda _, violation: on_violation(name, violation),
+        rules = unrestricted if role is Role.EVALUATOR else site_policy
+        return Site(
+            name, frozenset({role}), rules, store(name), lambda _: examples, lambda _: shared, fit=train, simulated=True
         )
 
-    return [agent(name, examples.placed(on_device)) for name, examples in data.items()]
+    return [site(name, examples.placed(on_device)) for name, examples in data.items()]
 
 
 @contextmanager
@@ -266,7 +284,7 @@ def simulation(
 
         training = TrainingLog(None if state is None else state / TRAINED)
         resources.callback(training.close)
-        data, workers = data_of(recipe, sites), None
+        (data, held_out), workers = _all_data(recipe, sites), None
         if crew is not None:
             block = resources.enter_context(Block())
             contents, memory = share(data, block.sized, augmented=recipe.plan.augmentation != "none")
@@ -288,7 +306,8 @@ def simulation(
             training.fit,
         )
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
-        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, workers, violations, training)
+        outside = _sites(recipe, lambda _: MemoryStore(), device, held_out, policy, train_alone) if held_out else []
+        yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, outside, workers, violations, training)
 
 
 def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:
@@ -303,15 +322,22 @@ def site_names(count: int) -> list[SiteId]:
 
 
 def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[SiteId, SiteData]:
-    """The data of the evaluator (first) and of every site, by name.
+    """The data of the evaluator (first) and of every site that takes part, by name.
 
     Args:
         sites: used instead of the recipe's [data]; the evaluator then scores on the first site's test set.
 
     Raises:
-        ConfigError: the recipe has no [data].
+        ConfigError: the recipe has no [data], or holds out all of its sites.
         DataError: its data cannot be loaded.
     """
+    return _all_data(recipe, sites)[0]
+
+
+def _all_data(
+    recipe: Recipe, sites: Sequence[SiteData] | None
+) -> tuple[dict[SiteId, SiteData], dict[SiteId, SiteData]]:
+    """As `data_of`, and the data of the sites that are held out."""
     if sites is not None:
         test = SiteData.for_scoring(sites[0].test, recipe.input, recipe.classes)
     elif recipe.data is None:
@@ -319,4 +345,10 @@ def data_of(recipe: Recipe, sites: Sequence[SiteData] | None = None) -> dict[Sit
     else:
         sites = load_sites(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
         test = load_test(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
-    return {EVALUATOR: test, **dict(zip(site_names(len(sites)), sites, strict=True))}
+    by_name = list(zip(site_names(len(sites)), sites, strict=True))
+    held_out = 0 if recipe.data is None else recipe.data.held_out_sites
+    if (part := len(by_name) - held_out) < 1:
+        raise ConfigError(
+            f"data.held_out_sites = {held_out} of {len(by_name)} sites: expected fewer, so that some take part"
+        )
+    return {EVALUATOR: test, **dict(by_name[:part])}, dict(by_name[part:])
