@@ -149,14 +149,8 @@ def site_plan(
     facts = RunFacts(offered, client.sends, plugins, cohort, examples, own_losses=own_losses_of(client))
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
-    refusals = (
-        () if policy is None else _refusals(policy, name, client, update, model[Part.HEAD], recipe.classes, layout)
-    )
-    if policy is not None:
-        refusals = (*_no_noise(policy, recipe, client), *refusals, *_no_budget(privacy))
-    if policy is not None and layout is not None:
-        small = _violation(policy.admit_group, recipe.federation.sum_group)
-        refusals = refusals if small is None else (small, *refusals)
+    refusals = () if policy is None else _refusals(policy, recipe, client, update, model[Part.HEAD], layout)
+    secure, noisy = layout is not None, privacy is not None
     return SitePlan(
         recipe=recipe,
         outgoing=tuple(
@@ -166,24 +160,16 @@ def site_plan(
         ),
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
-        released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=privacy is not None),
-        summed=summed_scores(scalars, policy, secure=recipe.federation.secure, noisy=privacy is not None),
+        released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
+        summed=summed_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
         count_needed=expected.weight,
-        count_leaves=None if policy is None else policy.rules.example_count and privacy is None,
+        count_leaves=None if policy is None else policy.rules.example_count and not noisy,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
-        first_model=None
-        if policy is None
-        else _violation(policy.release_public, Update("site", model), _all_classes(recipe.classes)),
+        first_model=None if policy is None else _first_model_refusal(policy, recipe, model),
         rules=()
         if policy is None
-        else sentences(
-            policy.rules,
-            update.payload.keys(),
-            exchanges_of(client),
-            secure=layout is not None,
-            noisy=privacy is not None,
-        ),
-        refusals=(*refusals, *broken(limits)),
+        else sentences(policy.rules, update.payload.keys(), exchanges_of(client), secure=secure, noisy=noisy),
+        refusals=(*refusals, *_no_budget(privacy), *broken(limits)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
         still_open=() if policy is None else tuple(still_open(unchecked(facts))),
@@ -300,31 +286,27 @@ def _refused_by(
     return dict.fromkeys(update.payload, refusal.rule) if isinstance(refusal, PolicyRefusedError) else {}
 
 
+def _first_model_refusal(policy: Policy, recipe: Recipe, model: Payload) -> str | None:
+    return _violation(policy.release_public, Update("site", model), _all_classes(recipe.classes))
+
+
 def _refusals(
-    policy: Policy,
-    name: str,
-    client: ClientMethod,
-    update: Update,
-    head: Tensors,
-    classes: int,
-    layout: SumLayout | None,
+    policy: Policy, recipe: Recipe, client: ClientMethod, update: Update, head: Tensors, layout: SumLayout | None
 ) -> tuple[str, ...]:
     """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
+    refusals = [] if layout is None else [_violation(policy.admit_group, recipe.federation.sum_group)]
+    refusals.append(_violation(policy.admit_noise, recipe))
+    if recipe.plan.dp is not None:
+        refusals.append(_violation(check_rules, client, policy.rules))
     admit = partial(policy.admit, exchanges=exchanges_of(client))
-    refusals = [_violation(admit, name, client.sends, None if layout is None else layout.form)]
-    if Part.HEAD in client.sends and refusals == [None] and layout is None:  # as the site prepares the run
-        refusals.append(_violation(policy.admit_head, head, classes))
-    refusals.append(_violation(_gate(policy, layout), update, _all_classes(classes)))
+    admitted = _violation(admit, recipe.method.name, client.sends, None if layout is None else layout.form)
+    refusals.append(admitted)
+    if Part.HEAD in client.sends and admitted is None and layout is None:  # as the site prepares the run
+        refusals.append(_violation(policy.admit_head, head, recipe.classes))
+    refusals.append(_violation(_gate(policy, layout), update, _all_classes(recipe.classes)))
     if update.weight is not None and not policy.rules.example_count:
         refusals.append("the run weighs sites by their numbers of examples, which this site's policy withholds")
     return tuple(dict.fromkeys(reason for reason in refusals if reason is not None))
-
-
-def _no_noise(policy: Policy, recipe: Recipe, client: ClientMethod) -> tuple[str, ...]:
-    violations = [_violation(policy.admit_noise, recipe)]
-    if recipe.plan.dp is not None:
-        violations.append(_violation(check_rules, client, policy.rules))
-    return tuple(violation for violation in violations if violation is not None)
 
 
 def _no_budget(privacy: PrivacyPlan | None) -> tuple[str, ...]:
