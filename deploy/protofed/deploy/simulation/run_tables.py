@@ -23,6 +23,7 @@ from protofed.common.statistics import Spread, spreads
 from protofed.deploy.console.best_round import BestSnapshot, best_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
+from protofed.deploy.console.tables import count
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.server.operator.overview import Overview, overview
@@ -188,7 +189,8 @@ def held_out_sentence(scores: Mapping[SiteId, Scores]) -> str:
     over_sites = spreads(scores)
     shown = {"PM(V)": "personal.pm_v", "PM(L)": "personal.pm_l", "on their local tests": "personal.local.accuracy"}
     reached = [f"{label} {_percent(over_sites[name], 'mean')}" for label, name in shown.items() if name in over_sites]
-    return f"{len(scores)} held-out sites, after one round of their own training: {', '.join(reached) or 'no scores'}."
+    sites = count(len(scores), "held-out site")
+    return f"{sites}, after one round of their own training: {', '.join(reached) or 'no scores'}."
 
 
 def status(phase: Phase, rounds: int) -> tuple[int, str]:
