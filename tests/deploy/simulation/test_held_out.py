@@ -107,6 +107,19 @@ def test_what_a_policy_keeps_is_not_shown(recipe_of: RecipeOf) -> None:
         assert {name for own in held_out_scores(running).values() for name in own} == {"personal.pm_v"}
 
 
+def test_a_site_whose_policy_refuses_the_run_has_no_scores(
+    recipe_of: RecipeOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = of_six(recipe_of)
+    with simulation(recipe) as running:
+        running.go()
+        capsys.readouterr()
+        refusing = running.held_out[0]
+        refusing.policy = Policy(refusing.policy.rules.model_copy(update={"methods": frozenset({"fednh"})}))
+        assert sorted(held_out_scores(running)) == ["site-6"]
+    assert "a held-out site cannot take part in the run" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("held_out", [6, 9])
 def test_some_sites_must_take_part(recipe_of: RecipeOf, held_out: int) -> None:
     recipe = of_six(recipe_of, held_out=2)
