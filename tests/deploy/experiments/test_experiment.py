@@ -171,7 +171,13 @@ def test_files_for_programs_have_exact_fractions_by_seed(compared: Comparison) -
 
 @pytest.mark.parametrize(
     ("metric", "nearest"),
-    [("global.acuracy", r"'global\.accuracy'"), ("loss:wurst", "'worst'"), ("global.auroc", "auroc"), ("x", "one of")],
+    [
+        ("global.acuracy", r"'global\.accuracy'"),
+        ("loss:wurst", "'worst'"),
+        ("global.auroc", "auroc"),
+        ("x", "one of"),
+        ("personal.pm_v:held-out", "held_out_sites"),
+    ],
 )
 def test_a_column_that_no_run_will_have_is_refused_before_the_first_job(
     recipe_of: Recipes, tmp_path: Path, metric: str, nearest: str
@@ -185,7 +191,10 @@ def test_a_column_that_no_run_will_have_is_refused_before_the_first_job(
 def test_columns_may_be_named(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     metrics = ["loss", "personal.pm_v:worst", "personal.pm_v:active", "global.accuracy:recent", "loss:std"]
-    comparison = Comparison.of([(recipe, result_of(recipe, 0, 0.2, 0.4))], CompareOptions(metrics, shortened=7))
+    held_out = {"site-8": {"personal.pm_v": 0.3}, "site-9": {"personal.pm_v": 0.9}}
+    result = result_of(recipe, 0, 0.2, 0.4).model_copy(update={"held_out": held_out})
+    options = CompareOptions([*metrics, "personal.pm_v:held-out"], shortened=7)
+    comparison = Comparison.of([(recipe, result)], options)
     (cells,) = _rows(markdown(comparison))
     assert dict(zip(*cells, strict=True)) == {
         "recipe": "small-fedavg",
@@ -195,6 +204,7 @@ def test_columns_may_be_named(recipe_of: Recipes) -> None:
         "personal.pm_v:active": "50.0",
         "global.accuracy:recent": "30.0",
         "loss:std": "0.5000",
+        "personal.pm_v:held-out": "60.0",
     }
     assert "ounds shortened to 7" in caption(comparison)
     assert "over seeds" not in caption(comparison)

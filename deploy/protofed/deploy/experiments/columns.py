@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import unknown
+from protofed.common.errors import ConfigError, unknown
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import LOSS, OWN_METRIC, SCALARS, ScoreNames
 from protofed.common.statistics import lower_is_better
@@ -93,11 +93,15 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
     """Refuse, before any job runs, the name of a column that none of these recipes' runs can have.
 
     Raises:
-        ConfigError: no run has such a score, or there is no such take.
+        ConfigError: no run has such a score, there is no such take, or no recipe has the sites that it is taken over.
     """
     name, _, take = metric.partition(":")
     if (take or "mean") not in TAKES:
         raise unknown("ending of a metric", take, TAKES)
+    if take == HELD_OUT and not any(recipe.data is not None and recipe.data.held_out_sites for recipe in recipes):
+        raise ConfigError(
+            f"no recipe has sites for '{metric}'; expected data.held_out_sites of 1 or more in one of them"
+        )
     possible = [ScoreNames(recipe.classes, recipe.evaluation.switched_on) for recipe in recipes]
     own = name == LOSS or OWN_METRIC.fullmatch(name)  # those of a plug-in's method are known when it has run
     if not own and all(scores.problem({name: 0.0}, tuple(Role)) for scores in possible):
@@ -159,12 +163,14 @@ def _reached(target: Target, read: Callable[[Cost], float | None] | None, run: S
     return number if read is None else read(run.costs[number]) if number in run.costs else None
 
 
+HELD_OUT = "held-out"
 TAKES: dict[str, Callable[[str, Summary], float | None]] = {
     "mean": _mean,
     "std": _std,
     "worst": _worst,
     "active": _active,
     "recent": _recent,
+    HELD_OUT: _held_out,
 }
 MEANINGS = {
     "mean": "mean over sites",
@@ -172,6 +178,7 @@ MEANINGS = {
     "worst": "of the worst site",
     "active": "mean over the last cohort",
     "recent": "mean over the last 10 scored rounds and over sites",
+    HELD_OUT: "mean over the sites that took no part, after one round of their own from the last model",
 }
 _score = partial(TableColumn, tested=True)
 _cost = partial(TableColumn, percent=False, cost=True, lower_is_better=True)
