@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from protofed.testing.small_recipe import small_recipe
 Mount = Callable[[Path, str], None]
 
 torch.set_num_threads(1)
+# A shell starts what it puts in the background with SIGINT ignored, and every child would inherit that: tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -295,12 +295,7 @@ def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
     settings, state = ["rounds=100000"], tmp_path / "state"  # it does not end before it is ended
     command = [sys.executable, "-m", "protofed.deploy.cli", "simulate", "digits-fedavg", f"--state={state}"]
     command += [f"--set={setting}" for setting in settings] + ["--workers=2"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: any(state.glob("sites/*/*/000001/receipt.json")))
         children = workers_of(process.pid)
