@@ -15,7 +15,7 @@ from protofed.common.version import VERSION
 DEPLOY = Path(__file__).parents[3] / "deploy"
 FILES = ("compose.yaml", "compose.site.yaml")
 OF_THE_TOOL = {"COMPOSE_PROJECT_NAME", "COMPOSE_PROFILES"}
-VARIABLE = re.compile(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{(\w+)(?:(:?[-?])([^}]*))?\}")
 TRAINERS = [f"site-{number}" for number in range(1, 6)]
 ON_GPU = [f"{site}-gpu" for site in TRAINERS]
 JOBS, TOOLS = {"certificates", "admission"}, {"operator", "ca", "identity"}
@@ -178,9 +178,9 @@ def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
 
 def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_has() -> None:
     job = services()["certificates"]
-    assert job["command"] == [*TRAINERS, "evaluator"]
+    assert job["command"] == f"${{LOCAL_SITES-{' '.join(TRAINERS)}}} evaluator"  # empty: the evaluator alone
     mounted = {where for where in volumes(job) if where.startswith("/identities/")}
-    assert mounted == {f"/identities/{one}" for one in ("ca", "server", "operator", *job["command"])}
+    assert mounted == {f"/identities/{one}" for one in ("ca", "server", "operator", *TRAINERS, "evaluator")}
     dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
     assert "for name in ca server operator evaluator $(seq -f 'site-%g' 9)" in dockerfile
 
@@ -221,7 +221,7 @@ def test_what_is_named_is_declared_and_what_is_mounted_is_there(file: str) -> No
     assert set().union(*map(networks, services(file).values())) == content["networks"].keys()
     for one in services(file).values():
         for what, _ in volumes(one).values():
-            path = VARIABLE.sub(lambda found: found[3] if found[2] == ":-" else ".", what)
+            path = VARIABLE.sub(lambda found: found[3] if found[2].endswith("-") else ".", what)
             assert not path.startswith(".") or (DEPLOY / path).exists(), what
 
 
@@ -232,7 +232,7 @@ def test_every_setting_is_explained_with_its_default_and_none_is_unused() -> Non
     used: dict[str, set[str]] = {}
     for file in FILES:
         for name, kind, default in VARIABLE.findall((DEPLOY / file).read_text(encoding="utf-8")):
-            used.setdefault(name, set()).update({default} if kind == ":-" else ())
+            used.setdefault(name, set()).update({default} if kind.endswith("-") else ())
     assert told.keys() == used.keys() | OF_THE_TOOL
     for name, defaults in used.items():
         assert len(defaults) <= 1, f"{name} has one default: {defaults}"
