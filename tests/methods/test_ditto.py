@@ -42,6 +42,7 @@ def test_a_round_by_hand(local: FitContext) -> None:
     local.memory.update(OWN)
     sent = DittoClient(lam=0.5).fit(local, FIRST).payload
     assert sent.keys() == DittoClient.sends
+    assert local.sent_model == sent  # in which the policy looks for what few images teach, not in v_k
     np.testing.assert_allclose(sent[Part.HEAD]["bias"], [0.05, -0.05], atol=1e-15)
     own = local.memory[Part.HEAD]
     np.testing.assert_allclose(own["weight"], [[0.1], [-0.1]], atol=1e-15)

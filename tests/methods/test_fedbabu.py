@@ -36,6 +36,7 @@ def test_the_body_is_trained_for_the_first_head(local: FitContext) -> None:
     """Equal logits of the head (3, 1): the gradient of z is -.5 * 3 + .5 * 1 = -1, of the body's weight twice that."""
     sent = FedBABUClient(finetune_epochs=0).fit(local, TILTED).payload
     assert sent.keys() == FedBABUClient.sends
+    assert local.sent_model == sent  # in which the policy looks for what few images teach, not in the fine-tuned one
     np.testing.assert_allclose(sent[Part.BODY]["0.weight"], [[1.2]], atol=1e-15)
 
 

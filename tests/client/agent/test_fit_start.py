@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from tests.client.privacy.test_rare_units import data_of, made, parts, trained, trap
 from tests.support.scripted_server import RUN
@@ -18,6 +19,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Task, TaskKind
 
+TASK = Task(TaskKind.FIT, "run", 1, "t", None, 0, 9.0)
 FEW = 4  # of the ten units the first three answer to fewer images
 
 
@@ -35,8 +37,7 @@ def left_of(received: Payload, first: Payload, start: FitStart | None) -> tuple[
         return local.update(found[0])
 
     run = PreparedRun(recipe, FedAvgClient(), model, data, 0)
-    task = Task(TaskKind.FIT, "run", 1, "t", None, 0, 9.0)
-    work = Computation("ann", run, task, SiteState(), FEW)
+    work = Computation("ann", run, TASK, SiteState(), FEW)
     return fit(work, received, DaemonStatus(), NoCheckpoints(), train).update.payload, found[0]
 
 
@@ -71,3 +72,20 @@ def test_where_another_model_computes_its_units_count_and_what_was_sent_takes_th
     left, learnt = left_of(received, first, FitStart(first, sent=other))
     assert withheld(left, learnt, other) == [True] * 3 + [False] * 7
     assert torch.equal(*(torch.tensor(p[Part.BODY]["linear1.weight"][3:]) for p in (left, learnt)))
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_where_a_fit_leaves_another_model_the_units_of_the_one_that_it_sends_count(said: bool) -> None:
+    received, learnt = models()
+    data, model = data_of(), made("mlp", hidden=[10])
+    recipe = Recipe.model_validate({**RUN, "input": {"shape": [1, 16, 16]}})
+
+    def train(run: PreparedRun, task: Task, local: FitContext, base: Payload) -> Update:
+        load(local.model.body, received[Part.BODY])  # the site's own, in which every unit sees many images
+        local.sent_model = learnt if said else None
+        return local.update(learnt)
+
+    work = Computation("ann", PreparedRun(recipe, FedAvgClient(), model, data, 0), TASK, SiteState(), FEW)
+    left = fit(work, received, DaemonStatus(), NoCheckpoints(), train).update.payload
+    assert withheld(left, learnt, received)[:3] == [True] * 3
+    assert withheld(left, learnt, received)[3:] == [False] * 7

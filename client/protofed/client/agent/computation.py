@@ -89,7 +89,9 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     memory = memory_with_buffers(local, update.payload, work.state.memory)
     start = local.start or received
     sent = start.sent or start.model
-    leaving = withhold_rare_units(update.payload, sent, local.model, local.data, work.fewest, first=start.model)
+    leaving = withhold_rare_units(
+        update.payload, sent, local.model, local.data, work.fewest, first=start.model, trained=local.sent_model
+    )
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}

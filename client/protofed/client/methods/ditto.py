@@ -51,7 +51,7 @@ class DittoClient:
         load(model.head, received[Part.HEAD])
         anchor = _copies(model.parameters())
         trained = train(local, lambda x, y: supervised(local, model(x), y))  # first: v_k takes no random number of w's
-        sent = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+        sent = local.sent_model = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
         if self.reference == "trained":
             anchor = _copies(model.parameters())
         self.install(local, received)

@@ -48,7 +48,7 @@ class FedBABUClient:
         self.install(local, received)
         with frozen(model.head):
             trained = train(local, lambda x, y: supervised(local, model(x), y))
-        sent = {Part.BODY: dump(model.body)}
+        sent = local.sent_model = {Part.BODY: dump(model.body)}
         self.install(local, received)
         train(local, lambda x, y: supervised(local, model(x), y), epochs=self.finetune_epochs)
         return local.update(sent, loss=trained.loss)

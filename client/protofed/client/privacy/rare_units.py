@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.models.split import SplitModel, load
+from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.privacy.update_checks import PolicyRefusedError
-from protofed.common.payload import Array, Part, Payload
+from protofed.common.payload import Array, Part, Payload, Tensors
 
 RECTIFIERS = (nn.ReLU, nn.ReLU6)  # as modules: a plug-in that calls functions instead is not seen
 BATCH = 512  # images at a time, as in evaluation
@@ -40,17 +40,24 @@ class UnitLayer:
 
 
 def withhold_rare_units(
-    payload: Payload, base: Payload, model: SplitModel, data: SiteData, fewest: int, first: Payload | None = None
+    payload: Payload,
+    base: Payload,
+    model: SplitModel,
+    data: SiteData,
+    fewest: int,
+    first: Payload | None = None,
+    trained: Payload | None = None,
 ) -> Payload:
     """The update, in which units that are active for fewer than `fewest` training images are as received.
 
-    A unit counts as rare if it is so in the first model, or if it is in the trained one without being dead there.
+    A unit counts as rare if it is so in the first model, or if it is in a trained one without being dead there.
 
     Args:
         payload: an update; one without a body is returned as it is.
         base: the update's tensors as the fit started from them.
         model: as the fit left it; it is so again afterwards.
         first: what the fit computed with at first; None: `base`.
+        trained: the model that the update is made of; None: nobody knows, so `model` counts, and what is sent as well.
 
     Raises:
         PolicyRefusedError: a tensor that reads a rare unit was not received: there is nothing to put in its place.
@@ -58,19 +65,38 @@ def withhold_rare_units(
     if fewest <= 1 or Part.BODY not in payload or not len(data.train):
         return payload
     layers = unit_layers(model, data)
-    trained = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
-    after = active_images(model, data, layers)
+    left = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
     try:
-        load(model.body, (first or base)[Part.BODY])
-        before = active_images(model, data, layers)
+        before, *after = (
+            _active_in(body, model, data, layers)
+            for body in ((first or base)[Part.BODY], *_trained_bodies(payload, model, trained))
+        )
     finally:
-        model.body.load_state_dict(trained)
+        model.body.load_state_dict(left)
     withheld = payload
-    for layer, received, own in zip(layers, before, after, strict=True):
-        rare = (received < fewest) | ((own > 0) & (own < fewest))
+    for place, layer in enumerate(layers):
+        rare = before[place] < fewest
+        for counts in after:
+            rare |= (counts[place] > 0) & (counts[place] < fewest)
         if rare.any():
             withheld = _as_received(withheld, base, layer, rare)
     return withheld
+
+
+def _trained_bodies(payload: Payload, model: SplitModel, trained: Payload | None) -> list[Tensors]:
+    """The bodies in which a unit may be rare after a fit that left `model`."""
+    if trained is not None:
+        return [trained[Part.BODY]]
+    left, named = dump(model.body), payload[Part.BODY]
+    sent = {
+        name: named[name] if name in named and named[name].shape == own.shape else own for name, own in left.items()
+    }
+    return [left] if all(np.array_equal(sent[name], own) for name, own in left.items()) else [left, sent]
+
+
+def _active_in(body: Tensors, model: SplitModel, data: SiteData, layers: Sequence[UnitLayer]) -> list[Array]:
+    load(model.body, body)
+    return active_images(model, data, layers)
 
 
 def unit_layers(model: SplitModel, data: SiteData) -> list[UnitLayer]:

@@ -164,6 +164,7 @@ class FitContext:
         participation: the recipe's: of the enrolled trainers, the share that a round needs, and so of the rounds the
             share that a site may expect to train in.
         start: set by a fit that begins with another model than the one received.
+        sent_model: set by a fit that leaves another model in `model` than the one that it trained and sends: that one.
         dp: what noise is drawn from, where the plan asks for it; None: it does not, or this is no trainer's fit.
     """
 
@@ -184,6 +185,7 @@ class FitContext:
     ranks: Ranks = field(default_factory=SingleProcess)
     participation: float = 1.0
     start: FitStart | None = None
+    sent_model: Payload | None = None
     dp: DpContext | None = None
 
     @property
