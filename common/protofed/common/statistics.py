@@ -19,11 +19,11 @@ class Spread:
 
     Of a score of the global model that three evaluators or more report, `mean` is the median: they score the same model
     on the same test set, and no one of them must own the figure. `worst` is the smallest value, or the largest where
-    lower is better; None: from a secure sum, where no site's own value is known.
+    lower is better. `std` and `worst` are None of what comes from a secure sum: it says the mean, and of no site alone.
     """
 
     mean: float
-    std: float
+    std: float | None
     worst: float | None
     sites: int
 
@@ -36,8 +36,12 @@ def lower_is_better(name: str) -> bool:
 def spread(values: list[float], lower_is_better: bool = False) -> Spread:
     """Mean, population standard deviation and worst of at least one value; no finite values overflow."""
     mean = math.fsum(value / len(values) for value in values)
-    std = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
-    return Spread(mean, std, (max if lower_is_better else min)(values), len(values))
+    return Spread(mean, deviation(values, mean), (max if lower_is_better else min)(values), len(values))
+
+
+def deviation(values: list[float], mean: float) -> float:
+    """Population standard deviation of at least one value, whose mean is known."""
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
 
 
 def spreads(
@@ -55,7 +59,7 @@ def spreads(
 def recorded_spreads(entry: Mapping[str, Any]) -> dict[str, Spread]:
     """The scores of a round in a run's record: `sites` has them by site, `sums` what secure sums say."""
     summed = entry.get("sums", {}).items()  # none in the record of an older server
-    return spreads(entry["sites"], {name: Spread(of["mean"], of["std"], None, of["sites"]) for name, of in summed})
+    return spreads(entry["sites"], {name: Spread(of["mean"], None, None, of["sites"]) for name, of in summed})
 
 
 def _is_shared(name: str) -> bool:

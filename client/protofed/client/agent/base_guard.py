@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import structlog
 
 from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.models.mixture import led_by_controls, site_models, start_of
+from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
+    SLACK_OF_HEADS,
     BaseProblem,
     BaseStatistics,
     change_problem,
@@ -36,11 +39,16 @@ WHAT_TO_DO = (
 
 
 class BaseGuard:
-    """Remembers, durably, the last base that the site accepted of each run; a base is checked once."""
+    """Remembers, durably, the last base that the site accepted of each run; a base is checked once.
+
+    `check` decides by what the server sent and the policy says, and by nothing of the site's data: a server that tries
+    one base after the other would read the data off what is declined. `answered` is for what the images decide.
+    """
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._accepted: tuple[str, str | None, bool] | None = None  # run, digest, whether as the model of round 1
+        self._answered: tuple[str, str | None, BaseProblem | None] | None = None  # run, digest, what the images found
         # Of the model that this site builds, by the recipe's digest.
         self._built: tuple[str, BaseStatistics] | None = None
         self._built_responses: tuple[str, dict[str, Response]] | None = None
@@ -48,15 +56,17 @@ class BaseGuard:
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
-        Of class models also what this site makes of them; of models of other sites each, for a fit may start from one
-        or have it in its loss. Control variates, which move what a fit trains, must not lead it further than a base may
-        move.
+        Of class models each, for a mixture of them keeps what all of them keep; of models of other sites each, for a
+        fit may start from one or have it in its loss. Control variates are for methods that send some, and no others.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.
-            CodecError: it has models by class or of sites, or control variates, that are none.
+            CodecError: it has models by class or of sites that are none.
             StateError: the last base cannot be read, or this one cannot be stored.
         """
+        if Part.CONTROL in base and Part.CONTROL not in run.method.sends:
+            text = f"the model of round {task.round} has control variates, which {run.recipe.method.name} has not"
+            raise PolicyRefusedError("limits.check_base", text, part=Part.CONTROL)
         if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:
             text = f"the model of round {task.round} has models of other sites: no '{Exchange.RECEIVE}' in exchange"
             raise PolicyRefusedError("exchange", text, part=Part.SITE_MODELS)
@@ -66,51 +76,91 @@ class BaseGuard:
         key = (task.run, task.base_digest, version == 0)
         if key == self._accepted:
             return
-        if Part.CONTROL in base and (problem := self._control_problem(run, base, version)) is not None:
-            raise _refusal(task, problem)
         base = {part: tensors for part, tensors in base.items() if part is not Part.CONTROL}
-        start = start_of(base, run.data.label_frequencies())
-        for model in (base,) if start is base else (base, start):
-            if (problem := self._problem(run, task, model, version)) is not None:
-                raise _refusal(task, problem)
-        for model in site_models(base):
-            if (problem := self._model_problem(run, model)) is not None:
-                raise _refusal(task, problem)
-        kept: Payload = {part: tensors for part, tensors in start.items() if part is not Part.SITE_MODELS}
+        last = self._site.store.last_base(task.run) if version else None
+        problems = chain(
+            (self._problem(run, base, version), self._change(base, last, version)),
+            self._class_problems(run, base, last, version),
+            (structure_problem(model, self._statistics(run, None)) for model in site_models(base)),
+        )
+        if (problem := next(filter(None, problems), None)) is not None:
+            raise base_refusal(task, problem)
+        kept: Payload = {part: tensors for part, tensors in base.items() if part is not Part.SITE_MODELS}
         self._site.store.keep_base(task.run, version, kept)
         self._accepted = key
         log.info("model accepted", run=task.run, round=task.round, digest=task.base_digest)
 
-    def _problem(self, run: PreparedRun, task: Task, base: Payload, version: int) -> BaseProblem | None:
+    def answered(self, run: PreparedRun, task: Task, base: Payload) -> BaseProblem | None:
+        """What of an accepted base the site's own images find: how units answer to them, where controls lead a fit.
+
+        In a run with secure sums the problem is returned, and nobody else must learn of it: the site trains as always,
+        and hands in what it received. With noise (`plan.dp`) images are not asked: the noise stands for them.
+
+        Args:
+            task: FIT or REFINE.
+
+        Raises:
+            PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.
+            CodecError: control variates are none.
+        """
+        if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None:
+            return None
+        if self._answered is None or self._answered[:2] != (task.run, task.base_digest):
+            self._answered = task.run, task.base_digest, self._images_problem(run, base, version_of(task))
+        problem = self._answered[2]
+        if problem is not None and not (run.recipe.federation.secure and task.kind is TaskKind.FIT):
+            raise base_refusal(task, problem)
+        return problem
+
+    def _images_problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
+        start = start_of(base, run.data.label_frequencies())
+        models = [start, *site_models(base)]
+        if Part.CONTROL in base:
+            led, problem = self._led(run, base, version)
+            if problem is not None:
+                return replace(problem, text=f"led by the control variates of one fit, {problem.text}")
+            models.append(led)
+        return next(filter(None, (self._response(run, model) for model in models)), None)
+
+    def _class_problems(
+        self, run: PreparedRun, base: Payload, last: tuple[int, Payload] | None, version: int
+    ) -> Iterator[BaseProblem | None]:
+        """Of each class model; where the last base had as many, also how far it has moved."""
+        classes = run.recipe.classes
+        before = list(class_models(last[1], classes)) if last is not None else []
+        for c, model in enumerate(class_models(base, classes)):
+            known = (last[0], before[c]) if last is not None and before else None
+            problem = self._problem(run, model, version) or self._change(model, known, version, SLACK_OF_HEADS)
+            yield problem and replace(problem, text=f"{problem.text}, in the model of class {c}")
+
+    def _problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
         if (problem := finite_problem(base)) is not None:
             return problem
         built = first_model(run.recipe, self._site.policy.rules.plugins) if version == 0 else None
         if built is not None and (problem := first_problem(base, built, run.recipe.method.options)) is not None:
             return problem
-        if (problem := structure_problem(base, self._statistics(run, built))) is not None:
-            return problem
-        return self._change(task, base, version) or self._response(run, base)
+        return structure_problem(base, self._statistics(run, built))
 
-    def _model_problem(self, run: PreparedRun, model: Payload) -> BaseProblem | None:
-        """Of one of several models, which no round before this one need have had: its structure and its answers."""
-        return structure_problem(model, self._statistics(run, None)) or self._response(run, model)
+    def _led(self, run: PreparedRun, base: Payload, version: int) -> tuple[Payload, BaseProblem | None]:
+        """The model to which all corrections of a fit would lead, and what is wrong with it but for its answers.
 
-    def _control_problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
-        """Of the model to which all corrections of a fit would lead; before the first round there are none."""
+        The number of steps is the site's own. Before the first round there are no corrections.
+        """
         plan, examples = run.recipe.plan, len(run.data.train)
         steps = plan.epochs * math.ceil(examples / plan.batch_size)  # 0 of an evaluator, which fits nothing
         rate = plan.learning_rate(min(version + 1, run.recipe.rounds), run.recipe.rounds)
         led = led_by_controls(base, rate * sgd_length(steps, plan.momentum if plan.optimizer == "sgd" else 0.0))
         most = self._site.policy.rules.limits.max_base_change if version else 0.0
-        problem = finite_problem(led) or change_problem(led, base, most) or self._model_problem(run, led)
-        return problem and replace(problem, text=f"led by the control variates of one fit, {problem.text}")
+        problem = finite_problem(led) or change_problem(led, base, most)
+        return led, problem or structure_problem(led, self._statistics(run, None))
 
-    def _change(self, task: Task, base: Payload, version: int) -> BaseProblem | None:
-        last = self._site.store.last_base(task.run) if version else None
+    def _change(
+        self, base: Payload, last: tuple[int, Payload] | None, version: int, slack: float = 1.0
+    ) -> BaseProblem | None:
         if last is None:  # the site joins later: only what the built model tells
             return None
         rounds = min(max(1, abs(version - last[0])), MOST_MISSED)
-        return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds)
+        return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds * slack)
 
     def _response(self, run: PreparedRun, base: Payload) -> BaseProblem | None:
         """What is loaded into the run's model here is replaced by the method's `install`."""
@@ -139,6 +189,7 @@ def version_of(task: Task) -> int:
     return task.round - 1 if task.kind is TaskKind.FIT else task.round
 
 
-def _refusal(task: Task, problem: BaseProblem) -> PolicyRefusedError:
+def base_refusal(task: Task, problem: BaseProblem) -> PolicyRefusedError:
+    """A problem as what the policy refuses, in words for the site's people."""
     text = f"the model of round {task.round} (digest {task.base_digest}) is refused by check '{problem.check}': "
     return PolicyRefusedError("limits.check_base", f"{text}{problem.layer} {problem.text}; {WHAT_TO_DO}", problem.layer)

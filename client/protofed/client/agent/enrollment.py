@@ -45,6 +45,7 @@ class TaskGate:
     ) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
         self._site_pause, self._origin, self._budget = pause, origin, budget
+        self._other_classes = False  # whether the run names other classes than those before
         self._overspent = ""  # why there is no budget for another round
         self._pause: Pause | None = None  # as it was last read
         self._problem = ""  # why the policy cannot be read
@@ -66,8 +67,7 @@ class TaskGate:
         status = self._status(offered)
         if status in OUT:  # that counts even where runs need no approval
             return PauseReason.WITHDRAWN
-        automatic = rules.approval == "automatic"
-        if not automatic and status is not ApprovalStatus.APPROVED:
+        if not self._approves(rules, offered) and status is not ApprovalStatus.APPROVED:
             return PauseReason.APPROVAL
         self._overspent = "" if offered is None else self._budget(offered)
         return PauseReason.BUDGET if self._overspent else PauseReason.NONE
@@ -88,11 +88,25 @@ class TaskGate:
         approvals.record_offer(offered)
         if (rules := self._readable_rules()) is None:
             return
-        if rules.approval == "automatic":
+        if rules.secure == "required":
+            approvals.learn_classes(offered)
+        if self._approves(rules, offered):
             origin = self._origin()
             approvals.approve_by_policy(offered, origin.name, origin.digest)
         else:
             approvals.end_approval_by_policy(offered.run)
+
+    def _approves(self, rules: PolicyRules, offered: Assignment | None) -> bool:
+        """Whether the policy approves a run by itself: not one of other classes, where the server must not learn which
+        of them the site has.
+        """
+        self._other_classes = (
+            rules.secure == "required"
+            and offered is not None
+            and self._approvals is not None
+            and not self._approvals.knows_classes(offered)
+        )
+        return rules.approval == "automatic" and not self._other_classes
 
     def _record(self, offered: Assignment, write: Callable[[Approvals], None]) -> None:
         """Write for `protofed client runs`; a full disk is only logged, as most policies need no approval."""
@@ -129,6 +143,11 @@ class TaskGate:
                 return f"until {next_opening(self._schedule, self._now()):%Y-%m-%d %H:%M} UTC"
             case PauseReason.APPROVAL if self._problem:
                 return f"until its policy can be read: {self._problem}"
+            case PauseReason.APPROVAL if self._other_classes:
+                return (
+                    "until `protofed client approve`: the run names other classes than the runs before, and from run "
+                    "to run a server could try out which of them this site has"
+                )
             case PauseReason.APPROVAL:
                 return "until `protofed client approve` lets it take part"
             case PauseReason.PAUSED:

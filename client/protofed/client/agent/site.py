@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import structlog
@@ -23,6 +23,7 @@ from protofed.client.privacy import run_limits
 from protofed.client.privacy.policy import GateContext, Policy
 from protofed.client.privacy.run_limits import RunFacts
 from protofed.client.privacy.site_secret import run_seed
+from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.client.state.store import SiteState, Store
 from protofed.client.sums.membership import Membership
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
@@ -123,6 +124,7 @@ class PreparedRun:
     Attributes:
         seed: of batches, augmentation and dropout; by the policy the recipe's, or one of the site's secret.
         dp: what fits draw their noise from, if the recipe has `[plan.dp]`.
+        withheld: why nothing that this site learns leaves in the run, which only the site may know; None: it does.
     """
 
     recipe: Recipe
@@ -131,6 +133,7 @@ class PreparedRun:
     data: SiteData
     seed: int = field(repr=False)
     dp: DpSource | None = None
+    withheld: PolicyRefusedError | None = None
 
     def fit_context(
         self, site: SiteId, task: Task, state: SiteState, status: DaemonStatus, checkpoints: Checkpoints
@@ -246,12 +249,11 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         data = site.load_data(recipe)
         if Role.TRAINER in site.roles:
             site.policy.admit_noise(recipe, grouped=data.train.units is not None)
-        # Again: how far a fit moves the model depends on the number of examples, and what it learns on the images.
-        run_limits.admit(recipe, site.policy.rules.limits, replace(facts, **_of_images(data)))
+        withheld = _refused_by_images(recipe, site, data, facts, summed=form is not None)
         cost = check_dp(recipe, method, model, data, site.policy.rules)
         secret = site.store.secret if not site.simulated else lambda: SIMULATED_SECRET
         dp = None if cost is None else DpSource(secret(), cost, recipe.fingerprint())
-        return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe), dp)
+        return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe), dp, withheld)
     except FORESEEN as error:
         raise TaskFailedError(reason_of(error), str(error)) from error
     except Exception as error:  # from a driver, or a site's own model: keep the daemon alive
@@ -259,9 +261,29 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
 
 
-def _of_images(data: SiteData) -> dict[str, Any]:
-    """The fields of `RunFacts` that follow from the training images."""
-    return {"examples": len(data.train), "contrast": data.train.contrast()} if len(data.train) else {}
+def _refused_by_images(
+    recipe: Recipe, site: Site, data: SiteData, facts: RunFacts, *, summed: bool
+) -> PolicyRefusedError | None:
+    """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
+
+    A server could offer one run after the other, and count the images by which are declined. So where updates leave in
+    sums alone the run is not declined: the site trains, and hands in what it received.
+
+    Raises:
+        PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.
+    """
+    if not (facts.sends and len(data.train)):  # nothing of the images leaves
+        return None
+    try:
+        # With noise no limit asks the images: it stands for them.
+        contrast = data.train.contrast() if recipe.plan.dp is None else None
+        of_images = replace(facts, examples=len(data.train), contrast=contrast)
+        run_limits.admit(recipe, site.policy.rules.limits, of_images)
+    except PolicyRefusedError as refusal:
+        if not summed:
+            raise
+        return refusal
+    return None
 
 
 def _seed(site: Site, run: str, recipe: Recipe) -> int:

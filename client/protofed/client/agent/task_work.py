@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 import structlog
 
-from protofed.client.agent.base_guard import BaseGuard
+from protofed.client.agent.base_guard import BaseGuard, base_refusal
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Computation, Elsewhere, fit
 from protofed.client.agent.dp_budget import DpBudget, Spending
@@ -202,13 +203,16 @@ class TaskWork:
         if summed := is_summed(self._site, run):
             self._passed(task, lambda: self._sums.check_open(run, task))
         base = self._bases.get(task)
+        withheld = self._withheld(run, task, base)
         with self._site.checkpoints(task) as checkpoints:
             state = self._site.store.last_counted(task.run, task.round)
             self._status.activity = Activity.TRAINING
             work = self._fit_from(run, task, state)
             # Last: a fit that fails before costs nothing.
             self._passed(task, lambda: self._budget.spend(run, task, run.noise(self._site.name, task, state)))
-            outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
+            done = None if withheld else self._elsewhere.fit(work)
+            work = replace(work, withheld=withheld)
+            outcome = done or fit(work, base, self._status, checkpoints, self._site.fit)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
             if summed:
                 self._passed(task, lambda: self._sums.vector(run, outcome.update, base))
@@ -227,6 +231,7 @@ class TaskWork:
         """Refine the round's aggregate on this evaluator's auxiliary images, and push."""
         run = for_refining(self._site, self._begun(task))
         base = self._bases.get(task)
+        self._passed(task, lambda: self._base_guard.answered(run, task, base))
         with self._site.checkpoints(task) as checkpoints:
             self._status.activity = Activity.TRAINING
             update = refined(self._site, run, task, base, self._status, checkpoints)
@@ -235,6 +240,24 @@ class TaskWork:
 
     def _fit_from(self, run: PreparedRun, task: Task, state: SiteState) -> Computation:
         return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)
+
+    def _withheld(self, run: PreparedRun, task: Task, base: Payload) -> bool:
+        """Whether the site's images decide that nothing of a fit leaves; the site is told, and the server is not.
+
+        A server that saw it would learn of the images, one question at a time. In a sum it sees nothing of one site,
+        and the fit takes its time as every other.
+        """
+        problem = self._passed(task, lambda: self._base_guard.answered(run, task, base))
+        refusal = run.withheld if problem is None else base_refusal(task, problem)
+        if refusal is not None:
+            self._on_refusal(task, refusal)
+            log.error(
+                "nothing of this fit leaves: the sum gets the model as it was received, and the server does not know",
+                run=task.run,
+                round=task.round,
+                why=str(refusal),
+            )
+        return refusal is not None
 
     def _check_base(self, task: Task, base: Payload) -> None:
         self._passed(task, lambda: self._base_guard.check(self._prepared(task), task, base))

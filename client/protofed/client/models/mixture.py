@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, Tensors
@@ -25,6 +27,18 @@ def start_of(base: Payload, shares: Tensor) -> Payload:
     if Part.CLASS_MODELS not in base or Part.HEAD in base:
         return base
     return {**base, **mixture(base[Part.CLASS_MODELS], shares)}
+
+
+def class_models(base: Payload, classes: int) -> Iterator[Payload]:
+    """The base with each of its class models in the place of part CLASS_MODELS; none of a base without that part.
+
+    Raises:
+        CodecError: as `mixture`.
+    """
+    if (models := base.get(Part.CLASS_MODELS)) is not None:
+        rest: Payload = {part: tensors for part, tensors in base.items() if part is not Part.CLASS_MODELS}
+        for c in range(classes):
+            yield {**rest, **mixture(models, one_hot(torch.tensor(c), classes))}
 
 
 def site_models(base: Payload) -> list[Payload]:

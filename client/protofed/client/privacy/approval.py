@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.clock import stamp, utc_now
 from protofed.common.codec import digest
+from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError, StateError, WithdrawnError, unknown
 from protofed.common.ids import check_id
 from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
@@ -26,6 +28,7 @@ from protofed.common.storage import files
 FOLDER = ".approvals"  # in the state folder; run names cannot begin with a dot
 OFFERED, APPROVED, DENIED, BY_POLICY = ".seen.json", ".json", ".denied.json", ".policy.json"
 FIRST_TASK = ".first.json"
+CLASSES = ".classes.json"  # digests of the lists of classes whose runs need no approval of a person for them
 MOST_OFFERED = 100  # offers stored: a server that invents runs must not fill the disk
 
 
@@ -84,7 +87,17 @@ class Approval:
     took_part: bool = False
 
 
-_OFFER, _APPROVAL = TypeAdapter(Offer), TypeAdapter(Approval)
+_OFFER, _APPROVAL, _DIGESTS = TypeAdapter(Offer), TypeAdapter(Approval), TypeAdapter(list[str])
+
+
+@lru_cache(maxsize=8)
+def classes_digest(recipe: str) -> str | None:
+    """Of a recipe's JSON, a digest of its classes: how many, and their names. None: it is no recipe."""
+    try:
+        read = parse_json(recipe, Recipe, "an offered recipe")
+    except ConfigError:
+        return None
+    return digest(json.dumps([read.classes, read.class_names]).encode())
 
 
 class Approvals:
@@ -170,6 +183,36 @@ class Approvals:
         if not (self._folder / (check_id("run", assignment.run) + FIRST_TASK)).exists():
             offered = digest(assignment.recipe.encode())
             self._write(assignment.run + FIRST_TASK, asdict(Approval(assignment.run, offered, stamp(self._now()))))
+
+    def knows_classes(self, assignment: Assignment) -> bool:
+        """Whether the run has a list of classes that `learn_classes` recorded; a recipe that is none has no classes.
+
+        A site that takes no image of a class that a run does not name tells the server so by declining. Asked with one
+        class less after the other, it would tell which classes it has.
+        """
+        asked = classes_digest(assignment.recipe)
+        return asked is None or asked in (self._known_classes() or ())
+
+    def learn_classes(self, assignment: Assignment) -> None:
+        """Record a run's list of classes if it is the first that the site is offered, or a person approved the run.
+
+        Raises:
+            StateError: it cannot be written.
+        """
+        known, asked = self._known_classes(), classes_digest(assignment.recipe)
+        if asked is None or (known is not None and asked in known):
+            return
+        if known is None or self.status(assignment.run, assignment.recipe) is ApprovalStatus.APPROVED:
+            files.write(self._folder / CLASSES, json.dumps([*(known or ()), asked]).encode())
+
+    def _known_classes(self) -> list[str] | None:
+        """None: none was ever recorded. A file that cannot be read knows none, and so a person decides."""
+        try:
+            return _DIGESTS.validate_json((self._folder / CLASSES).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError):
+            return []
 
     def first_task_at(self, run: str) -> str:
         """When the site accepted its first task of a run, UTC, RFC 3339; empty: none that is known."""

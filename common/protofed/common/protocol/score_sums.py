@@ -1,13 +1,14 @@
 """Sums of the sites' own scores: which scores, where each stands in a site's vector, and what an opened sum says.
 
-Each score is a row [2] of s and s**2, which its holders have, as class rows are: of a score that fewer than `HOLDERS`
-sites hold nothing is summed. Which rows there are follows from the recipe alone, whose digest every signature of a sum
-is bound to: no word of a server, and no number of a site, chooses among them.
+Each score s is a row [1], which its holders have, as class rows are: of a score that fewer than `HOLDERS` sites hold
+nothing is summed. Of s**2 there is no sum, and s is rounded: whole numbers with a known sum and a known sum of squares
+are few, and a fine fraction has its denominator, the size of a site's test set, in it. Which rows there are follows
+from the recipe alone, whose digest every signature of a sum is bound to: no word of a server, and no number of a site,
+chooses among them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,9 +25,9 @@ from protofed.common.statistics import Spread
 
 HOLDERS = FEWEST  # of two, each knows the other's
 POINT = FixedPoint(limit=65536.0, bits=40, most=MOST)  # of scores in every run, whatever its recipe says of updates
-STEP = 2.0**-20  # of a score in a sum, so that its square is exact in POINT, and equal scores have a deviation of 0
-LARGEST = 256.0  # score whose square is within POINT; a larger one, a loss, stays with its site
-_TABLE = "scores"  # [R, 2], of a part that only the layout has
+STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read
+LARGEST = POINT.limit  # a larger score, a loss, stays with its site
+_TABLE = "scores"  # [R, 1], of a part that only the layout has
 FORM = SumForm(rows=ClassRows(Part.SECURE_SUM, (Part.SECURE_SUM, _TABLE)))
 
 
@@ -40,7 +41,7 @@ def names_of(names: ScoreNames) -> tuple[str, ...]:
 
 def layout_of(names: Sequence[str]) -> SumLayout:
     """Where the sums of these scores stand in a vector."""
-    return SumLayout.of(FORM, (), {Part.SECURE_SUM: {_TABLE: np.zeros((len(names), 2))}})
+    return SumLayout.of(FORM, (), {Part.SECURE_SUM: {_TABLE: np.zeros((len(names), 1))}})
 
 
 def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
@@ -52,19 +53,18 @@ def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
 def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
     """A site's terms of the sums, as an update of `layout_of`; the scores are `summable`."""
     rows = {str(row): name for row, name in enumerate(names) if name in scores}
-    table = {row: np.array([scores[name], scores[name] ** 2]) for row, name in rows.items()}
+    table = {row: np.array([scores[name]]) for row, name in rows.items()}
     return Update(site, {Part.SECURE_SUM: table})
 
 
 def opened(names: Sequence[str], total: Array) -> dict[str, Spread]:
-    """What an opened total [N] uint64 says of each score that enough sites hold: mean and deviation over them."""
+    """What an opened total [N] uint64 says of each score that enough sites hold: the mean over them."""
     sums = layout_of(names).named(POINT.decoded(total))
-    found = {}
-    for name, count, (once, squared) in zip(names, sums[COUNTS], sums[ROWS], strict=True):
-        if (sites := round(count)) > 0:
-            variance = max(0.0, sites * squared - once * once) / sites**2
-            found[name] = Spread(float(once) / sites, math.sqrt(variance), None, sites)
-    return found
+    return {
+        name: Spread(float(total) / sites, None, None, sites)
+        for name, count, (total,) in zip(names, sums[COUNTS], sums[ROWS], strict=True)
+        if (sites := round(count)) > 0
+    }
 
 
 def total_of(names: Sequence[str], by_site: Iterable[Scores]) -> Array:

@@ -52,7 +52,8 @@ def compare(
     metric: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only this column: a score, as personal.pm_v, or with :std, :worst, :active, :recent, :held-out. May be repeated."
+            help="Only this column: a score, as personal.pm_v, or with :std, :worst, :active, :recent, :held-out. "
+            "May be repeated."
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Shorten every recipe to this many rounds.")] = None,

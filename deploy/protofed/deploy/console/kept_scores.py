@@ -5,7 +5,7 @@ from __future__ import annotations
 from protofed.deploy.console.tables import count
 
 NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no noise, and stay there (plan.dp)"
-NO_WORST = "–"  # of a secure sum nobody knows the worst
+NOT_IN_A_SUM = "–"  # a secure sum tells neither a deviation nor the worst
 
 
 def from_sum(sites: int) -> str:
@@ -14,8 +14,8 @@ def from_sum(sites: int) -> str:
 
 
 def summed_sentence(sites: int) -> str:
-    """What scores are that a table shows with `NO_WORST`."""
-    return f"scores without a worst: {from_sum(sites)}"
+    """What scores are that a table shows with `NOT_IN_A_SUM`."""
+    return f"scores without std and worst: {from_sum(sites)}"
 
 
 def kept_sentence(sites: int, of: int | None = None) -> str:

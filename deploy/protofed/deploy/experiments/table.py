@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.statistics import spread
+from protofed.common.statistics import deviation, spread
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, to_reach, usual
 from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.experiment import Result
@@ -30,8 +30,8 @@ class OverSeeds:
     @classmethod
     def of(cls, values: list[float]) -> OverSeeds:
         """Of at least one value."""
-        found, n = spread(values), len(values)
-        return cls(found.mean, found.std * math.sqrt(n / (n - 1)) if n > 1 else None)
+        mean, n = spread(values).mean, len(values)
+        return cls(mean, deviation(values, mean) * math.sqrt(n / (n - 1)) if n > 1 else None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy.console.kept_scores import NO_WORST
+from protofed.deploy.console.kept_scores import NOT_IN_A_SUM
 from protofed.deploy.console.tables import STYLES, span, styled
 from protofed.deploy.operator.screen_header import bar, header
 from protofed.deploy.operator.screen_layout import Rows, fitting
@@ -124,8 +124,10 @@ def _scores(snapshot: RunSnapshot, most: int, width: int) -> RenderableType:
     first = f"scores after round {snapshot.scored_round}"
     table = _table(first, "mean", "change", *std, "worst", "change", "sites", cut=first)
     for score in snapshot.scores[:most]:
-        mean, spread = (Text(f"{value:.4f}") for value in (score.mean, score.std))
-        worst = Text(NO_WORST) if score.worst is None else Text(f"{score.worst:.4f}")
+        mean, spread, worst = (
+            Text(NOT_IN_A_SUM) if value is None else Text(f"{value:.4f}")
+            for value in (score.mean, score.std, score.worst)
+        )
         changes = _change(score.mean_change, score), _change(score.worst_change, score)
         cells = [mean, changes[0], *([spread] if std else []), worst, changes[1], Text(str(score.sites))]
         table.add_row(_cut(score.name), *cells)

@@ -93,13 +93,13 @@ class ScoreSnapshot:
     """One score over sites.
 
     Attributes:
-        worst: of all sites; None: from a secure sum, where no site's own is known.
+        std, worst: over all sites; None: from a secure sum, which tells of no site alone.
         mean_change, worst_change: since the scored round before; None: the watcher has not seen that.
     """
 
     name: str
     mean: float
-    std: float
+    std: float | None
     worst: float | None
     sites: int
     mean_change: float | None

@@ -205,7 +205,7 @@ def _score(history: WatchHistory, name: str) -> ScoreSnapshot:
     return ScoreSnapshot(
         name=printable(name),
         mean=new.mean,
-        std=new.std,
+        std=None if new.summed else new.std,
         worst=None if new.summed else new.worst,
         sites=new.sites,
         mean_change=None if old is None else new.mean - old.mean,

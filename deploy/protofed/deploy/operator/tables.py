@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NO_WORST, NOISE_KEEPS, kept_sentence, summed_sentence
+from protofed.deploy.console.kept_scores import NOISE_KEEPS, NOT_IN_A_SUM, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import count, plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
@@ -146,8 +146,8 @@ def _scores_table(detail: pb.RunDetail) -> Table:
     table = plain_table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
     for score in detail.scores:
         if not score.name.rpartition(".")[2].isdigit():  # those of single classes are in --json only
-            worst = NO_WORST if score.summed else f"{score.worst:.4f}"
-            table.add_row(score.name, f"{score.mean:.4f}", f"{score.std:.4f}", worst, str(score.sites))
+            std, worst = (NOT_IN_A_SUM if score.summed else f"{value:.4f}" for value in (score.std, score.worst))
+            table.add_row(score.name, f"{score.mean:.4f}", std, worst, str(score.sites))
     return table
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from protofed.common.protocol.score_names import MAJORITY
-from protofed.common.statistics import lower_is_better, spread
+from protofed.common.statistics import deviation, lower_is_better, spread
 from protofed.deploy.console.kept_scores import from_sum
 from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
@@ -154,12 +154,10 @@ def fairness(record: RunRecord) -> Section:
 
 
 def _summed_fairness(record: RunRecord, names: list[str]) -> Section:
-    """How far apart the sites' own models are, of which a secure sum says mean and deviation alone."""
+    """How good the sites' own models are, of which a secure sum says the mean alone."""
     spreads = {name: record.latest_spreads[name] for name in names}
-    rows: list[Row] = [
-        [CURVES[name], formatted(name, of.mean), formatted(name, of.std), str(of.sites)] for name, of in spreads.items()
-    ]
-    table = Table(f"Own models in round {record.newest}, in %", ["score", "mean", "± std", "sites"], rows)
+    rows: list[Row] = [[CURVES[name], formatted(name, of.mean), str(of.sites)] for name, of in spreads.items()]
+    table = Table(f"Own models in round {record.newest}, in %", ["score", "mean", "sites"], rows)
     lead = [f"{from_sum(max(of.sites for of in spreads.values())).capitalize()}."]
     return Section("fairness", "Site by site", lead=lead, tables=[table])
 
@@ -272,10 +270,11 @@ def _missing_recalls(record: RunRecord, whose: str) -> str:
 
 
 def _spread_text(record: RunRecord, name: str) -> str:
-    scores, over_sites = record.site_scores(name), record.latest_spreads[name]
+    scores = record.site_scores(name)
+    mean = record.latest_spreads[name].mean
     worst, best = (chosen(scores, key=lambda site: scores[site]) for chosen in (min, max))
     return (
-        f"{CURVES[name]}: mean {percent(over_sites.mean)}, standard deviation {100 * over_sites.std:.1f}, "
+        f"{CURVES[name]}: mean {percent(mean)}, standard deviation {100 * deviation(list(scores.values()), mean):.1f}, "
         f"worst {worst} with {percent(scores[worst])}, best {best} with {percent(scores[best])}"
     )
 

@@ -77,7 +77,8 @@ def tiles(record: RunRecord) -> list[Tile]:
     if (own := own_score(record)) is not None:
         spread, worst = latest[own], record.worst(own)
         summed = ", from a secure sum" if worst is None else ""
-        note = f"± {100 * spread.std:.1f}; {label(own)}; {counted(spread.sites, 'site')}{summed}"
+        apart = "" if spread.std is None else f"± {100 * spread.std:.1f}; "
+        note = f"{apart}{label(own)}; {counted(spread.sites, 'site')}{summed}"
         headlines.append(Tile("Sites' own models, mean", percent(spread.mean), note))
         if worst is not None:
             headlines.append(Tile("Worst site's own model", percent(worst[1]), worst[0]))
@@ -350,4 +351,4 @@ def _pair(record: RunRecord, score: str) -> list[str]:
 
 
 def _std(name: str, spread: Spread) -> str:
-    return formatted(name, spread.std) if spread.sites > 1 else "–"
+    return formatted(name, spread.std) if spread.sites > 1 and spread.std is not None else "–"

@@ -377,7 +377,7 @@ def _scored(records: LedgerReader, run: str, rounds: range, *, by_class: bool) -
     for number in sorted(scores.keys() | score_sums.keys()):
         summed = score_sums.get(number, {}).items()
         chosen = {name: spread for name, spread in summed if (score_family(name) != name) is by_class}
-        sums = {name: {"mean": of.mean, "std": of.std, "sites": of.sites} for name, of in chosen.items()}
+        sums = {name: {"mean": of.mean, "sites": of.sites} for name, of in chosen.items()}
         sites = _select(scores.get(number, {}), by_class=by_class)
         if sites or sums:
             found[number] = {"sites": sites, "sums": sums} if sums else {"sites": sites}

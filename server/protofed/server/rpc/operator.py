@@ -148,8 +148,8 @@ def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
 
 def _score(name: str, spread: Spread) -> pb.Score:
     summed = spread.worst is None
-    worst = math.nan if spread.worst is None else spread.worst  # an older `runs show` would print 0
-    return pb.Score(name=name, mean=spread.mean, std=spread.std, worst=worst, sites=spread.sites, summed=summed)
+    std, worst = (math.nan if value is None else value for value in (spread.std, spread.worst))  # 0 would be a value
+    return pb.Score(name=name, mean=spread.mean, std=std, worst=worst, sites=spread.sites, summed=summed)
 
 
 def _run(report: RunReport) -> pb.RunInfo:

@@ -216,7 +216,7 @@ class LedgerReader:
             query = query.where(db.score_sums.c.name.in_(names))
         found: dict[int, dict[str, Spread]] = {}
         for row in self._read(query.order_by(db.score_sums.c.round, db.score_sums.c.name)):
-            found.setdefault(row.round, {})[row.name] = Spread(row.mean, row.std, None, row.sites)
+            found.setdefault(row.round, {})[row.name] = Spread(row.mean, None, None, row.sites)
         return found
 
     def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:

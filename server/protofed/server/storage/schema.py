@@ -128,7 +128,7 @@ score_sums = Table(  # of sites' own scores that left in a secure sum only: what
     Column("attempt", Integer, primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("mean", Float, nullable=False),
-    Column("std", Float, nullable=False),
+    Column("std", Float, nullable=False),  # 0, and read by nobody: a sum tells no deviation any more
     Column("sites", Integer, nullable=False),  # that had the score
 )
 certificates = Table(

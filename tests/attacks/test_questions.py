@@ -1,0 +1,246 @@
+"""A server that asks one question after the other reads nothing of a site's data off what the site declines.
+
+Under the policy `standard` and a run with secure sums. Each question is one whose answer would follow from the data:
+of sites with other data, all of them answer alike. The questions divide the sites where their data did decide: so
+each test first shows that the site's own checks find what the server must not learn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from structlog.testing import capture_logs
+from tests.attacks.hostile_server import as_payload, honest_model, recipe_like, sites_of
+from tests.support.scripted_server import AgentHarness
+
+from protofed.client.agent import base_guard
+from protofed.client.agent.agent import Agent
+from protofed.client.data.site import load_site
+from protofed.client.data.site_data import SiteData
+from protofed.client.privacy.base_checks import BaseProblem, Check
+from protofed.client.privacy.policy import Policy
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.sums.membership import membership_of
+from protofed.common.config.recipe import Data, Recipe
+from protofed.common.errors import NotEnrolledError
+from protofed.common.payload import Part, Payload
+from protofed.common.protocol.messages import Activity, PauseReason, TaskKind
+from protofed.common.secure_sums.context import Subject
+from protofed.deploy import shipped
+
+PLAN = {"lr": 0.1, "epochs": 2, "batch_size": 16, "momentum": 0.0}
+SECURE = {"secure": True, "min_sites": 3, "quorum": 1.0}
+RULES = Policy.read(shipped.folder("policies") / "standard.toml").rules
+NOISY = RULES.model_dump() | {
+    "dp": {"epsilon": 1.0, "delta": 1e-5, "unit": "image"},
+    "min_images_per_unit": 1,
+    "min_samples_per_class": 1,
+}
+
+
+def secure_run(name: str = "digits-fedavg", **plan: Any) -> Recipe:
+    return recipe_like(name, plan=PLAN | plan, federation=SECURE)
+
+
+class Questioned:
+    """The daemon of one site, and a server that notes how it answers."""
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, load_data: Callable[[Recipe], SiteData], rules: dict[str, Any] | None = None
+    ) -> None:
+        store = DiskStore(folder)
+        table = json.loads(recipe.wire())
+        self.harness = AgentHarness(store, table, rules or RULES.model_dump(), load_data=load_data, name="site-1")
+        self.harness.link.run, self.harness.link.min_cohort = recipe.name, 3
+        self.agent: Agent = self.harness.agent()
+        self.agent._site.membership = membership_of(folder, lambda: None)
+        self._asked = 0
+
+    def answer(self, kind: TaskKind, round: int, base: Payload | None = None) -> str:
+        """The code by which a task is declined, or `done`."""
+        self._asked += 1
+        task = self.harness.offer(kind, round, base, f"t{self._asked}")
+        if kind is TaskKind.FIT:
+            self.harness.link.tasks[-1] = replace(task, attempt=self._asked, subject=Subject.UPDATE)
+        before = len(self.harness.link.beats)
+        self.agent.step(0.0)
+        return self._said(before)
+
+    def _said(self, before: int) -> str:
+        failed = [beat.failure for beat in self.harness.link.beats[before:] if beat.activity is Activity.FAILED]
+        return "done" if not failed else str(failed[-1])
+
+    def offered(self, recipe: Recipe) -> str:
+        """The answer to the first task of another run; where the site takes none, what it tells the server for that."""
+        link = self.harness.link
+        link.run, link.recipe, link.failing["next_task"] = recipe.name, recipe.wire(), [NotEnrolledError("again")]
+        task, before = self.harness.offer(TaskKind.INITIALISE, 0, task_id=recipe.name), len(link.beats)
+        for _ in range(4):  # enroll as before, hear of the run, say why no task is taken
+            self.agent.step(0.0)
+        if task in link.tasks:
+            link.tasks.remove(task)
+            return str(link.pause_reasons[-1])
+        return self._said(before)
+
+    def left(self) -> Payload:
+        """What waits to be summed."""
+        ((_, update),) = self.agent._site.store.unsettled(self.harness.link.run)
+        return update.payload
+
+
+@pytest.fixture(scope="module")
+def sites() -> list[SiteData]:
+    return list(sites_of(secure_run()))
+
+
+def test_class_models_tell_no_share_of_a_class(sites: list[SiteData], tmp_path: Path) -> None:
+    """Mixed by its shares they keep the bounds, or not, by the share of one class: so none is mixed to check."""
+    recipe = secure_run()
+    built = as_payload(honest_model(recipe))
+
+    def models(factor: float) -> Payload:
+        factors = np.ones((recipe.classes, 1), np.float32)
+        factors[3] += factor
+        stacks = {f"{part}.{name}": tensor[None] for part in built for name, tensor in built[part].items()}
+        return {Part.CLASS_MODELS: {"factors": factors, **stacks}}
+
+    bound = RULES.limits.max_base_change
+    shares = [float(site.label_frequencies()[3]) for site in sites]
+    assert len(set(shares)) > 2
+    answers = []
+    for number, site in enumerate(sites):
+        asked = Questioned(tmp_path / str(number), recipe, lambda _, site=site: site)  # type: ignore[misc]
+        plain = asked.answer(TaskKind.FIT, 2, models(0.0))
+        between = [asked.answer(TaskKind.FIT, 2, models(bound / share)) for share in (0.005, 0.1, 0.9)]
+        answers.append((plain, *between))
+    assert set(answers) == {answers[0]}
+
+
+def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
+    sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether some image is among the site's would follow: the fit goes on, and its sum gets the model as received."""
+    recipe, base = secure_run(), as_payload(honest_model(secure_run()))
+    honest = Questioned(tmp_path / "honest", recipe, lambda _: sites[0])
+    assert honest.answer(TaskKind.FIT, 1, base) == "done"
+    assert not same(honest.left(), base)
+    found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
+    monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
+    trapped = Questioned(tmp_path / "trapped", recipe, lambda _: sites[0])
+    with capture_logs() as logs:
+        assert trapped.answer(TaskKind.FIT, 1, base) == "done"
+    assert same(trapped.left(), base)
+    assert [kind for _, kind in sent(trapped)] == [kind for _, kind in sent(honest)]
+    assert any("as it was received" in line["event"] and "response" in line["why"] for line in logs)
+
+
+def same(left: Payload, base: Payload) -> bool:
+    """Whether an update of body and head moves nothing."""
+    return all(
+        np.array_equal(tensor, base[part][name])
+        for part in (Part.BODY, Part.HEAD)
+        for name, tensor in left[part].items()
+    )
+
+
+def sent(asked: Questioned) -> list[tuple[str, TaskKind]]:
+    return [(task.task_id, task.kind) for task, _ in asked.harness.link.pushed]
+
+
+def test_in_a_run_with_noise_images_are_not_asked(
+    sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What replaces an update by exact numbers of the images is no noisy result."""
+    found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
+    monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
+    dp = {"noise_multiplier": 30.0, "sampling_rate": 0.1}
+    recipe = recipe_like("digits-fedavg-dp", plan={**PLAN, "dp": dp}, federation=SECURE)
+    base = as_payload(honest_model(recipe))
+    asked = Questioned(tmp_path / "site", recipe, lambda _: sites[0], NOISY)
+    assert asked.answer(TaskKind.FIT, 1, base) == "done"
+    assert not same(asked.left(), base)
+
+
+@pytest.mark.parametrize("key", ["min_step_sum", "steps", "min_contrast"])
+def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData], tmp_path: Path) -> None:
+    """A run that only sites with more images may train, by their policy, is declined by none of them."""
+    recipe, base = secure_run(), as_payload(honest_model(secure_run()))
+    counts = sorted(len(site.train) for site in sites)
+    steps, contrast = math.ceil(counts[2] / 16), sorted(site.train.contrast() for site in sites)[2]
+    least = {"min_step_sum": 0.1 * 2 * steps, "steps": steps, "min_contrast": contrast}[key]
+    rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={key: least})})
+    answers, moved = set(), set()
+    for number, site in enumerate(sites):
+        load = lambda _, site=site: site  # noqa: E731
+        asked = Questioned(tmp_path / str(number), recipe, load, rules.model_dump())
+        answers.add((asked.answer(TaskKind.INITIALISE, 0), asked.answer(TaskKind.FIT, 1, base)))
+        moved.add(not same(asked.left(), base))
+    assert answers == {("done", "done")}
+    assert moved == {True, False}  # what the site must not tell: whose update is none
+
+
+def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:
+    recipe = recipe_like("digits-solo", plan=PLAN)
+    rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={"steps": 10**6})})
+    asked = Questioned(tmp_path / "site", recipe, lambda _: sites[0], rules.model_dump())
+    assert asked.answer(TaskKind.INITIALISE, 0) == "done"
+
+
+def test_control_variates_tell_no_number_of_steps(sites: list[SiteData], tmp_path: Path) -> None:
+    """They lead a fit further with each step: of a method without, they are refused whatever their size."""
+    recipe, built = secure_run(), as_payload(honest_model(secure_run()))
+
+    def led(size: float) -> Payload:
+        return {**built, Part.CONTROL: {f"body.{name}": -size * tensor for name, tensor in built[Part.BODY].items()}}
+
+    answers = set()
+    for number, site in enumerate(sites):
+        asked = Questioned(tmp_path / str(number), recipe, lambda _, site=site: site)  # type: ignore[misc]
+        answers |= {asked.answer(TaskKind.FIT, 2, led(size)) for size in (1e-4, 0.1, 1.0, 100.0)}
+    assert answers == {"policy"}
+
+
+def test_runs_with_one_class_less_after_the_other_tell_no_class(tmp_path: Path) -> None:
+    """A site has no image for a run that lacks its class; so it waits for a person, whether it has the class or not."""
+    names = ["akiec", "bcc", "mel", "nv"]
+    has = ["bcc", "nv"]
+    draw = np.random.default_rng(0)
+    for name in has:
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for image in range(30):
+            pixels = draw.integers(0, 255, (16, 16), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{image}.png")
+    settings = Data(source="folder", root=str(tmp_path / "images"), test_fraction=0.3, partition={"kind": "whole"})
+
+    def run(name: str, classes: list[str]) -> Recipe:
+        changed = {"name": name, "classes": len(classes), "class_names": classes, "input": {"shape": [1, 16, 16]}}
+        return Recipe.model_validate(json.loads(secure_run().wire()) | changed)
+
+    def load(recipe: Recipe) -> SiteData:
+        return load_site(settings, 0, recipe.input, recipe.classes, class_names=recipe.class_names)
+
+    asked = Questioned(tmp_path / "state", run("all", names), load)
+    assert asked.answer(TaskKind.INITIALISE, 0) == "done"
+    without = {name: asked.offered(run(f"no-{name}", [n for n in names if n != name])) for name in names}
+    assert set(without.values()) == {str(PauseReason.APPROVAL)}
+    assert asked.offered(run("again", names)) == "done"  # the first list of classes needs nobody
+
+
+def test_a_person_who_approves_a_run_accepts_its_classes(sites: list[SiteData], tmp_path: Path) -> None:
+    recipe, asked = secure_run(), Questioned(tmp_path, secure_run(), lambda _: sites[0])
+    assert asked.answer(TaskKind.INITIALISE, 0) == "done"
+    other = Recipe.model_validate(json.loads(recipe.wire()) | {"name": "other", "classes": recipe.classes + 1})
+    assert asked.offered(other) == str(PauseReason.APPROVAL)
+    approvals = asked.agent._site.store.approvals
+    assert approvals is not None
+    approvals.approve(approvals.offer("other"))
+    assert asked.offered(other) == "done"
+    assert asked.offered(other.model_copy(update={"name": "third"})) == "done"
