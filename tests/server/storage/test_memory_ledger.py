@@ -25,7 +25,7 @@ rounds, attempts = st.sampled_from(ROUNDS), st.sampled_from(ATTEMPTS)
 digests = st.sampled_from([digest(bytes([number])) for number in range(6)])
 kinds = st.sampled_from([TaskKind.FIT, TaskKind.REFINE, TaskKind.MASK, TaskKind.SCORE])
 text = st.sampled_from(["", "why", "because"])
-sums = st.dictionaries(st.sampled_from(["personal.pm_v", "loss"]), st.just(Spread(0.5, 0.25, None, 3)))
+sums = st.dictionaries(st.sampled_from(["personal.pm_v", "loss"]), st.just(Spread(0.5, None, None, 3)))
 scores = st.dictionaries(st.sampled_from(["global.accuracy", "personal.pm_v", "loss"]), st.sampled_from([0.0, 0.5, 1]))
 of_none = st.builds(
     lambda *at: TaskRow("-".join(map(str, at[:5])), *at),
