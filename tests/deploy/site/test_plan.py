@@ -18,7 +18,9 @@ from protofed.client.method import client_methods, own_losses_of
 from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.privacy.run_limits import RunFacts, unchecked
 from protofed.common import codec
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
@@ -335,6 +337,21 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     assert {"lr", "min_cohort"} <= {check["key"] for check in plain(plan)["limits"] if not check["holds"]}
     unknown = site_plan(read, policy("fednh"))
     assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
+
+
+def test_in_a_secure_run_a_limit_by_images_declines_nothing_and_is_said(recipe_of: RecipeOf) -> None:
+    read = recipe_of("fednh", plan={"lr": 0.1, "batch_size": 32}, federation={"secure": True, "min_sites": 3})
+    plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
+    assert [check.key for check in plan.limits if not check.holds] == ["steps", "min_step_sum"]
+    assert not plan.refusals
+    assert "nothing of what it trains" in plan.still_open[0]
+    assert "limits.steps" in plan.still_open[0]
+
+
+def test_of_a_run_with_noise_no_limit_by_images_stays_open() -> None:
+    facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3)
+    assert unchecked(facts, noisy=True) == ()
+    assert unchecked(facts) == ("limits.min_contrast",)
 
 
 def test_what_decides_a_limit_later_is_said_beside_the_verdict(recipe_of: RecipeOf) -> None:

@@ -94,12 +94,16 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
     )
 
 
-def unchecked(facts: RunFacts) -> tuple[str, ...]:
-    """Rules that `checks` leaves out, because these facts do not say enough; in the order of the policy's keys."""
+def unchecked(facts: RunFacts, *, noisy: bool = False) -> tuple[str, ...]:
+    """Rules that `checks` leaves out, because these facts do not say enough; in the order of the policy's keys.
+
+    Args:
+        noisy: the run has `[plan.dp]`, and images are not asked.
+    """
     by_count = ("limits.steps", "limits.min_step_sum") if facts.sends & LABELLED else ("limits.steps",)
     needed = (
-        (facts.contrast, ("limits.min_contrast",)),
-        (facts.examples, by_count),
+        (facts.contrast, ("limits.min_contrast",) if facts.sends and not noisy else ()),
+        (facts.examples, by_count if facts.sends else ()),
         (facts.cohort, ("limits.min_cohort",)),
     )
     return tuple(rule for fact, rules in needed if fact is None for rule in rules)
@@ -144,7 +148,7 @@ def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:
 
 
 def _contrast(limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
-    if facts.contrast is not None:
+    if facts.contrast is not None and facts.sends:  # of what sends nothing, nothing can be learnt
         asked = f"an input by which two training images here differ by {facts.contrast:.3g}"
         holds = facts.contrast >= limits.min_contrast
         yield LimitCheck("min_contrast", asked, f"at least {limits.min_contrast:g}", holds)
@@ -188,7 +192,7 @@ def _robust(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCh
 
 
 def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
-    if facts.examples is None:
+    if facts.examples is None or not facts.sends:
         return
     plan = recipe.plan
     steps = steps_per_epoch(plan, facts.examples)

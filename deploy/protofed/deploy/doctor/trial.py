@@ -35,11 +35,15 @@ def prepare(settings: ClientSettings, run: Assignment) -> SiteData:
     """The data as the daemon loads them for a run, which it would take part in.
 
     Raises:
-        CheckFailedError: the daemon would decline each round; the text has the code by which it declines.
+        CheckFailedError: the daemon would decline each round, by the code in the text; or hand in what it received.
         ConfigError, DataError, PolicyViolationError: it would not start.
     """
     try:
-        return client.try_run(settings, run).data
+        prepared = client.try_run(settings, run)
+        if (refusal := prepared.withheld) is not None:
+            text = f"in run {run.run} nothing that this site trains leaves: {_text(refusal)}"
+            raise CheckFailedError(_diagnosis(refusal), text)
+        return prepared.data
     except TaskFailedError as failure:
         cause = failure.__cause__ or failure
         text = f"the daemon declines each round of {run.run} ({failure.reason}): {_text(cause)}"

@@ -32,7 +32,7 @@ from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy
-from protofed.deploy.site.plan_request import asked, broken, still_open
+from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_scores import ScoreNames, offered_scores, released_scores, summed_scores
 from protofed.deploy.site.plan_sight import Sight, sight
@@ -74,7 +74,8 @@ class SitePlan:
         refusals: reasons why the policy would refuse the run; empty if it would not, or without a policy.
         asked: everything that the server asks for, in words, by what it is about.
         limits: each limit of the policy beside what the run asks; none without a policy.
-        still_open: sentences on limits that the run may break yet, as what decides them is not known here.
+        still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
+            for which nothing that the site trains would leave.
         sight: what the server sees of an update, with secure sums and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
@@ -169,10 +170,12 @@ def site_plan(
         rules=()
         if policy is None
         else sentences(policy.rules, update.payload.keys(), exchanges_of(client), secure=secure, noisy=noisy),
-        refusals=(*refusals, *_no_budget(privacy), *broken(limits)),
+        refusals=(*refusals, *_no_budget(privacy), *broken(limits, secure=secure)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
-        still_open=() if policy is None else tuple(still_open(unchecked(facts))),
+        still_open=()
+        if policy is None
+        else (*withheld(limits, secure=secure), *still_open(unchecked(facts, noisy=noisy))),
         sight=sight(recipe, client, update.payload),
         exchanges=exchanges_of(client),
         privacy=privacy,

@@ -55,11 +55,20 @@ def limits_table(checks: Sequence[LimitCheck]) -> Table:
     return table
 
 
-def broken(checks: Sequence[LimitCheck]) -> Iterator[str]:
-    """A sentence for each limit that the run breaks."""
+def broken(checks: Sequence[LimitCheck], *, secure: bool) -> Iterator[str]:
+    """A sentence for each limit that the run breaks, and is declined for: of a secure run by no limit of the images."""
+    yield from (_sentence(check) for check in checks if not check.holds and not (secure and check.rule in BY_IMAGES))
+
+
+def withheld(checks: Sequence[LimitCheck], *, secure: bool) -> Iterator[str]:
+    """A sentence for each limit of the images that a secure run breaks."""
     for check in checks:
-        if not check.holds:
-            yield f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
+        if secure and not check.holds and check.rule in BY_IMAGES:
+            yield f"Its sums get the model as it was received, and nothing of what it trains: {_sentence(check)}."
+
+
+def _sentence(check: LimitCheck) -> str:
+    return f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
 
 
 def still_open(unchecked: Sequence[str]) -> Iterator[str]:
