@@ -11,6 +11,7 @@ import pytest
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model
 from tests.support.sum_server import SumServer, steps_of
 
+from protofed.client.agent import task_work
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.site import PreparedRun
 from protofed.client.method import client_methods
@@ -420,3 +421,30 @@ def test_a_daemon_killed_after_its_numbers_were_taken_counts_them_in_its_own_mem
     round_.until(None)
     assert ann.made.store.newest_counted("run") == 1
     assert ann.made.store.unsettled("run") == []
+
+
+def test_an_update_leaves_by_the_recipe_alone_that_it_was_trained_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits without noise, which its sum adds: by another recipe, offered while the daemon was down, too little."""
+    daemon, base = Daemon(tmp_path, "ann", SHARED), codec.encode(BASE)
+
+    class KilledError(BaseException):
+        """Nothing catches it."""
+
+    def killed_after_staging(failpoint: str) -> None:
+        if failpoint == "staged":
+            raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(task_work, "reach", killed_after_staging)
+        with pytest.raises(KilledError):
+            daemon.work(Task(TaskKind.FIT, "run", 1, "f", codec.digest(base), len(base), 60.0, 1, Subject.UPDATE), base)
+    dp = {**SHARED["plan"]["dp"], "noise_multiplier": 1e-3}
+    quieter = {**SHARED, "plan": {**SHARED["plan"], "dp": dp}}
+    daemon.made.recipe = quieter
+    daemon.killed()
+    daemon.made.link.recipe = Recipe.model_validate(quieter).wire()
+    daemon.agent.step(0.0)
+    assert daemon.uploads == []
+    assert daemon.made.declined() == [("f", FailureReason.REFUSED)]

@@ -102,7 +102,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-    return FitOutcome(replace(update, payload=leaving), memory, personal)
+    return FitOutcome(replace(update, payload=leaving), memory, personal, work.run.recipe.fingerprint())
 
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:

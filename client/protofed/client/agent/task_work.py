@@ -264,6 +264,10 @@ class TaskWork:
 
     def _push_staged(self, task: Task, update: Update) -> None:
         run = self._prepared(task)
+        if (recipe := self._site.store.staged_recipe(task)) and recipe != run.recipe.fingerprint():
+            # It was trained, and its noise was counted, by other rules than those by which it would leave now.
+            text = "the run was offered again with another recipe than this update was trained by"
+            raise TaskFailedError(FailureReason.REFUSED, text)
         if is_summed(self._site, run):
             base = partial(self._bases.get, task)
             self._push(task, self._passed(task, lambda: self._sums.begin(run, task, update, base)))

@@ -139,6 +139,14 @@ class DiskStore:
         rounds = [number for number in self._rounds(run) if not self._is_counted(run, number)]
         return [_read_staged(self._round(run, number)) for number in rounds]
 
+    def staged_recipe(self, task: Task) -> str:
+        """See `Store.staged_recipe`."""
+        path = self._round(task.run, task.round) / "task.json"
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8")).get("recipe", ""))
+        except (OSError, ValueError, AttributeError) as error:
+            raise _damaged(path, error) from error
+
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`. All files are written under a temporary name, then the folder is renamed.
 
@@ -150,7 +158,7 @@ class DiskStore:
         shutil.rmtree(temporary, ignore_errors=True)
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
-        record = {"task": asdict(task), "update": scalars}
+        record = {"task": asdict(task), "update": scalars, "recipe": outcome.recipe}
         payloads = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
         try:
             files.write(temporary / "task.json", json.dumps(record).encode())

@@ -37,11 +37,16 @@ class SiteState:
 
 @dataclass(frozen=True)
 class FitOutcome:
-    """The result of a fit: an update for the server, and the state that the site keeps once the update counts."""
+    """The result of a fit: an update for the server, and the state that the site keeps once the update counts.
+
+    Attributes:
+        recipe: fingerprint of the run's, as it was trained; empty: staged by a version that did not say.
+    """
 
     update: Update
     memory: Payload
     personal: Payload
+    recipe: str = ""
 
 
 def earlier(round: int, scored: Mapping[int, str]) -> dict[int, str]:
@@ -102,6 +107,9 @@ class Store(Protocol):
 
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Staged updates without a receipt, the oldest first: the daemon or its connection died in between."""
+
+    def staged_recipe(self, task: Task) -> str:
+        """`FitOutcome.recipe` of a staged update."""
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Store a fit's outcome durably; the agent calls this before it uploads the update.
@@ -170,6 +178,10 @@ class MemoryStore:
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """See `Store.unsettled`."""
         return [(task, outcome.update) for task, outcome in self._staged.values() if task.run == run]
+
+    def staged_recipe(self, task: Task) -> str:
+        """See `Store.staged_recipe`."""
+        return self._staged[task.task_id][1].recipe
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`."""
