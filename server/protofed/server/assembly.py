@@ -16,6 +16,7 @@ from protofed.server.storage.blobs import Blobs, MemoryBlobs, open_blobs
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.recovery import open_journal, sweep_orphans
 
 JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
@@ -56,8 +57,12 @@ def open_server(
     if state is not None:
         files.make_private(state)
         opened.callback(files.Lock(state).release)
-    ledger = _ledger(state, ledger_url, simulated=simulated)
+    url = ledger_url or ("" if state is None else f"sqlite:///{state / LEDGER_FILE}")
+    ledger = MemoryLedger() if simulated and not url else Ledger(url or "sqlite://")
     opened.callback(ledger.close)
+    reader = LedgerReader(url) if url and not simulated else None
+    if reader is not None:
+        opened.callback(reader.close)
     blobs: Blobs = MemoryBlobs()
     if state is not None:
         if not simulated:
@@ -76,12 +81,7 @@ def open_server(
         work=work,
         notify=notify,
         keep_rounds=keep_rounds,
+        reader=reader,
         simulated=simulated,
         metrics=metrics or ServerMetrics(),
     )
-
-
-def _ledger(state: Path | None, url: str | None, *, simulated: bool) -> Ledger:
-    if state is None and url is None and simulated:
-        return MemoryLedger()
-    return Ledger(url or ("sqlite://" if state is None else f"sqlite:///{state / LEDGER_FILE}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,6 +134,22 @@ def test_what_speaks_against_a_model_is_shown(troubled: Desk, monkeypatch: pytes
         ("chance", 1, "", "no better."),
         ("chance", 1, "site-2", "nor."),
     ]
+
+
+def test_what_reads_long_leaves_the_coordinators_connections_alone(
+    troubled: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, read, threads = troubled.server.ledger, troubled.server.ledger._read, set[str]()
+
+    def noted(query: Any) -> Any:
+        threads.add(threading.current_thread().name.split("_")[0])
+        return read(query)
+
+    monkeypatch.setattr(ledger, "_read", noted)
+    assert troubled.call("GetRunRecord", pb.GetRunRecordRequest(run=RUN)).data
+    assert troubled.call("GetState", pb.GetStateRequest(run=RUN)).data
+    assert troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1)).finding == "same"
+    assert "transfer" not in threads
 
 
 def test_a_published_state_comes_out_again(troubled: Desk) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.server.storage import schema
-from protofed.server.storage.database import open_engine, open_ledger, state_error
+from protofed.server.storage.database import open_engine, open_ledger, state_error, writing
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_writers_take_turns(server: Engine) -> None:
 
     def add() -> None:
         for _ in range(10):
-            with server.begin() as connection:
+            with writing(server) as connection:
                 number = len(connection.execute(select(schema.sites)).all())
                 connection.execute(insert(schema.sites).values(site=f"site-{number}", roles=[]))
 
@@ -67,6 +67,16 @@ def test_writers_take_turns(server: Engine) -> None:
     for thread in threads:
         thread.join()
     assert len(names(server)) == 41
+
+
+def test_a_long_read_and_a_write_do_not_wait_for_each_other(server: Engine) -> None:
+    with server.connect() as long:
+        rows = long.execute(select(schema.sites.c.site))
+        with writing(server) as connection:
+            connection.execute(insert(schema.sites).values(site="bob", roles=[]))
+            assert names(server) == ["ann"]
+        assert list(rows.scalars()) == ["ann"]
+    assert sorted(names(server)) == ["ann", "bob"]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +145,10 @@ def test_a_server_whose_session_was_cut_writes_no_more(postgres_url: str) -> Non
         assert connection.execute(text(held)).scalar() == 1
         connection.execute(text(cut))
     second = open_ledger(postgres_url)
-    with pytest.raises(StateError, match="was cut; start the server again"), first.begin():
+    with pytest.raises(StateError, match="was cut; start the server again"), writing(first):
         pass
+    with pytest.raises(StateError, match="was cut"):
+        names(first)  # nor does it go on as if it were the one
     assert names(second) == []
     for engine in (first, second, administrator):
         engine.dispose()

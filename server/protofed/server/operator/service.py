@@ -112,7 +112,9 @@ class OperatorApi:
         self._records: LedgerReader = context.ledger
         self._blobs: Blobs = context.blobs
         self.metrics, self.certificates = context.metrics, Certificates(context.ledger)
-        self.downloads = Downloads(context.ledger, context.blobs)
+        # Both read for long on other threads: never through the connections with which the coordinator writes.
+        self._reader: LedgerReader = context.reader or context.ledger
+        self.downloads = Downloads(self._reader, context.blobs)
 
     # Runs
 
@@ -199,7 +201,7 @@ class OperatorApi:
 
     def verify(self, run: str, round: int, attempt: int) -> Verified:
         """Compute a published state again; reads only, takes as long as an aggregation, may run on any thread."""
-        return verify_round(self._records, self._blobs, run, round, attempt)
+        return verify_round(self._reader, self._blobs, run, round, attempt)
 
     # Sites
 

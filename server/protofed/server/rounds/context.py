@@ -11,6 +11,7 @@ from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.reader import LedgerReader
 
 
 class RunJob(Protocol):
@@ -34,6 +35,8 @@ class ServerContext:
         work: runs aggregations.
         notify: wakes the long polls of these sites, which have something to fetch now; None: of all.
         keep_rounds: rounds behind the newest whose blobs are kept; 0: all.
+        reader: the ledger on connections of its own, for what reads long on other threads than the coordinator's; None:
+            it lives in memory, and `ledger` does.
         simulated: all sites are in this process, so what protects one from another may be left out.
         metrics: counters and histograms for Prometheus; a simulation has its own.
     """
@@ -45,5 +48,6 @@ class ServerContext:
     work: RunJob = inline
     notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None
     keep_rounds: int = 2
+    reader: LedgerReader | None = None
     simulated: bool = False
     metrics: ServerMetrics = field(default_factory=ServerMetrics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def _first_line(cause: BaseException) -> str:
 
 LEDGER_FILE = "ledger.sqlite"  # of a state folder
 BUSY_MS = 5000  # how long a write waits for another one
+_WRITES = "protofed_writes"  # execution option of connections
 
 
 def open_ledger(url: str) -> Engine:
@@ -87,12 +88,12 @@ def open_ledger(url: str) -> Engine:
     engine = _engine(url)
     try:
         if engine.dialect.name == "postgresql":
-            postgres.hold(engine)
+            postgres.hold(engine, _writes)
         elif file := _file(engine.url):
             _refuse_network(file)
             event.listen(engine, "connect", _durable)
-            event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        with engine.begin() as connection:  # all or nothing: a ledger that is refused stays as it was
+            event.listen(engine, "begin", _begin)
+        with writing(engine) as connection:  # all or nothing: a ledger that is refused stays as it was
             check(connection)
             _renew(connection, engine.url)
     except SQLAlchemyError as error:
@@ -102,6 +103,14 @@ def open_ledger(url: str) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+def writing(engine: Engine) -> AbstractContextManager[Connection]:
+    """A transaction of the engine of `open_ledger` that writes: what it reads, no other one changes before it ends.
+
+    One that only reads is `engine.connect()`: it waits for no writer and none waits for it, however long it takes.
+    """
+    return engine.execution_options(**{_WRITES: True}).begin()
 
 
 def open_engine(url: str, *, still: bool = False) -> Engine:
@@ -158,9 +167,18 @@ def _looking(file: Path, still: bool = False) -> sqlite3.Connection:
 
 
 def _durable(connection: Any, _record: Any) -> None:
-    connection.isolation_level = None  # SQLAlchemy's own BEGIN IMMEDIATE opens transactions, not the driver
+    connection.isolation_level = None  # `_begin` opens transactions, not the driver
     for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Connection) -> None:
+    # A write must lock first: one that turns from reading to writing fails where another one wrote meanwhile.
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if _writes(connection) else "BEGIN")
+
+
+def _writes(connection: Connection) -> bool:
+    return bool(connection.get_execution_options().get(_WRITES))
 
 
 def _refuse_network(file: Path) -> None:

@@ -20,7 +20,7 @@ from protofed.common.secure_sums.groups import Group, Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage import sum_groups, update_verdicts
-from protofed.server.storage.database import open_ledger, state_error
+from protofed.server.storage.database import open_ledger, state_error, writing
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
 from protofed.server.storage.score_sums import replace_sums
@@ -371,7 +371,7 @@ class Ledger(LedgerReader):
     def _write(self) -> Iterator[Connection]:
         self.settle_promises()
         try:
-            with self._engine.begin() as connection:
+            with writing(self._engine) as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise state_error(error) from error

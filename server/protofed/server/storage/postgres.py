@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Connection, Engine, event
@@ -14,11 +15,14 @@ _WRITER = "SELECT pg_advisory_xact_lock(hashtextextended('protofed writer ' || c
 _HELD = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = %(pid)s)"
 
 
-def hold(engine: Engine) -> None:
+def hold(engine: Engine, writes: Callable[[Connection], bool]) -> None:
     """Keep the ledger for this process, until the engine is disposed or the process dies.
 
     The lock belongs to a session of its own. Each transaction makes sure that the session still has it: a server whose
-    session was cut must not write beside another one that has taken over.
+    session was cut must not write beside another one that has taken over, nor answer for long.
+
+    Args:
+        writes: whether a connection's transaction writes; those that do, take turns.
 
     Raises:
         StateError: another server has it; later, from the beginning of a transaction: the session was cut.
@@ -34,7 +38,7 @@ def hold(engine: Engine) -> None:
         session.close()
         raise StateError("the ledger is in use by another server; stop it, or give this one a schema of its own")
     event.listen(engine, "engine_disposed", lambda _engine: session.close())
-    event.listen(engine, "begin", lambda connection: _alone(connection, pid))
+    event.listen(engine, "begin", lambda connection: _begin(connection, pid, writes=writes(connection)))
 
 
 def look(connection: Any, _record: Any) -> None:
@@ -42,8 +46,9 @@ def look(connection: Any, _record: Any) -> None:
     _set(connection, "default_transaction_read_only = on")
 
 
-def _alone(connection: Connection, holder: int) -> None:
-    connection.exec_driver_sql(_WRITER)
+def _begin(connection: Connection, holder: int, *, writes: bool) -> None:
+    if writes:
+        connection.exec_driver_sql(_WRITER)
     if not connection.exec_driver_sql(_HELD, {"pid": holder}).scalar():
         raise StateError("the session that kept the ledger for this server was cut; start the server again")
 
