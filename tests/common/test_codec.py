@@ -195,8 +195,11 @@ HEADERS: dict[str, Any] = {
     "a dtype that is a list": {"body/x": entry(dtype=[])},
     "a dtype that is a table": {"body/x": entry(dtype={})},
     "a dtype that is a number": {"body/x": entry(dtype=32)},
+    "a dtype with a NUL": {"body/x": entry(dtype="F\0")},
+    "a dtype with a lone surrogate": {"body/x": entry(dtype="F\ud800")},
     "no shape": {"body/x": {"dtype": "F32", "data_offsets": [0, 4]}},
     "a shape that is a word": {"body/x": entry("1")},
+    "a shape that clears the screen": {"body/x": entry("\x1b[2J")},
     "a shape that is a table": {"body/x": entry({})},
     "a size of zero": {"body/x": entry((0, 2**40), end=0)},
     "a negative size": {"body/x": entry((-1,))},
@@ -227,7 +230,8 @@ HEADERS: dict[str, Any] = {
 def test_a_hostile_header_is_refused(header: Any) -> None:
     with pytest.raises(CodecError) as refused:
         decode(blob(header, b"1234"))
-    assert len(str(refused.value)) < 500  # it goes into logs and receipts
+    assert len(str(refused.value)) < 500  # it goes into logs, receipts and the ledger
+    assert str(refused.value).isprintable()
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16", "BOOL", "I8", "I32", "U8", "F8_E4M3", "O", "f32", "float32", ""])

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NewType, TypeAlias, TypeVar
 import numpy as np
 from blake3 import blake3
 
-from protofed.common.errors import CodecError
+from protofed.common.errors import CodecError, short
 from protofed.common.payload import Array, Part, Payload, TensorSpec, describe
 
 Buffer: TypeAlias = bytes | memoryview  # of a blob; a memoryview may be a file in memory
@@ -256,7 +256,7 @@ def _spec(path: str, entry: Any) -> TensorSpec:
     _check_name(name)
     dtype, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CodecError(f"{path} has dtype {str(dtype)[:20]}: expected one of {', '.join(DTYPES)}")
+        raise CodecError(f"{path} has dtype {short(str(dtype), 20)}: expected one of {', '.join(DTYPES)}")
     spec = TensorSpec(Part(part), name, DTYPES[dtype], _check_shape(path, shape))
     _check_dtype(spec)
     return spec
@@ -272,7 +272,7 @@ def _check_shape(path: str, shape: Any) -> tuple[int, ...]:
     # `type(n) is int`: JSON's true and false are of a subclass of int.
     sizes = isinstance(shape, list | tuple) and len(shape) <= 8 and all(type(n) is int and n > 0 for n in shape)
     if not sizes or math.prod(shape) > MAX_ELEMENTS:
-        raise CodecError(f"{path} has shape {str(shape)[:60]}: expected at most 8 positive sizes, 2^33 elements")
+        raise CodecError(f"{path} has shape {short(str(shape), 60)}: expected at most 8 positive sizes, 2^33 elements")
     return tuple(shape)
 
 

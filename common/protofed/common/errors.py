@@ -202,8 +202,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def short(text: str, limit: int = 80) -> str:
-    """A text from outside, cut to at most `limit` characters for an error's line."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    """A text from outside, cut to at most `limit` characters for an error's line; what cannot be printed is replaced.
+
+    A control character would move a terminal's cursor, and PostgreSQL stores no NUL. Nothing is left out: a wrong name
+    would be cited as a right one.
+    """
+    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 def for_another(error: Exception) -> Exception:

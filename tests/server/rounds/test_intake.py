@@ -14,6 +14,7 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
 from protofed.server.rounds import phases
 from protofed.server.rounds.intake import MAX_REJECTED
+from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
@@ -239,6 +240,16 @@ def test_a_withheld_example_count_is_refused_where_the_run_weights_by_it(make: M
 def test_metrics_that_are_not_finite_are_refused(lab: Lab) -> None:
     receipt = lab.push("ann", lab.model(1.0), metrics={"loss": float("nan")})
     assert (receipt.verdict, receipt.reason) == (Verdict.INVALID, "loss = nan: expected 0 to 1e+09")
+
+
+@pytest.mark.parametrize("name", ["lo\0ss", "\x1b[2Jloss", "lo\u202ess"])
+def test_a_refusal_that_cites_control_characters_is_kept(make: MakeLab, ledger_url: str, name: str) -> None:
+    lab = make(ledger=Ledger(ledger_url)).begin()
+    receipt = lab.push("ann", lab.model(1.0), metrics={name: 1.0})
+    (row,) = lab.ledger.updates("test", 1)
+    assert (row.verdict, row.code, row.reason) == (Verdict.INVALID, RejectionCode.SCALARS, receipt.reason)
+    assert row.reason.isprintable()
+    lab.ledger.close()
 
 
 def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab) -> None:

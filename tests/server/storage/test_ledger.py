@@ -282,6 +282,16 @@ def test_of_many_inserts_at_once_one_counts(kept_url: str) -> None:
     ledger.close()
 
 
+def test_sizes_of_the_largest_models_are_kept(ledger: Ledger) -> None:
+    largest = (1 << 53) - 1  # that an announcement may say
+    tasks = [replace(invited(site), base_bytes=4 << 30) for site in ("ann", "bob")]
+    ledger.open_round(RoundRow("run", 1, 1, size=2, quorum=1), tasks)
+    ledger.judge(replace(update(tasks[0]), bytes=4 << 30))
+    ledger.judge(replace(update(tasks[1], verdict=Verdict.INVALID), bytes=largest))
+    assert [row.bytes for row in ledger.updates("run")] == [4 << 30, largest]
+    assert ledger.moved("run") == (4 << 30, 8 << 30)
+
+
 def test_updates_come_in_site_order_whenever_they_came(ledger: Ledger) -> None:
     tasks = opened(ledger, "ann", "bob", "cyd")
     for task in (tasks[2], tasks[0], tasks[1]):

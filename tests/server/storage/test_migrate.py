@@ -135,6 +135,29 @@ def test_certificates_of_0_2_0_keep_the_roles_that_they_could_claim(tmp_path: Pa
     assert path.with_name(f"{path.name}.before-{versions.NEWEST}").exists()
 
 
+def test_the_sizes_of_a_ledger_of_before_become_wide_enough(kept_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = {
+        "task_id": "t",
+        "run": "r",
+        "round": 1,
+        "attempt": 1,
+        "site": "ann",
+        "kind": "fit",
+        "task_status": "invited",
+    }
+    before = create_engine(kept_url)
+    with monkeypatch.context() as patch, before.begin() as connection:
+        patch.setattr(versions, "NEWEST", "0207")
+        versions.upgrade(connection)
+        connection.execute(insert(db.tasks).values(**task, base_bytes=5))
+    before.dispose()
+    with opened(kept_url) as engine:
+        assert differences(engine) == []
+        with engine.begin() as connection:
+            connection.execute(insert(db.tasks).values(**task | {"task_id": "u"}, base_bytes=4 << 30))
+        assert [row["base_bytes"] for row in rows(engine, "tasks", "task_id")] == [5, 4 << 30]
+
+
 # What is refused
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, false, text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, false, text
 
 metadata = MetaData()
+# An update may have 4 GiB, and what an announcement says is kept up to 2^53; an integer of SQLite has 64 bits anyway.
+BYTES = BigInteger().with_variant(Integer(), "sqlite")
 sites = Table(
     "sites",
     metadata,
@@ -59,7 +61,7 @@ tasks = Table(
     Column("site", String(64), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("base_digest", String(64)),
-    Column("base_bytes", Integer, nullable=False),
+    Column("base_bytes", BYTES, nullable=False),
     Column("task_status", String(16), nullable=False),
     Column("reason", String, nullable=False, default=""),
     Column("subject", String(16)),  # what is summed; NULL: the task is not of a secure sum
@@ -78,7 +80,7 @@ updates = Table(
     Column("code", String(24), nullable=False, server_default=""),  # of what reason or set_aside explains
     Column("reason", String, nullable=False),
     Column("digest", String(64), nullable=False),
-    Column("bytes", Integer, nullable=False),
+    Column("bytes", BYTES, nullable=False),
     Column("metrics", JSON, nullable=False),
     Column("weight", Float),
     Column("norm", Float),  # of the update less the model that it starts from

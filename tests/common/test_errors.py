@@ -1,0 +1,28 @@
+"""Texts from outside, as errors cite them."""
+
+from __future__ import annotations
+
+import pytest
+
+from protofed.common.errors import short
+
+
+@pytest.mark.parametrize(
+    ("text", "cited"),
+    [
+        ("loss", "loss"),
+        ("Größe ∆ 北", "Größe ∆ 北"),
+        ("a\0b", "a\ufffdb"),
+        ("two\r\nlines\tand more", "two  lines and more"),
+        ("\x1b[2Jgone", "\ufffd[2Jgone"),
+        ("\u202eright to left", "\ufffdright to left"),
+        ("half a pair \ud800", "half a pair \ufffd"),
+    ],
+)
+def test_a_text_from_outside_is_cited_printably(text: str, cited: str) -> None:
+    assert short(text) == cited
+
+
+def test_a_long_one_is_cut() -> None:
+    assert short("x" * 80) == "x" * 80
+    assert short("\0" * 81) == "\ufffd" * 79 + "…"
