@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 from tests.support.scripted_server import RULES, AgentHarness
 
-from protofed.client.state.daily_counts import FILE, Counted, DailyCounts
+from protofed.client.state.daily_counts import FILE, KEPT, Counted, DailyCounts, Exhausted
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore
+from protofed.common.clock import utc_now
 from protofed.common.errors import FailureReason, StateError
 from protofed.common.protocol.messages import TaskKind
 
@@ -25,7 +28,7 @@ def begun(folder: Path, task_id: str, kind: Counted = Counted.TASKS, most: int =
 
 def test_a_restart_is_no_new_day(tmp_path: Path) -> None:
     assert [begun(tmp_path, name) for name in ("one", "two", "three")] == [True, True, False]
-    assert DailyCounts(tmp_path / FILE, lambda: NOON).begin(Counted.TASKS, "four", 2) == MIDNIGHT
+    assert DailyCounts(tmp_path / FILE, lambda: NOON).begin(Counted.TASKS, "four", 2) == Exhausted(MIDNIGHT, False)
 
 
 def test_midnight_utc_is(tmp_path: Path) -> None:
@@ -47,9 +50,37 @@ def test_a_task_that_a_restarted_daemon_takes_up_again_counts_once(tmp_path: Pat
     assert not begun(tmp_path, "two", most=1)
 
 
-def test_a_clock_that_is_set_back_gives_no_second_day(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_by_a_day_gives_no_second_day(tmp_path: Path) -> None:
     assert begun(tmp_path, "one", most=1)
-    assert not begun(tmp_path, "two", most=1, now=NOON - timedelta(days=3))
+    before = DailyCounts(tmp_path / FILE, lambda: NOON - timedelta(days=1))
+    assert before.begin(Counted.TASKS, "two", 1) == Exhausted(MIDNIGHT, True)
+
+
+def test_a_clock_that_was_far_ahead_stops_nothing_once_it_is_right(tmp_path: Path) -> None:
+    assert begun(tmp_path, "one", now=NOON + timedelta(days=3650), most=1)
+    for day in range(3):
+        now = NOON + timedelta(days=day)
+        assert begun(tmp_path, f"first {day}", now=now)
+        assert begun(tmp_path, f"second {day}", now=now)
+        assert not begun(tmp_path, f"third {day}", now=now)
+
+
+def test_a_clock_that_goes_back_and_forth_gives_no_day_twice(tmp_path: Path) -> None:
+    days = [NOON + timedelta(days=offset) for offset in (0, 10, -10, 3650)]
+    tasks = [(now, f"{turn} {now:%Y-%m-%d} {n}") for turn in range(3) for now in days for n in range(3)]
+    assert sum(begun(tmp_path, task_id, now=now) for now, task_id in tasks) == 2 * len(days)
+
+
+def test_days_that_are_over_are_forgotten_in_time(tmp_path: Path) -> None:
+    for day in range(3 * KEPT):
+        assert begun(tmp_path, str(day), now=NOON + timedelta(days=day))
+    assert len(json.loads((tmp_path / FILE).read_bytes())["others"]) == KEPT
+
+
+def test_a_count_of_before_other_days_were_kept_goes_on(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"day": "2026-06-01", "begun": {"tasks_per_day": 1}, "last": "one"}')
+    assert begun(tmp_path, "two")
+    assert not begun(tmp_path, "three")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"day": "2026-06-01", "begun": {"tasks_per_day": "many"}}', "[]"])
@@ -83,3 +114,19 @@ def test_beyond_the_limit_a_site_declines_by_the_policy_also_after_a_restart(key
     assert harness.declined() == [(declined, FailureReason.POLICY)]
     assert isinstance(harness.store, DiskStore)
     harness.store.close()
+
+
+def test_a_refusal_by_tomorrows_count_says_what_to_do(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    tomorrow = utc_now() + timedelta(days=1)
+    store.daily_counts = DailyCounts(tmp_path / FILE, lambda: tomorrow)
+    assert store.daily_counts.begin(Counted.TASKS, "one", 1) is None
+    store.daily_counts = DailyCounts(tmp_path / FILE, lambda: tomorrow - timedelta(days=1))
+    limits = {**RULES["limits"], "tasks_per_day": 1}
+    harness = AgentHarness(store=store, rules={**RULES, "limits": limits})
+    harness.offer(TaskKind.INITIALISE, 0, task_id="two")
+    with structlog.testing.capture_logs() as logs:
+        harness.agent().step(0.0)
+    assert harness.declined() == [("two", FailureReason.POLICY)]
+    assert any("clock was ahead" in str(entry) for entry in logs)
+    store.close()

@@ -65,8 +65,13 @@ class TaskGuard:
         counts, limits = self._site.store.daily_counts, self._site.policy.rules.limits
         kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
         most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
-        if counts is not None and (again := counts.begin(kind, _asked(task), most)) is not None:
-            text = f"{most} were begun today; none is until {again:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+        if counts is not None and (none := counts.begin(kind, _asked(task), most)) is not None:
+            text = f"{most} were begun today; none is until {none.until:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+            if none.tomorrow:
+                text += (
+                    "; they were counted on tomorrow's date: this machine's clock was ahead, or is behind now; set it "
+                    "right, as by NTP"
+                )
             raise PolicyRefusedError(f"limits.{kind}", text)
 
     def check_score(self, task: Task, roles: Collection[Role]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +15,10 @@ from protofed.common.errors import StateError
 from protofed.common.storage import files
 
 FILE = ".today.json"  # in the state folder; run names cannot begin with a dot
+# A clock that was set back by no more than this goes on in the later day. One that was ahead by years must not stop the
+# site for as long.
+SLACK = timedelta(days=1)
+KEPT = 31  # other days
 
 
 class Counted(StrEnum):
@@ -32,14 +35,30 @@ class _Day:
     Attributes:
         begun: number by kind.
         last: the newest one, which a restarted daemon takes up without counting it again.
+        others: numbers of other days, in the order in which the clock left them. If it comes back to one, its number
+            goes on.
     """
 
     day: date
     begun: dict[Counted, int] = field(default_factory=dict)
     last: str = ""
+    others: dict[date, dict[Counted, int]] = field(default_factory=dict)
 
 
 _DAY = TypeAdapter(_Day)
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """All tasks of a kind that a day has were begun.
+
+    Attributes:
+        until: when more may begin, UTC.
+        tomorrow: they were counted as tomorrow's: the clock was ahead then, or is behind now.
+    """
+
+    until: datetime
+    tomorrow: bool
 
 
 class DailyCounts:
@@ -53,14 +72,14 @@ class DailyCounts:
     def __init__(self, path: Path, now: Callable[[], datetime] = utc_now) -> None:
         self._path, self._now = path, now
 
-    def begin(self, kind: Counted, asked: str, most: int) -> datetime | None:
+    def begin(self, kind: Counted, asked: str, most: int) -> Exhausted | None:
         """Count a task, durably, before it is worked on; None: it may begin.
 
         Args:
             asked: the same for the same task.
 
         Returns:
-            When tasks of its kind may begin again, UTC, if there were `most` of them today.
+            What is said if there were `most` of its kind today.
 
         Raises:
             StateError: the count cannot be read or written.
@@ -70,10 +89,11 @@ class DailyCounts:
             return None
         count = today.begun.get(kind, 0)
         if count >= most:
-            midnight = datetime.combine(today.day, datetime.min.time(), self._now().tzinfo)
-            return midnight + timedelta(days=1)
+            now = self._now()
+            midnight = datetime.combine(today.day, datetime.min.time(), now.tzinfo)
+            return Exhausted(midnight + timedelta(days=1), today.day > now.date())
         counted = replace(today, begun={**today.begun, kind: count + 1}, last=asked)
-        files.write(self._path, json.dumps(asdict(counted), default=str).encode())
+        files.write(self._path, _DAY.dump_json(counted))
         return None
 
     def _today(self) -> _Day:
@@ -84,5 +104,8 @@ class DailyCounts:
             return _Day(now)
         except (OSError, ValidationError) as error:
             raise StateError(f"cannot read {self._path}, which counts today's tasks; remove it") from error
-        # A clock that was set back gives no second day.
-        return day if day.day >= now else _Day(now)
+        if now <= day.day <= now + SLACK:
+            return day
+        others = {**day.others, day.day: day.begun}
+        begun = others.pop(now, {})
+        return _Day(now, begun, others=dict(list(others.items())[-KEPT:]))
