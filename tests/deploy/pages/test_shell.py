@@ -112,6 +112,24 @@ def test_without_the_cookie_there_is_no_page_no_form_and_no_csrf_token(stranger:
     assert DONE == []
 
 
+@pytest.mark.parametrize("path", ["/enterprise", "/enter/", "/enter/x", "/entered", "/static/none.css", "/static"])
+def test_a_path_beside_an_open_one_shows_a_stranger_nothing(browser: TestClient, access: Access, path: str) -> None:
+    access.notify("aborted: for a reason")
+    browser.cookies.clear()
+    text = browser.get(path).text
+    for secret in (access.csrf, "as boss", "Overview", "for a reason"):
+        assert secret not in text
+    assert access.taken_notices() == [("aborted: for a reason", False)]
+
+
+def test_a_missing_file_leaves_the_notices_to_the_next_page(browser: TestClient, access: Access) -> None:
+    access.notify("aborted: for a reason")
+    assert browser.get("/static/none.css").status_code == 404
+    answer = browser.get("/enterprise")
+    assert answer.status_code == 404
+    assert "for a reason" in answer.text
+
+
 def test_the_session_is_none_before_its_token_was_redeemed(stranger: TestClient, access: Access) -> None:
     stranger.cookies.set("protofed-8080", access._session)
     assert stranger.get("/").status_code == 401

@@ -18,7 +18,9 @@ BODY_BYTES: Final = 256 << 10  # of a form: a recipe or a request for a certific
 MOST_FIELDS: Final = 200
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 FORM: Final = "application/x-www-form-urlencoded"
-OPEN: Final = ("/static/", "/enter")  # paths without a session: style sheet and script; where it begins
+# Paths without a session: style sheet and script; where it begins.
+STATIC_PATH: Final = "/static/"
+ENTER_PATH: Final = "/enter"
 HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
@@ -39,7 +41,7 @@ class Guard:
 
     * `Host`: a loopback name. A page elsewhere whose name its owner points here (DNS rebinding) has another one. Any
       port is right: a person may forward another one by SSH.
-    * a cookie, but for `OPEN`;
+    * a cookie, but for `ENTER_PATH` and what is below `STATIC_PATH`;
     * of a POST: `Origin` is the host itself, the body is a form of at most `BODY_BYTES` with the session's CSRF token.
       A checked form is in the request's state, as `form`.
     """
@@ -75,9 +77,10 @@ class Guard:
             return 400, "This page answers to 127.0.0.1, localhost and [::1] only. Open the address that was printed."
         if request.method not in ("GET", "HEAD", "POST"):
             return 405, "Only GET and POST are answered here."
-        if request.url.path.startswith(OPEN) and request.method != "POST":
+        path = request.url.path
+        if (path == ENTER_PATH or path.startswith(STATIC_PATH)) and request.method != "POST":
             return None
-        if not self._access.admits(session_of(request.headers, self._access.cookie)):
+        if not admitted(request, self._access):
             return 401, (
                 "This browser has no session here. Open the address that was printed when the page was started; it "
                 "works once. If it has been used, end the command with Ctrl-C and start it again: nothing else stops."
@@ -100,6 +103,11 @@ class Guard:
             return 403, "The form is of another session. Load the page again, and repeat it. Nothing was done."
         request.state.form = form
         return None
+
+
+def admitted(request: Request, access: Access) -> bool:
+    """Whether a request comes from the browser that has the session."""
+    return access.admits(session_of(request.headers, access.cookie))
 
 
 def is_loopback_host(host: str) -> bool:

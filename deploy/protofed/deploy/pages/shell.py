@@ -21,9 +21,9 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from protofed.common.errors import ConfigError, DeniedError, ProtofedError, StateError, UnavailableError
-from protofed.deploy.pages import formats
+from protofed.deploy.pages import formats, guard
 from protofed.deploy.pages.access import Access
-from protofed.deploy.pages.guard import Guard
+from protofed.deploy.pages.guard import Guard, admitted
 
 HERE: Final = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
@@ -124,24 +124,28 @@ def application(program: Program, access: Access) -> Guard:
     def refused(request: Request, status: int, text: str) -> Response:
         return shell.error(request, status, text, entered=False)
 
+    def entered(request: Request) -> bool:
+        # Of a file that is missing nobody reads the page: the notices wait for the next one that somebody does.
+        return admitted(request, access) and not request.url.path.startswith(guard.STATIC_PATH)
+
     def failed(request: Request, error: Exception) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 502)
-        return shell.error(request, status, str(error))
+        return shell.error(request, status, str(error), entered=entered(request))
 
     def not_found(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         text = error.detail if isinstance(error, HTTPException) and error.detail else ""
-        entered = not request.url.path.startswith("/static/")
-        return shell.error(request, status, text or _TITLES.get(status, ""), entered=entered)
+        return shell.error(request, status, text or _TITLES.get(status, ""), entered=entered(request))
 
     def crashed(request: Request, error: Exception) -> Response:
         name = type(error).__name__
-        return shell.error(request, 500, f"{name}. The terminal in which the page was started has the details.")
+        text = f"{name}. The terminal in which the page was started has the details."
+        return shell.error(request, 500, text, entered=entered(request))
 
     made = Starlette(
         routes=[
-            Route("/enter", _enter),
-            Mount("/static", StaticFiles(directory=STATIC)),
+            Route(guard.ENTER_PATH, _enter),
+            Mount(guard.STATIC_PATH.rstrip("/"), StaticFiles(directory=STATIC)),
             *program.routes,
         ],
         exception_handlers={ProtofedError: failed, HTTPException: not_found, Exception: crashed},
