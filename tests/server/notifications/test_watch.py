@@ -15,6 +15,7 @@ from tests.support.operator_lab import OperatorLab, operator_lab
 from tests.support.pki import Authority
 
 from protofed.common.config.notify import Notify, NotifyEvent
+from protofed.common.errors import OutOfSpaceError
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.access.certificates import Certificates
 from protofed.server.notifications import outbox
@@ -187,6 +188,19 @@ def test_a_round_that_is_open_long_past_its_deadline_is_a_stall(told: Told) -> N
     told.now.now += 1000.0
     (found,) = told.later(STALLED_S + 60, "ann", "bob", "cyd")
     assert found.facts["reason"] == "overdue"
+
+
+def test_a_full_disk_is_a_stall_also_while_a_round_is_open(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = told.lab
+    lab.enroll("ann", "bob", "cyd")
+    lab.runs.tick()
+
+    def full(*_args: Any) -> None:
+        raise OutOfSpaceError("no space left on device; free some")
+
+    monkeypatch.setattr(lab.ledger, "abandon", full)
+    (found,) = told.later(2 * STALLED_S, "ann", "bob", "cyd")
+    assert found.facts["reason"] == "disk"
 
 
 def test_a_paused_run_and_a_server_without_one_disturb_nobody(told: Told) -> None:

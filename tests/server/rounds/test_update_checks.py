@@ -22,7 +22,7 @@ from protofed.server.method import ExpectedUpdate
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednh import FedNHServer
 from protofed.server.methods.solo import SoloServer
-from protofed.server.rounds.aggregation import outliers
+from protofed.server.rounds.counting import outliers
 from protofed.server.rounds.update_checks import (
     base_problem,
     examined,

@@ -25,11 +25,6 @@ from protofed.server.rounds.waiting import BLOCKED, NAMED
 from protofed.server.storage.reader import LedgerReader
 
 DAY_S: Final = 86_400.0
-ASKING = (
-    phases.Collecting,
-    phases.Summing,
-    phases.Evaluating,
-)  # phases that wait for sites' answers, which is no block
 OPEN = (phases.Collecting, phases.Summing, phases.Aggregating)  # phases that a round's deadline should end
 
 
@@ -154,10 +149,9 @@ class Watch:
 
     def _reason(self, current: Coordinator, phase: phases.Phase) -> str | None:
         """Why the run does not advance; None: it does, as far as can be seen."""
-        if not isinstance(phase, ASKING):
-            waiting = current.waiting(self._sources.certificates)
-            if waiting is not None and waiting.reason in BLOCKED:
-                return waiting.reason.value
+        waiting = current.waiting(self._sources.certificates)
+        if waiting is not None and waiting.reason in BLOCKED:  # sites that work on their answers are no block
+            return waiting.reason.value
         newest = self._sources.records.newest(current.run)
         if newest is None or newest.state is not None:  # it published: the run advances
             return None

@@ -10,7 +10,8 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, SecureSumError, StateError, short
 from protofed.common.protocol.messages import TaskKind
-from protofed.server.rounds.aggregation import WEIGHT_CAP, capped
+from protofed.server.rounds.aggregation import WEIGHT_CAP
+from protofed.server.rounds.counting import capped
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.publisher import Publisher
 from protofed.server.rounds.resume import method_of, recipe_of, round_context

@@ -104,7 +104,8 @@ class Coordinator:
             ConflictError: one is.
         """
         rules = self.recipe.federation
-        if rules.secure and isinstance(self.phase, phases.Summing | phases.Aggregating):
+        is_open = isinstance(self.phase, phases.Summing | phases.Aggregating)
+        if rules.secure and (is_open or self._driver.waits_for_space):
             raise ConflictError(
                 f"run '{self.run}' has a secure sum open at this moment, and its groups must stay to its end; pause "
                 f"the run, and try again when it is over (each step takes {rules.sum_step_s:.0f} s at most)"

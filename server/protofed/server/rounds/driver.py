@@ -6,7 +6,6 @@ blobs first, the ledger second, sites last.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, assert_never, cast
@@ -15,14 +14,7 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import (
-    ConfigError,
-    ConflictError,
-    DiskFailureError,
-    OutOfSpaceError,
-    SecureSumError,
-    StateError,
-)
+from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import Subject
@@ -31,6 +23,7 @@ from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob
 from protofed.server.rounds.best_round import check_best_by
 from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.event_queue import EventQueue
 from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.min_contributors import check_contributors
 from protofed.server.rounds.model_history import WarningLog
@@ -38,6 +31,7 @@ from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.publisher import Published, Publisher
 from protofed.server.rounds.refinement import Refinements
 from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
+from protofed.server.rounds.retention import kept_state
 from protofed.server.rounds.robust_rule import RobustRule, check_robust
 from protofed.server.rounds.round_rules import RoundRules
 from protofed.server.rounds.score_memory import ScoreMemory
@@ -46,7 +40,7 @@ from protofed.server.rounds.secure_sums import check_secure
 from protofed.server.rounds.state_machine import advance
 from protofed.server.rounds.sum_steps import SumRounds
 from protofed.server.rounds.tick_source import TickSource
-from protofed.server.rounds.waiting import Absences, Waiting, waiting
+from protofed.server.rounds.waiting import Absences, Waiting, WaitReason, waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 log = structlog.get_logger()
@@ -84,7 +78,7 @@ class Driver:
         self._rules = RoundRules.of(recipe, simulated=context.simulated, holders=holders, refined=refined)
         self._scoring = Scoring(recipe, context, self._scores, self.sums, self._rules)
         self._ticks = TickSource(recipe, self._method, context, self._rules, self._scoring, self.sums)
-        self._events: deque[phases.Event] = deque()
+        self._events = EventQueue(context.clock)
         self._draining = False
         self._broken: Exception | None = None
         self._published: Published | None = None
@@ -101,6 +95,11 @@ class Driver:
         if self._published is None and self._ended_with is not None:
             self._published = self._publisher.restore(self._ended_with)
         return self._published
+
+    @property
+    def waits_for_space(self) -> bool:
+        """Whether it is decided how the run goes on, and the ledger may have half of it. Asked from any thread."""
+        return self._events.full is not None
 
     def broadcast(self, address: Digest) -> Payload | None:
         """What this round's sites were sent, if it is at this address and in memory. May be called from any thread."""
@@ -154,12 +153,16 @@ class Driver:
             raise self._broken
         if self._republished:  # the last process published a state and died before it went on to scoring
             self._republished = False
-            self.handle(self._aggregated())
+            self.handle(self._ticks.aggregated(self.phase, paused=self.paused))
         self._aggregation.tick(self._state)
-        self.handle(self._tick_event())
+        if not self.waits_for_space:
+            self._events.add(self._ticks.tick(self.phase, paused=self.paused))
+        self._take_events()
 
     def waiting(self, absences: Callable[[], Absences]) -> Waiting | None:
         """Why the run does not go on; as `waiting.waiting`, also as to `absences`. May be called from any thread."""
+        if self.waits_for_space and not isinstance(phase := self.phase, phases.FinishedPhase):
+            return Waiting(WaitReason.DISK, phase.round)
         disk_full = self._disk_full or self._aggregation.waits_for_space
         return waiting(self._rules, self.phase, self._ticks.present(paused=self.paused), absences, disk_full=disk_full)
 
@@ -180,21 +183,17 @@ class Driver:
         # A job that waits for space has computed nothing yet; a running one would publish on top of the wrong state.
         if self._aggregation.job is not None and not self._aggregation.waits_for_space:
             raise ConflictError("a round is being aggregated at this moment; try again in a few seconds")
-        states = {row.round: row.state for row in self._ledger.rounds(self._run) if row.state is not None}
-        kept = [number for number, state in states.items() if self._context.blobs.has(state)]
-        if to not in kept:
-            reason = "is no longer kept (see keep_rounds)" if to in states else "does not exist"
-            rounds = ", ".join(map(str, sorted(kept))) or "none yet"
-            raise ConfigError(f"the state of round {to} {reason}; expected one of {rounds}")
+        state = kept_state(self._ledger, self._context.blobs, self._run, to)
         if early := self._rules.early_end(to, self._scoring.standstill_of(to)):
             raise ConfigError(f"from round {to} the run would end again at once: {early}; go back to that round")
-        published = self._publisher.restore(states[to])  # before the ledger: a damaged state must not become current
+        published = self._publisher.restore(state)  # before the ledger: a damaged state must not become current
         try:
             self._ledger.roll_back(self._run, to)
         except StateError as error:
             self._broken = error  # the ledger may have gone back, though its journal does not say so
             raise
         self._aggregation.drop()
+        self._events.clear()
         self.invitations.clear()
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
@@ -219,73 +218,104 @@ class Driver:
         self.answered(row, phases.Declined(row.site, self._context.clock(), reason))
 
     def handle(self, event: phases.Event) -> None:
-        """Advance by this event and all that follow from it, in order."""
-        self._events.append(event)
-        if self._draining:  # an effect raised this event (a simulation aggregates inline): the loop below takes it
+        """Advance by this event and all that follow from it, in order; while the disk is full, once there is room.
+
+        Raises:
+            OutOfSpaceError: of an order to stop the run: it cannot be recorded, and is not obeyed.
+        """
+        if isinstance(event, phases.Stop) and self._events.full is not None:
+            raise self._events.full
+        self._events.add(event)
+        self._take_events()
+
+    def _take_events(self) -> None:
+        if self._draining or not self._events.is_due:  # draining: an effect raised it, as a simulation's aggregation
             return
         self._draining = True
         try:
             self._drain()
         except Exception as error:
-            self._broken = error  # half of an effect may be missing: only a restart, from the ledger, can go on
+            if not isinstance(error, OutOfSpaceError):  # which is of an order to stop: the run is as it was
+                self._broken = error  # half of an effect may be missing: only a restart, from the ledger, can go on
             raise
         finally:
             self._draining = False
 
     def _drain(self) -> None:
-        while self._events:
-            before, event = self.phase, self._events.popleft()
+        while (event := self._events.take()) is not None:
+            before, now = self.phase, self._context.clock()
             self.phase, effects = advance(self._rules, before, event)
-            step = before, event, self.phase, effects, self._context.clock()
-            phase_metrics.count(self._context.metrics, self._run, *step, summed=self._rules.summed)
-            if phases.is_scoring(before) and not phases.is_scoring(self.phase):
-                self.invitations.clear()  # later scores are dropped, and no restart waits for them again
-                self._scoring.close(before)
+            scored = phases.is_scoring(before) and not phases.is_scoring(self.phase)
             try:
+                if scored:
+                    self._scoring.close(before)
                 for effect in effects:
                     self._perform(effect)
             except OutOfSpaceError as error:
-                opens = isinstance(before, phases.Idle) and isinstance(self.phase, phases.Collecting)
-                asks = isinstance(before, phases.Refining) and isinstance(self.phase, phases.Refining)
-                if not opens and not asks:
-                    raise  # half done: only a restart, from the ledger, can go on
-                number = getattr(before, "round", 0)
-                log.error("no space to invite sites; trying again", run=self._run, round=number, why=str(error))
-                self.phase, self._disk_full = before, True
-                self._events.clear()
+                self._wait_for_space(before, event, error)
+                return
+            if scored:
+                self.invitations.clear()  # later scores are dropped, and no restart waits for them again
+            self._disk_full = self._disk_full and not effects
+            step = self._run, before, event, self.phase, effects, now
+            phase_metrics.count(self._context.metrics, *step, summed=self._rules.summed)
             if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
                 self._warnings.look()
             closed = isinstance(before, phases.Aggregating) or phases.is_scoring(before)
-            if closed and isinstance(self.phase, phases.Idle | phases.Refining):
-                self._events.append(self._tick_event())  # open the next round now: a tick may be a second away
+            if closed and isinstance(self.phase, phases.Idle | phases.Refining):  # at once: a tick may be a second away
+                self._events.add(self._ticks.tick(self.phase, paused=self.paused))
+
+    def _wait_for_space(self, before: phases.Phase, event: phases.Event, error: OutOfSpaceError) -> None:
+        """Go back to the phase before an event of which not all effects could be recorded."""
+        after, self.phase = self.phase, before
+        if isinstance(event, phases.Stop):
+            if (row := self._ledger.run(self._run)) is not None and row.outcome is not None:
+                self.phase = after  # only the journal lacks it, and it is the first thing to be written there
+                self._close()
+            raise error
+        invites = isinstance(after, phases.Collecting) or type(before) is type(after) is phases.Refining
+        text = "no space to invite sites; trying again" if invites else "no space to record a step; trying again"
+        log.error(text, run=self._run, round=getattr(before, "round", 0), why=str(error))
+        if invites:  # nothing of it stands: the next tick asks who is there then
+            self._disk_full = True
+        else:  # some of it may stand, so the same must follow again, and nothing may arrive in between
+            self.invitations.clear()
+            self._events.put_back(event, error)
 
     def _perform(self, effect: phases.Effect) -> None:
         match effect:
             case phases.Open(phase):
                 self._open(phase)
             case phases.AskStep(phase, complete):
-                self._ask_step(phase, complete=complete)
+                assert self.sums is not None  # noqa: S101  (no other run has such a phase)
+                if why := self.sums.ask(phase, complete=complete):
+                    self.handle(phases.Insufficient(why, self._context.clock()))
             case phases.Aggregate(phase, complete, groups):
                 if groups:
                     self._ledger.keep_groups(groups)
                 self._aggregation.begin(AggregationJob(phase, complete, self.invitations.clear()), self._state)
             case phases.AskRefinement() | phases.Recall() | phases.Refine():
-                self._refine(effect)
+                assert self._refinements is not None  # noqa: S101  (no other run has such effects)
+                if (job := self._refinements.perform(effect)) is not None:
+                    self._aggregation.begin(job, self._state)
             case phases.Abandon(round_, attempt, reason):
-                log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
                 self._ledger.abandon(self._run, round_, attempt, reason, self.invitations.clear())
-                self._context.metrics.round_ended("abandoned")
+                log.warning("round abandoned", run=self._run, round=round_, attempt=attempt, reason=reason)
             case phases.AskScores(phase):
                 kind, subject = (TaskKind.SCORE_SUM, Subject.SCORES) if phase.summed else (TaskKind.SCORE, None)
                 self._invite(kind, phase.round, phase.attempt, phase.awaited, self._ledger.invite, subject)
             case phases.Finish(phase):
-                log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
-                self.invitations.clear()
-                self._aggregation.drop()
                 self._ledger.end_run(self._run, phase.reason, phase.outcome)
-                self._context.notify(None)
+                log.info("run finished", run=self._run, reason=phase.reason, outcome=phase.outcome.value)
+                self._close()
             case _:
                 assert_never(effect)
+
+    def _close(self) -> None:
+        """The run has ended: nobody and nothing is waited for."""
+        self.invitations.clear()
+        self._aggregation.drop()
+        self._context.notify(None)
 
     def _open(self, phase: phases.Collecting) -> None:
         log.info("round opened", run=self._run, round=phase.round, attempt=phase.attempt, cohort=sorted(phase.cohort))
@@ -294,7 +324,6 @@ class Driver:
         kind = TaskKind.FIT if phase.round else TaskKind.INITIALISE
         subject = Subject.UPDATE if phase.round and self._rules.summed else None
         self._invite(kind, phase.round, phase.attempt, phase.cohort, lambda t: self._ledger.open_round(row, t), subject)
-        self._disk_full = False
 
     def _invite(
         self,
@@ -307,27 +336,6 @@ class Driver:
     ) -> None:
         bases = {} if self._state is None else self._publisher.broadcasts(self._state, sorted(sites))
         self.invitations.send(kind, number, attempt, sorted(sites), bases, write, subject)
-
-    def _refine(self, effect: phases.AskRefinement | phases.Recall | phases.Refine) -> None:
-        assert self._refinements is not None  # noqa: S101  (no other run has such effects)
-        match effect:
-            case phases.AskRefinement(phase):
-                self._refinements.ask(phase)
-                self._disk_full = False
-            case phases.Recall(reason):
-                self._refinements.recall(reason)
-            case phases.Refine(phase):
-                self._aggregation.begin(self._refinements.job(phase), self._state)
-
-    def _ask_step(self, phase: phases.Summing, *, complete: bool) -> None:
-        assert self.sums is not None  # noqa: S101  (no other run has such a phase)
-        try:
-            self.sums.ask(phase, complete=complete)
-        except (OutOfSpaceError, DiskFailureError):
-            raise
-        except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
-            log.error("no secure sum", run=self._run, round=phase.round, kind=phase.step, why=str(error))
-            self.handle(phases.Insufficient(f"{phase.step} of the secure sum: {error}", self._context.clock()))
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         """`ServerContext.work`, but an error in `done` breaks the run: an executor would swallow it."""
@@ -343,14 +351,14 @@ class Driver:
 
     def _aggregation_ended(self, job: AggregationJob, outcome: Published | phases.Insufficient | phases.Broken) -> None:
         """Called on the coordinator's thread when an aggregation is over."""
-        if isinstance(outcome, Published):
-            if self._refinements is not None:
-                self._refinements.aggregate = outcome if job.phase.to_refine else None
-            if not job.phase.to_refine:
-                self._published = outcome
-            self.handle(self._aggregated())
-        else:
+        if not isinstance(outcome, Published):
             self.handle(outcome)
+            return
+        if self._refinements is not None:
+            self._refinements.aggregate = outcome if job.phase.to_refine else None
+        if not job.phase.to_refine:
+            self._published = outcome
+        self.handle(self._ticks.aggregated(self.phase, paused=self.paused))
 
     def _restore(self) -> phases.Phase:
         """The phase that the ledger's rows amount to; a run that the ledger does not know begins."""
@@ -382,17 +390,10 @@ class Driver:
         there = self._ticks.present(paused=self.paused)
         scorers = self._scoring.askable(there.trainers, there.groups, last.round) if due else phases.NOBODY
         now, holders = self._context.clock(), self._rules.holders
-        found = resumed(last, tasks, now, tries, required, holders=holders, scorers=scorers)
-        return self._grouped(found)
+        return self._grouped(resumed(last, tasks, now, tries, required, holders=holders, scorers=scorers))
 
     def _grouped(self, phase: phases.Phase) -> phases.Phase:
         return phase if self._rules.grouping is None else grouped(phase, self._ticks.groups, self._rules.grouping)
-
-    def _tick_event(self) -> phases.Tick:
-        return self._ticks.tick(self.phase, paused=self.paused)
-
-    def _aggregated(self) -> phases.Aggregated:
-        return self._ticks.aggregated(self.phase, paused=self.paused)
 
     @property
     def _state(self) -> Payload | None:

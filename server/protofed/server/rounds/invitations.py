@@ -21,6 +21,7 @@ class Invitations:
     def __init__(self, run: str, context: ServerContext) -> None:
         self._run, self._context = run, context
         self._open: dict[SiteId, TaskRow] = {}
+        self._silent: dict[SiteId, str] = {}  # of those sent last: who did not answer before they were closed
 
     def of(self, site: SiteId) -> TaskRow | None:
         """The site's open invitation."""
@@ -50,10 +51,14 @@ class Invitations:
         del self._open[row.site]
 
     def clear(self) -> dict[SiteId, str]:
-        """Close all; by site that has not answered, what is known of it in words."""
-        silent = {site: self._context.presence.last_seen(site) for site in self._open}
+        """Close all; by site that has not answered, what is known of it in words.
+
+        Called again before others are sent, it says the same: a full disk may have kept the first answer from the
+        ledger.
+        """
+        self._silent |= {site: self._context.presence.last_seen(site) for site in self._open}
         self._open.clear()
-        return silent
+        return dict(self._silent)
 
     def send(
         self,
@@ -82,5 +87,5 @@ class Invitations:
             rows.append(task)
         write(rows)
         reach("round-opened")
-        self._open = {row.site: row for row in rows}
+        self._open, self._silent = {row.site: row for row in rows}, {}
         self._context.notify(sites)

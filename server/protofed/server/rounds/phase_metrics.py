@@ -1,4 +1,4 @@
-"""What a change of phase counts for: durations, and of secure sums who dropped out and why one came to nothing.
+"""What a change of phase counts for: durations, abandoned rounds; of secure sums who dropped out and why one failed.
 
 A pure reading of the state machine's steps, so that nothing in it has to count.
 """
@@ -26,14 +26,15 @@ def count(
     *,
     summed: bool,
 ) -> None:
-    """Count one step of the state machine.
+    """Count one step of the state machine, once it is carried out: on a full disk it may be tried many times.
 
     Args:
         now: seconds of the coordinator's monotonic clock.
         summed: the run has secure sums.
     """
     metrics.phase_changed(run, phases.name(before), phases.name(after), now)
-    abandoned = any(isinstance(effect, Abandon) for effect in effects)
+    if abandoned := any(isinstance(effect, Abandon) for effect in effects):
+        metrics.round_ended("abandoned")
     match before:
         case Summing(step=step, opened=opened):
             if isinstance(after, Summing) and after.step is step:

@@ -63,12 +63,23 @@ class Refinements:
         sent = self._method.to_refine(aggregate.state)
         return {part: tensors for part, tensors in sent.items() if part is not Part.SITE_MODELS}
 
-    def ask(self, phase: phases.Refining) -> None:
-        """Invite the evaluator.
+    def perform(self, effect: phases.AskRefinement | phases.Recall | phases.Refine) -> AggregationJob | None:
+        """Carry out what the state machine asks for; what is to be aggregated, if anything is.
 
         Raises:
-            OutOfSpaceError, DiskFailureError: what it is sent could not be stored.
+            OutOfSpaceError, DiskFailureError: something could not be stored.
         """
+        match effect:
+            case phases.AskRefinement(phase):
+                self._ask(phase)
+            case phases.Recall(reason):
+                self._recall(reason)
+            case phases.Refine(phase):
+                return self._job(phase)
+        return None
+
+    def _ask(self, phase: phases.Refining) -> None:
+        """Invite the evaluator."""
         assert self.aggregate is not None  # noqa: S101  (it is durable)
         sites = sorted(phase.asked)
         base = public_of(self._method.to_refine(self.aggregate.state))
@@ -76,7 +87,7 @@ class Refinements:
         log.info("refinement asked for", run=self._run, round=phase.round, site=sites[0])
         self._invitations.send(TaskKind.REFINE, phase.round, phase.attempt, sites, bases, self._ledger.invite)
 
-    def recall(self, reason: str) -> None:
+    def _recall(self, reason: str) -> None:
         """Close the evaluator's invitation, that another can be asked."""
         for row in self._invitations.open_rows():
             seen = self._context.presence.last_seen(row.site)
@@ -84,7 +95,7 @@ class Refinements:
             self._ledger.set_task_status(row.task_id, "late", f"{reason}: {seen}")
         self._invitations.clear()
 
-    def job(self, phase: phases.Aggregating) -> AggregationJob:
+    def _job(self, phase: phases.Aggregating) -> AggregationJob:
         """What makes the published state of the aggregate and of the evaluator's update."""
         row = self._ledger.newest(self._run)
         assert row is not None and self.aggregate is not None  # noqa: S101, PT018  (it is durable)

@@ -9,7 +9,13 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import FailureReason
+from protofed.common.errors import (
+    DiskFailureError,
+    FailureReason,
+    OutOfSpaceError,
+    SecureSumError,
+    StateError,
+)
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol import score_sums
@@ -47,16 +53,28 @@ class SumRounds:
         self._record: tuple[tuple[int, int, Subject, TaskKind], SumRecord] | None = None  # of which step
         self._checks: dict[str, SumCheck] = {}  # by task_id, of the step that is open
 
-    def ask(self, phase: phases.Summing, *, complete: bool) -> None:
+    def ask(self, phase: phases.Summing, *, complete: bool) -> str:
         """Store what each site is sent, record the tasks with the end of the last step's, wake the sites.
 
         Args:
             complete: the round needs none of the updates that are not there yet.
 
+        Returns:
+            Why what sites have sent gives nothing to go on with; empty: they are asked.
+
         Raises:
-            SecureSumError: what sites have sent gives nothing to go on with.
-            StateError: an upload can no longer be read, or something cannot be written.
+            OutOfSpaceError, DiskFailureError: something cannot be written; no site is asked.
         """
+        try:
+            self._ask(phase, complete=complete)
+        except (OutOfSpaceError, DiskFailureError):
+            raise
+        except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
+            log.error("no secure sum", run=self._run, round=phase.round, kind=phase.step, why=str(error))
+            return f"{phase.step} of the secure sum: {error}"
+        return ""
+
+    def _ask(self, phase: phases.Summing, *, complete: bool) -> None:
         at = phase.round, phase.attempt
         reach("sum-step-closed")
         log.info("secure sum goes on", run=self._run, round=phase.round, kind=phase.step, cohort=sorted(phase.cohort))
@@ -76,7 +94,10 @@ class SumRounds:
             phase.subject,
         )
         if phase.step is TaskKind.SHARE:
-            self._set_aside(rows, phase)
+            try:
+                self._set_aside(rows, phase)
+            except OutOfSpaceError as error:  # the step is asked for; the aggregation sets aside who is not in the sum
+                log.warning("no space to set updates aside", run=self._run, round=phase.round, why=str(error))
         reach("sum-step-asked")
 
     def attempt_after(self, round: int, last: int) -> int:
