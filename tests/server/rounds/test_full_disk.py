@@ -11,12 +11,15 @@ from sqlalchemy import Connection
 from tests.server.conftest import EVALUATOR, TRAINERS, Lab
 from tests.server.rounds.test_secure_rounds import SITES, Secure
 
-from protofed.common.errors import ConflictError, OutOfSpaceError
+from protofed.common import codec
+from protofed.common.codec import Buffer, Digest
+from protofed.common.errors import ConflictError, DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind, Verdict
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.aggregation import PAUSE_S
 from protofed.server.rounds.waiting import WaitReason
+from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RoundOutcome
 
@@ -276,3 +279,56 @@ def test_an_update_is_set_aside_when_there_is_room_to_say_so(make: MakeLab, room
     assert room.refused == 2
     assert {row.task.site for row in lab.ledger.updates("test", 1) if row.counts} == {"ann", "bob", "cyd", "dan"}
     assert (lab.value, isinstance(lab.phase, phases.Evaluating)) == (1.5625, True)
+
+
+# Restarts while an aggregation waits
+
+
+class TightBlobs(MemoryBlobs):
+    """Blobs that take nothing new while `broken` says why."""
+
+    broken: StateError | None = None
+
+    def put(self, *data: Buffer) -> Digest:
+        if self.broken is not None and not self.has(codec.digest(*data)):
+            raise self.broken
+        return super().put(*data)
+
+
+def aggregating(make: MakeLab, broken: StateError) -> Lab:
+    """All updates of round 1 are there, and the state that they give, 2.0, cannot be stored."""
+    lab = make(blobs=(blobs := TightBlobs())).begin()
+    for site, value in (("ann", 1.0), ("bob", 2.0)):
+        lab.push(site, lab.model(value))
+    blobs.put(lab.announce(lab.model(3.0))[1])
+    blobs.broken = broken
+    with suppress(StateError):
+        lab.push("cyd", lab.model(3.0))
+    return lab
+
+
+def test_a_server_that_is_restarted_while_an_aggregation_waits_for_space_has_not_died(make: MakeLab) -> None:
+    lab = aggregating(make, OutOfSpaceError("no space left on device; free some"))
+    for _ in range(2 * lab.recipe.federation.max_attempts):
+        assert waits_for(lab) is WaitReason.DISK
+        lab.later(PAUSE_S)
+        lab.restart()
+        lab.later(0.0)
+    assert isinstance(lab.blobs, TightBlobs)
+    lab.blobs.broken = None
+    lab.later(PAUSE_S)
+    assert isinstance(lab.phase, phases.Evaluating)
+    assert (lab.value, lab.ledger.rounds("test")[1].aggregations) == (2.0, 1)
+
+
+def test_a_server_that_ended_for_a_failing_disk_has_not_died_of_its_aggregation(make: MakeLab) -> None:
+    """Of blobs on another disk than the ledger: the latter can be written."""
+    lab = aggregating(make, DiskFailureError("cannot write a blob: Input/output error"))
+    for _ in range(2 * lab.recipe.federation.max_attempts):
+        with pytest.raises(DiskFailureError):
+            lab.later(0.0)
+        lab.restart()
+    assert isinstance(lab.blobs, TightBlobs)
+    lab.blobs.broken = None
+    lab.later(0.0)
+    assert (lab.value, lab.ledger.rounds("test")[1].aggregations) == (2.0, 1)

@@ -75,7 +75,7 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     "end_run": st.tuples(runs, text, st.sampled_from(list(RoundOutcome))),
     "roll_back": st.tuples(runs, rounds),
     "open_round": st.tuples(st.builds(RoundRow, *at, st.just(3), st.just(2)), st.lists(tasks, min_size=1, max_size=3)),
-    "begin_aggregation": st.tuples(*at),
+    "count_aggregation": st.tuples(*at, st.sampled_from([1, -1])),
     "set_aside": st.tuples(updates, st.builds(SetAside, st.sampled_from(SetAsideCode), text)),
     "publish": st.tuples(*at, digests, st.booleans(), st.sampled_from([None, {"ann": "silent"}])),
     "keep_aggregate": st.tuples(*at, digests, st.booleans(), st.sampled_from([{}, {"ann": "silent"}])),
@@ -105,7 +105,7 @@ def done(ledger: Ledger, name: str, values: tuple[Any, ...]) -> object:
                 return None
             case "dissolve" if values[0] not in ledger.groups():
                 return None
-            case "begin_aggregation" if not known(ledger, *values):
+            case "count_aggregation" if not known(ledger, *values[:3]):
                 return None
             case "roll_back" if ledger.run(values[0]) is None:
                 return None

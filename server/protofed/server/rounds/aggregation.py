@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -151,17 +152,27 @@ class Aggregation:
         return round_context(self._recipe, row.round, row.sites)
 
     def _record_start(self, phase: phases.Aggregating) -> int:
-        """Record in the ledger, once a process, that the aggregation begins; how many processes have died in it."""
+        """Record in the ledger that the aggregation begins, once until it waits; how many processes have died in it."""
         if self._noted:
             return 0
-        starts = self._ledger.begin_aggregation(self._run, phase.round, phase.attempt)
+        starts = self._ledger.count_aggregation(self._run, phase.round, phase.attempt)
         self._noted = True
         return starts - 1
+
+    def _survived(self) -> None:
+        """Take the start back: whatever ends this process now, this aggregation does not; if it can be recorded."""
+        if self._job is None or not self._noted:
+            return
+        phase = self._job.phase
+        with suppress(OutOfSpaceError, DiskFailureError):
+            self._ledger.count_aggregation(self._run, phase.round, phase.attempt, by=-1)
+            self._noted = False
 
     def _wait(self, error: OutOfSpaceError) -> None:
         job = self._job
         at = {} if job is None else {"round": job.phase.round}
         log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
+        self._survived()
         self._again_at = self._context.clock() + PAUSE_S
 
     def _used(self, phase: phases.Aggregating, groups: Groups) -> tuple[list[UpdateRow], dict[SiteId, str]]:
@@ -284,6 +295,7 @@ class Aggregation:
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
                 self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
             case DiskFailureError():
+                self._survived()
                 raise result  # the server ends; another one, with a sound disk, aggregates
             case Rejected() | dict():
                 by_rule = isinstance(result, Rejected)

@@ -177,11 +177,11 @@ class Ledger(LedgerReader):
             connection.execute(insert(db.rounds).values(**values, opened_at=time.time()))
             connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
 
-    def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
-        """Note that the aggregation of an attempt is begun; how many times that was."""
+    def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> int:
+        """Note that the aggregation of an attempt is begun (1), or has ended no process (-1); how many then count."""
         here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & (db.rounds.c.attempt == attempt)
         with self._write() as connection:
-            connection.execute(update(db.rounds).where(here).values(aggregations=db.rounds.c.aggregations + 1))
+            connection.execute(update(db.rounds).where(here).values(aggregations=db.rounds.c.aggregations + by))
             return int(connection.execute(select(db.rounds.c.aggregations).where(here)).scalar_one())
 
     def keep_aggregate(

@@ -173,9 +173,9 @@ class MemoryLedger(Ledger):
         insort(self._attempts[row.run].setdefault(row.round, []), row.attempt)
         self._number(row.run, row.round)
 
-    def begin_aggregation(self, run: str, round: int, attempt: int) -> int:
+    def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> int:
         at = round, attempt
-        self._renew_round(run, at, aggregations=self._rounds[run][at].aggregations + 1)
+        self._renew_round(run, at, aggregations=self._rounds[run][at].aggregations + by)
         return self._rounds[run][at].aggregations
 
     def _advance(
