@@ -52,7 +52,8 @@ OPENED = Metric(
     "protofed_round_opened_timestamp_seconds",
     "gauge",
     ("run",),
-    "Unix time at which the open round was opened; absent while no round is open.",
+    "Unix time from which the open round's deadline counts: when it was opened or, later, when a restarted server took "
+    "it up; absent while no round is open.",
 )
 DEADLINE = Metric("protofed_round_deadline_seconds", "gauge", ("run",), "Seconds a round waits for its sites.")
 QUORUM = Metric("protofed_round_quorum", "gauge", ("run",), "Updates that the newest round needs, or is abandoned.")

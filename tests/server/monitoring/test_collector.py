@@ -25,6 +25,7 @@ from protofed.server.monitoring import collector
 from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
 from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record
+from protofed.server.rounds import phases
 from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.waiting import WaitReason
 from protofed.server.storage.blobs import MemoryBlobs
@@ -134,6 +135,25 @@ def test_the_round_that_is_open(read: Scraped) -> None:
     assert states_of(read, "round_sites") == {"invited": 1, "started": 1, "reported": 1}
     assert (read("round_quorum", run="one"), read("round_deadline_seconds", run="one")) == (2, 100)
     assert read("round_opened_timestamp_seconds", run="one") == lab.ledger.rounds("one")[-1].opened_at
+
+
+def test_a_restart_begins_the_deadline_of_the_open_round_again(read: Scraped) -> None:
+    """As the phase counts it, or RoundStuck and QuorumAtRisk would fire of a round that has all its time."""
+    opened_at, before = read.lab.ledger.rounds("one")[-1].opened_at, time.time()
+    read.lab.clock.now += 90.0
+    read.restart()
+    began = read("round_opened_timestamp_seconds", run="one")
+    assert began is not None
+    assert opened_at < before <= began <= time.time()
+    assert isinstance(phase := read.lab.coordinator.phase, phases.Collecting)
+    assert phase.opened == 90.0
+    read.lab.push("ann", model(1.0))
+    read.lab.push("bob", model(1.0))
+    assert read("round_opened_timestamp_seconds", run="one") == began
+    read.lab.later(101.0, alive=TRAINERS)
+    read.lab.operation.roll_back("one", 0)
+    read.lab.later(0.0, alive=TRAINERS)
+    assert read("round_opened_timestamp_seconds", run="one") == read.lab.ledger.rounds("one")[-1].opened_at > began
 
 
 def test_sites_that_are_late_or_failed(read: Scraped) -> None:

@@ -190,6 +190,26 @@ def test_a_round_that_is_open_long_past_its_deadline_is_a_stall(told: Told) -> N
     assert found.facts["reason"] == "overdue"
 
 
+def test_a_round_that_a_restarted_server_took_up_has_its_whole_deadline_again(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, sites = told.lab, ("ann", "bob", "cyd")
+    lab.operation.abort("one", "")
+    lab.start("two", federation={"deadline_s": 4 * STALLED_S})
+    lab.enroll(*sites)
+    lab.runs.tick()
+    lab.first_models()
+    told.look()
+    told.now.now += DAY_S  # the server is down for longer than the deadline
+    monkeypatch.setattr(time, "time", told.now)
+    lab.restart()
+    told.restart()
+    assert told.later(2 * STALLED_S, *sites) == []
+    told.now.now += 4 * STALLED_S + 60
+    (found,) = told.later(STALLED_S + 60, *sites)
+    assert found.facts["reason"] == "overdue"
+
+
 def test_a_full_disk_is_a_stall_also_while_a_round_is_open(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = told.lab
     lab.enroll("ann", "bob", "cyd")

@@ -29,6 +29,7 @@ from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases, state_statistics
+from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.presence import SitePresence
@@ -154,7 +155,7 @@ def _ledger(sources: CollectorSources) -> Families:
         yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
         yield from _recipe(recipe_of(row))
     if newest is not None:
-        yield from _round(sources.records, row, newest)
+        yield from _round(sources.records, row, newest, current)
     yield from _state(sources.records, row.run)
     yield _warnings(sources.records, row.run)
 
@@ -164,9 +165,9 @@ def _status(row: RunRow, current: str | None) -> str:
     return row.outcome or ("paused" if row.paused else "running" if row.run == current else "queued")
 
 
-def _round(records: LedgerReader, run: RunRow, newest: RoundRow) -> Families:
-    if newest.closed_at is None and run.ended_at is None:
-        yield metrics.OPENED.family({(run.run,): newest.opened_at})
+def _round(records: LedgerReader, run: RunRow, newest: RoundRow, current: Coordinator | None) -> Families:
+    if newest.closed_at is None and current is not None and run.run == current.run:
+        yield metrics.OPENED.family({(run.run,): current.deadline_began(newest)})
     yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)
     statuses = [task.task_status for task in tasks if task.asks_for_update]

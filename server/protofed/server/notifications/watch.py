@@ -155,7 +155,7 @@ class Watch:
         newest = self._sources.records.newest(current.run)
         if newest is None or newest.state is not None:  # it published: the run advances
             return None
-        deadline = newest.opened_at + current.recipe.federation.deadline_s
+        deadline = current.deadline_began(newest) + current.recipe.federation.deadline_s
         if newest.closed_at is None and isinstance(phase, OPEN) and self._sources.now() > deadline:
             return OVERDUE
         attempts = self._sources.records.rounds(current.run, since=newest.round)

@@ -6,6 +6,8 @@ simulation's only one); aggregation alone runs elsewhere, through `ServerContext
 
 from __future__ import annotations
 
+import time
+
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConflictError, FailureReason, ProtocolError
@@ -29,6 +31,7 @@ from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.publisher import Published
 from protofed.server.rounds.waiting import Waiting
+from protofed.server.storage.rows import RoundRow
 
 NOTHING_TO_DO = Wait(retry_after_s=1.0)
 
@@ -47,6 +50,7 @@ class Coordinator:
         self._metrics = context.metrics
         self._driver = Driver(recipe, context)
         self._invitations = self._driver.invitations
+        self._taken_up_at = time.time()
         self.intake = UploadIntake(recipe, context, self._driver)
         self._score_names = ScoreNames(recipe.classes, recipe.evaluation.switched_on)
 
@@ -59,6 +63,13 @@ class Coordinator:
     def published(self) -> Published | None:
         """The newest state; None before there is a model."""
         return self._driver.published
+
+    def deadline_began(self, row: RoundRow) -> float:
+        """Since when the deadline of an open round counts, in Unix time: a restart of the server begins it again.
+
+        May be called from any thread.
+        """
+        return max(row.opened_at, self._taken_up_at)
 
     def tick(self) -> None:
         """Act on what is due by now: deadlines, sites that went silent, a retry after a full disk.
