@@ -134,8 +134,17 @@ def test_any_other_verdict_forgets_it(verdict: Verdict, store: Store) -> None:
 def test_a_round_sees_nothing_of_its_own_or_a_later_number(store: Store) -> None:
     counted(store, 2, 3)
     assert number(store.last_counted("run", 4)) == 3
-    assert number(store.last_counted("run", 3)) != 3  # the server was rolled back, or the round is opened again
+    assert number(store.last_counted("run", 3)) == 2  # the round is opened again, or the server was rolled back by one
     assert number(store.last_counted("run", 2)) is None
+
+
+def test_a_round_that_counts_again_begins_behind_the_one_before_it(store: Store) -> None:
+    counted(store, 2, 3)
+    store.stage(task(3, "again"), outcome(3.5))
+    store.settle(task(3, "again"), receipt())
+    assert number(store.last_counted("run", 4)) == 3.5
+    assert number(store.last_counted("run", 3)) == 2
+    assert store.newest_counted("run") == 3
 
 
 def test_a_round_that_is_opened_again_replaces_what_it_gave(store: Store) -> None:

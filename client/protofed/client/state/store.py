@@ -141,7 +141,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(BYTES)
-        self._counted: dict[str, SiteState] = {}  # by run
+        self._counted: dict[str, tuple[SiteState, SiteState]] = {}  # by run: after the newest round, and before it
         self._staged: dict[str, tuple[Task, FitOutcome]] = {}  # by task_id
         self._bases: dict[str, tuple[int, Payload]] = {}  # by run
         self._scored: dict[str, dict[int, str]] = {}  # by run and round
@@ -151,13 +151,13 @@ class MemoryStore:
         return self._secret
 
     def last_counted(self, run: str, before: int) -> SiteState:
-        """See `Store.last_counted`; only the newest round is stored, so an earlier one starts from an empty state."""
-        state = self._counted.get(run, SiteState())
-        return state if state.round < before else SiteState()
+        """See `Store.last_counted`; only the newest round and the one before are stored."""
+        states = self._counted.get(run, ())
+        return next((state for state in states if state.round < before), SiteState())
 
     def newest_counted(self, run: str) -> int:
         """See `Store.newest_counted`."""
-        return self._counted.get(run, SiteState()).round
+        return max((state.round for state in self._counted.get(run, ())), default=0)
 
     def scored(self, run: str) -> Mapping[int, str]:
         """See `Store.scored`."""
@@ -191,7 +191,9 @@ class MemoryStore:
         """See `Store.settle`."""
         _, outcome = self._staged.pop(task.task_id)
         if receipt.verdict in COUNTED:
-            self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal)
+            # A round may be abandoned after an update of it has counted: its next attempt begins where it did.
+            former = self.last_counted(task.run, task.round)
+            self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal), former
             self._scored[task.run] = earlier(task.round, self._scored.get(task.run, {}))
 
     def abandon(self, run: str) -> None:
@@ -203,4 +205,4 @@ class MemoryStore:
         return frozenset()
 
     def retain(self, rounds: int) -> None:
-        """Does nothing: simulations are not rolled back, so the newest round is enough."""
+        """Does nothing: simulations are not rolled back, so no round behind the one before the newest is asked for."""
