@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext
+from protofed.client.training.lone_example import has_batch_norm, lone_example, without_lone
 from protofed.client.training.losses import supervised
 from protofed.client.training.noisy_classes import noisy_means
 from protofed.client.training.noisy_steps import NoisySteps
@@ -113,9 +114,10 @@ def _plain_epoch(
     local: FitContext, step: _Step, loss: Loss, after: Callable[[Step], object] | None, number: int
 ) -> None:
     plan, state = local.plan, step.state
-    for images, labels in local.data.batches(
-        plan.batch_size, local.rng, plan.augmentation, plan.drop_last, plan.sampling
-    ):
+    batches = local.data.batches(plan.batch_size, local.rng, plan.augmentation, plan.drop_last, plan.sampling)
+    if has_batch_norm(local.model):
+        batches = without_lone(batches, local.model, local.data.input.shape)
+    for images, labels in batches:
         local.check()
         state.total += step(images, labels, loss) * len(labels)  # stays on the device: no step waits for it
         state.examples += len(labels)
@@ -317,6 +319,10 @@ class _Step:
         except torch.OutOfMemoryError as error:
             self._ranks.ran_out_of_memory(error)
             return None
+        except ValueError as error:
+            if (failed := lone_example(error, len(labels))) is None:
+                raise
+            raise failed from error
 
     def _gradients(self, images: Tensor, labels: Tensor, loss: Loss) -> Tensor:
         self._free_gradients()
@@ -326,12 +332,17 @@ class _Step:
             self._ranks.backward(whole)
             return whole.detach()
         parts = []
-        for micro_images, micro_labels in zip(torch.split(images, size), torch.split(labels, size), strict=True):
+        for micro_images, micro_labels in zip(self._divided(images, size), self._divided(labels, size), strict=True):
             # Weighted by its share, so that the parts' gradients add up to those of the whole batch's mean.
             part = loss(micro_images, micro_labels) * (len(micro_labels) / len(labels))
             self._ranks.backward(part)
             parts.append(part.detach())
         return torch.stack(parts).sum()
+
+    def _divided(self, rows: Tensor, size: int) -> tuple[Tensor, ...]:
+        """Rows [B, ...] in parts of at most so many; for BatchNorm evenly, so that none is of one where two fit."""
+        even = len(rows) % size == 1 and has_batch_norm(self._local.model)
+        return torch.tensor_split(rows, math.ceil(len(rows) / size)) if even else torch.split(rows, size)
 
     def _shrink(self, batch: int) -> None:
         size = min(self.state.micro_batch or batch, batch)
