@@ -28,9 +28,10 @@ load load_joined losses_of mean_discrepancy mixed mixture model_contrast named p
 sgd_length site_models soft_labels stacked supervised towards train train_head weights
 """
 SERVER = """
-Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans Mean Method NOTHING OwnStartMethod Part Payload
-RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors Update
-Weighting describe is_buffer like norm_of prototype_rows server_methods towards unit weight_of weighted_mean weights
+Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans JoiningMethod Mean Method NOTHING OwnStartMethod
+Part Payload RefiningMethod RoundContext ServerMethod SiteId StateError SumForm SummableMethod Sums TensorSpec Tensors
+Update Weighting describe is_buffer like norm_of prototype_rows server_methods towards unit weight_of weighted_mean
+weights
 """
 
 

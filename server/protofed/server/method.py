@@ -28,6 +28,7 @@ __all__ = [
     "ConfigError",
     "ExpectedUpdate",
     "HolderMeans",
+    "JoiningMethod",
     "Mean",
     "Method",
     "OwnStartMethod",
@@ -155,6 +156,13 @@ class OwnStartMethod(ServerMethod, Protocol):
         """
 
 
+class JoiningMethod(ServerMethod, Protocol):
+    """A server half that sends a site what follows from the site's own last update, beside the models of all."""
+
+    def joined(self, state: Payload, update: Update) -> Payload:
+        """The state once the update of a site that took no part is known, which counts in nothing that others get."""
+
+
 class RefiningMethod(ServerMethod, Protocol):
     """A server half whose states need PyTorch: an evaluator makes of each round's aggregate what the round publishes.
 
@@ -174,6 +182,11 @@ class RefiningMethod(ServerMethod, Protocol):
 def refining(method: ServerMethod) -> RefiningMethod | None:
     """The method, if an evaluator refines its states."""
     return cast("RefiningMethod", method) if hasattr(method, "refined") else None
+
+
+def joined(method: ServerMethod, state: Payload, update: Update) -> Payload:
+    """As `JoiningMethod.joined`; of other methods the state itself: what they send does not follow from it."""
+    return cast("JoiningMethod", method).joined(state, update) if hasattr(method, "joined") else state
 
 
 server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")

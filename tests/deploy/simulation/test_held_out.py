@@ -20,7 +20,7 @@ from protofed.client.training.score_sets import of_personal
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Payload
+from protofed.common.payload import Part, Payload
 from protofed.deploy.cli.overrides import show_dry_run
 from protofed.deploy.experiments.columns import summarise, usual
 from protofed.deploy.experiments.experiment import ExperimentJob
@@ -28,6 +28,7 @@ from protofed.deploy.experiments.job import run_job
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import simulate_with_progress
 from protofed.deploy.simulation.simulation import Simulation, everything, simulation
+from protofed.server.rounds.resume import method_of
 from protofed.testing.crew import CrewHere
 
 RecipeOf = Callable[..., Recipe]
@@ -83,6 +84,33 @@ def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_o
     )
     client_methods.build("fedavg", {}).fit(local, state)
     assert of_personal(local.model, local.data, recipe) == scores
+
+
+def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(recipe_of: RecipeOf) -> None:
+    """Before it has sent any, the server knows only the mixture of all classes alike, which is of no site."""
+    recipe = of_six(recipe_of, "cwfedavg")
+    assert recipe.data is not None
+    with simulation(recipe) as running:
+        running.go()
+        scores, state = held_out_scores(running)["site-6"], last_state(running)
+    local = FitContext(
+        site="site-6",
+        round=recipe.rounds,
+        rounds=recipe.rounds,
+        model=device_model(recipe, CPU, recipe.names),
+        data=load_sites(recipe.data, recipe.input, recipe.classes)[5],
+        classes=recipe.classes,
+        plan=recipe.plan,
+        rng=seeded(recipe.seed, recipe.rounds, "site-6", CPU),
+        memory={},
+    )
+    client, server = client_methods.build("cwfedavg", {}), method_of(recipe)
+    assert "site-6" not in state[Part.CLASS_SHARES]
+    update = client.fit(local, server.broadcast(state, "site-6"))
+    shares = {**state[Part.CLASS_SHARES], "site-6": update.payload[Part.CLASS_SHARES]["shares"].astype(float)}
+    for known, same in ((state, False), ({**state, Part.CLASS_SHARES: shares}, True)):
+        client.install(local, server.broadcast(known, "site-6"))
+        assert (of_personal(local.model, local.data, recipe) == scores) is same
 
 
 def test_workers_and_a_restart_change_nothing(recipe_of: RecipeOf, tmp_path: Path) -> None:

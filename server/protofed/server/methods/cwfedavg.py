@@ -60,6 +60,13 @@ class CwFedAvgServer:
         shares = last if last.any() else np.full(len(q), 1 / len(q))
         return {**self._common(state), **mixed(state[Part.CLASS_MODELS], shares @ q)}
 
+    def joined(self, state: Payload, update: Update) -> Payload:
+        """With a newcomer's shares, by which its mixture is made; of sums each site makes its own."""
+        if self._is_of_sums(state):
+            return state
+        shares = distribution(update.payload[self._shares_part]["shares"])
+        return {**state, Part.CLASS_SHARES: {**state.get(Part.CLASS_SHARES, {}), update.site: shares}}
+
     def class_model(self, state: Payload, c: int) -> Payload:
         """w_c^G, the model of class c, made when it is asked for."""
         models = state[Part.CLASS_MODELS]
