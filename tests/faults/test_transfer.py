@@ -36,6 +36,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, Role, Task, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.rpc import federation
+from protofed.server.storage.uploads import Upload
 
 RUN = "small-fedavg"
 CHUNKS = 4
@@ -494,6 +495,31 @@ def test_row_60_a_server_that_dies_with_a_chunk_written_goes_on(
     client.put(upload.id, 0, pieces()[0])
     assert client.push(task, UPDATE).verdict == pb.VERDICT_ACCEPTED
     assert rows() == [(1, "accepted")]
+
+
+def test_row_60_a_server_that_dies_between_the_blob_and_its_row_is_sent_no_chunk_again(
+    client: RawClient,
+    task: pb.Task,
+    server: Any,
+    start: Callable[[], Any],
+    daemon: Callable[..., GrpcLink],
+    rows: Callable[[], Any],
+    tmp_path: Path,
+) -> None:
+    before, upload = blobs(tmp_path), begin(client, task)
+    for index, data in enumerate(pieces()):
+        client.put(upload.id, index, data)
+    which = Upload("site-1", task.task_id, codec.digest(DATA))  # what a commit does before the row is written
+    server.blobs.check(which)
+    server.blobs.seal(which)
+    server.blobs.sync()
+    assert blobs(tmp_path) > before
+    server.stop()
+    new = daemon(start().address)
+    assert (blobs(tmp_path), rows()) == (before, [])
+    sent = Counted(new, "PutChunk")
+    assert new.push(ours(task), released()).verdict is Verdict.ACCEPTED
+    assert (sent.requests, rows(), unfinished(tmp_path)) == ([], [(1, "accepted")], [])
 
 
 # Quotas

@@ -79,14 +79,14 @@ def test_chunks_are_counted(total: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 1, 0, 2, 0)])
-@pytest.mark.parametrize("durable", [True, False])
 def test_chunks_in_any_order_and_twice_make_the_blob(
-    partial: PartialBlob, target: Path, tmp_path: Path, order: tuple[int, ...], *, durable: bool
+    partial: PartialBlob, target: Path, tmp_path: Path, order: tuple[int, ...]
 ) -> None:
     assert partial.begin(TOTAL) == frozenset()
     assert partial.total == TOTAL
     send(partial, *order)
-    assert partial.seal(ADDRESS, target, durable=durable) == DATA
+    assert partial.check(ADDRESS) == DATA
+    assert partial.seal(ADDRESS, target) == DATA
     assert target.read_bytes() == DATA
     assert (files(tmp_path), partial.total) == ({"whole"}, 0)
 
@@ -306,7 +306,7 @@ def test_no_room_leaves_nothing(
 
 
 @pytest.mark.parametrize(("code", "kind"), FULL)
-def test_a_failed_fsync_is_never_taken_for_a_sealed_blob(
+def test_after_a_failed_fsync_nothing_is_linked(
     partial: PartialBlob,
     target: Path,
     tmp_path: Path,
@@ -319,9 +319,10 @@ def test_a_failed_fsync_is_never_taken_for_a_sealed_blob(
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", fails(code))
         with pytest.raises(kind):
-            partial.seal(ADDRESS, target)
-    with pytest.raises(IncompleteUploadError):  # a second fsync would say that all is well
-        partial.seal(ADDRESS, target)
+            partial.check(ADDRESS)
+    for late in (lambda: partial.check(ADDRESS), lambda: partial.link(target)):
+        with pytest.raises(IncompleteUploadError):  # a second fsync would say that all is well
+            late()
     assert files(tmp_path) == set()
 
 
@@ -353,5 +354,91 @@ def test_what_is_made_durable_is_the_data_and_then_its_name(
     partial.begin(TOTAL)
     send(partial, 0, 1, 2)
     assert synced == []  # never once a chunk
-    partial.seal(ADDRESS, target)
+    partial.check(ADDRESS)
+    partial.link(target)
     assert synced == ["data False"]  # the folder, too, is the caller's: blobs that are sealed together share it
+
+
+# A second name
+
+
+def test_what_was_linked_is_still_there_for_another_process(
+    reopen: Callable[[], PartialBlob], target: Path, tmp_path: Path
+) -> None:
+    """Who dies between the name and the note of it has lost nothing, and the blob is not written to."""
+    first = reopen()
+    first.begin(TOTAL)
+    send(first, 0, 1, 2)
+    assert first.check(ADDRESS) == DATA
+    first.link(target)
+    target.unlink()
+    second = reopen()
+    assert second.begin(TOTAL) == {0, 1, 2}
+    second.check(ADDRESS)
+    second.link(target)
+    second.link(target)
+    assert files(tmp_path) == {"data", "data.held", "whole"}
+    second.drop()
+    assert (files(tmp_path), target.read_bytes()) == ({"whole"}, DATA)
+
+
+def test_a_link_takes_the_place_of_what_has_the_name(partial: PartialBlob, target: Path) -> None:
+    target.write_bytes(b"rotten")
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    partial.check(ADDRESS)
+    partial.link(target)
+    assert target.read_bytes() == DATA
+
+
+def test_what_was_not_checked_or_was_begun_anew_is_not_linked(partial: PartialBlob, target: Path) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    with pytest.raises(IncompleteUploadError):
+        partial.link(target)
+    partial.check(ADDRESS)
+    partial.begin(TOTAL + 1)
+    with pytest.raises(IncompleteUploadError):
+        partial.link(target)
+    assert not target.exists()
+
+
+def test_what_is_begun_anew_while_it_is_read_is_not_taken_for_checked(tmp_path: Path, target: Path) -> None:
+    def read(path: Path) -> memoryview:
+        one.begin(TOTAL + 1)  # nobody waits for it
+        return memoryview(DATA)
+
+    one = PartialBlob(tmp_path / "data", read)
+    one.begin(TOTAL)
+    send(one, 0, 1, 2)
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
+        one.check(ADDRESS)
+    with pytest.raises(IncompleteUploadError):
+        one.link(target)
+    assert one.total == TOTAL + 1
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP])
+def test_where_there_are_no_hard_links_it_is_moved(
+    partial: PartialBlob, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    partial.check(ADDRESS)
+    monkeypatch.setattr(os, "link", fails(code))
+    partial.link(target)
+    assert (files(tmp_path), target.read_bytes(), partial.total) == ({"whole"}, DATA, 0)
+
+
+def test_a_link_for_which_there_is_no_room_is_an_error(
+    partial: PartialBlob, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial.begin(TOTAL)
+    send(partial, 0, 1, 2)
+    partial.check(ADDRESS)
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "link", fails(errno.ENOSPC))
+        with pytest.raises(OutOfSpaceError):
+            partial.link(target)
+    partial.link(target)
+    assert target.read_bytes() == DATA

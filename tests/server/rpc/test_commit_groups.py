@@ -1,4 +1,4 @@
-"""Commits that wait for the coordinator are judged together, after one sync of the blobs' folder."""
+"""Commits that wait for the coordinator are judged together, once their uploads are blobs and the folder is synced."""
 
 from __future__ import annotations
 
@@ -10,21 +10,34 @@ from traceback import extract_tb
 from typing import Any, cast
 
 from protofed.common.codec import Digest
-from protofed.common.errors import DiskFailureError, OverQuotaError, ProtocolError, StateError
+from protofed.common.errors import (
+    DiskFailureError,
+    IncompleteUploadError,
+    OverQuotaError,
+    ProtocolError,
+    StateError,
+)
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.server.rounds.intake import Commit
 from protofed.server.rpc.commit_groups import CommitGroups
+from protofed.server.storage.uploads import Upload
 
 NOTHING = Manifest((), 0, Digest("0" * 64))
 
 
 class Server:
-    """What a group is judged by; the sites called `bad` are refused."""
+    """What a group is judged by; the sites called `bad` are refused, and those called `gone` have no upload."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
+        self.judged: list[str] = []  # of what it did
         self.fails: Exception | None = None
         self.intake = self
+
+    def seal(self, upload: Upload) -> None:
+        if upload.site == "gone":
+            raise IncompleteUploadError("begin it again")
+        self.did.append(f"seal {upload.site}")
 
     def sync(self) -> None:
         self.did.append("sync")
@@ -37,7 +50,8 @@ class Server:
         return self
 
     def commit_all(self, commits: Sequence[Commit]) -> list[Receipt | Exception]:
-        self.did.append(" ".join(commit.site for commit in commits))
+        self.judged.append(" ".join(commit.site for commit in commits))
+        self.did.append(self.judged[-1])
         return [
             StateError("bad") if commit.site == "bad" else Receipt(Verdict.ACCEPTED, commit.site, Digest("d"), "")
             for commit in commits
@@ -79,22 +93,23 @@ def test_those_that_wait_share_a_sync_which_comes_first() -> None:
     server = Server()
     answers = judged(server, *(("run", site) for site in ("ann", "bob", "cyd")))
     assert [answer.reason for answer in answers if isinstance(answer, Receipt)] == ["ann", "bob", "cyd"]
-    assert server.did == ["sync", "ann", "sync", "bob cyd"]
+    assert server.did == ["seal ann", "sync", "ann", "seal bob", "seal cyd", "sync", "bob cyd"]
 
 
 def test_each_gets_its_own_answer() -> None:
     server = Server()
-    answers = judged(server, ("run", "ann"), ("run", "bob"), ("none", "cyd"), ("run", "bad"), ("other", "dan"))
-    kinds = [Receipt, Receipt, ProtocolError, StateError, Receipt]
+    commits = ("run", "bob"), ("none", "cyd"), ("run", "gone"), ("run", "bad"), ("other", "dan")
+    answers = judged(server, ("run", "ann"), *commits)
+    kinds = [Receipt, Receipt, ProtocolError, IncompleteUploadError, StateError, Receipt]
     assert [type(answer) for answer in answers] == kinds
-    assert server.did == ["sync", "ann", "sync", "bob", "bad", "dan"]
+    assert server.judged == ["ann", "bob", "bad", "dan"]
 
 
 def test_a_call_that_is_cut_short_is_recorded_and_stops_no_other() -> None:
     server = Server()
     answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"), cut_short=1)
     assert [type(answer) for answer in answers] == [Receipt, asyncio.CancelledError, Receipt]
-    assert server.did == ["sync", "ann", "sync", "bob cyd"]
+    assert server.judged == ["ann", "bob cyd"]
 
 
 def test_what_cannot_be_made_durable_is_not_judged() -> None:
@@ -103,7 +118,7 @@ def test_what_cannot_be_made_durable_is_not_judged() -> None:
     answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
     assert [type(answer) for answer in answers] == [DiskFailureError] * 3
     assert len({id(answer) for answer in answers}) == 3
-    assert server.did == ["sync", "sync"]
+    assert server.judged == []
 
 
 class BrokenError(Exception):

@@ -43,6 +43,13 @@ def send(folder: FolderBlobs, upload: Upload, *indices: int, begin: bool = False
         folder.uploads.write(upload, index, data, crc32c(data))
 
 
+def sealed(folder: FolderBlobs, upload: Upload) -> memoryview:
+    """The data of an upload that is a blob from here on."""
+    data = folder.check(upload)
+    folder.seal(upload)
+    return data
+
+
 def files(path: Path) -> set[str]:
     return {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
 
@@ -152,9 +159,11 @@ def test_a_view_is_checked_and_outlives_what_is_removed(folder: FolderBlobs, tmp
 
 def test_an_upload_becomes_the_blob_of_its_digest(folder: FolderBlobs, tmp_path: Path) -> None:
     send(folder, ANN)
-    assert folder.seal(ANN) == DATA
+    assert sealed(folder, ANN) == DATA
     assert folder.get(ADDRESS) == DATA
+    folder.uploads.drop(ANN)
     assert files(tmp_path) == {ADDRESS}
+    assert folder.get(ADDRESS) == DATA
 
 
 def test_the_names_of_sealed_blobs_are_made_durable_with_one_sync(
@@ -163,7 +172,7 @@ def test_the_names_of_sealed_blobs_are_made_durable_with_one_sync(
     synced = watch_fsyncs(monkeypatch, lambda handle: os.readlink(f"/proc/self/fd/{handle}"))
     for upload in (ANN, BOB):
         send(folder, upload)
-        folder.seal(upload)
+        sealed(folder, upload)
     assert len(synced) == 2
     assert str(tmp_path) not in synced
     folder.sync()
@@ -175,7 +184,7 @@ def test_a_folder_that_cannot_be_synced_is_an_error(folder: FolderBlobs, monkeyp
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     send(folder, ANN)
-    folder.seal(ANN)
+    sealed(folder, ANN)
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", fails)
         with pytest.raises(DiskFailureError):
@@ -183,31 +192,49 @@ def test_a_folder_that_cannot_be_synced_is_an_error(folder: FolderBlobs, monkeyp
     folder.sync()
 
 
-def test_sealing_again_gives_the_data_again_also_after_a_restart(folder: FolderBlobs, tmp_path: Path) -> None:
+def test_an_upload_can_be_sealed_again_also_after_a_restart_until_it_is_dropped(
+    folder: FolderBlobs, tmp_path: Path
+) -> None:
     send(folder, ANN)
-    assert folder.seal(ANN) == folder.seal(ANN) == FolderBlobs(tmp_path).seal(ANN) == DATA
+    assert sealed(folder, ANN) == sealed(folder, ANN) == DATA
+    folder.discard(ADDRESS)
+    again = FolderBlobs(tmp_path)
+    assert again.uploads.begin(ANN, TOTAL) == {0, 1, 2}
+    assert sealed(again, ANN) == again.get(ADDRESS) == DATA
+    again.uploads.drop(ANN)
+    with pytest.raises(IncompleteUploadError):
+        sealed(again, ANN)
+    assert again.get(ADDRESS) == DATA
+
+
+def test_an_upload_that_was_not_checked_is_no_blob(folder: FolderBlobs) -> None:
+    send(folder, ANN)
+    with pytest.raises(IncompleteUploadError):
+        folder.seal(ANN)
+    assert folder.damaged(ADDRESS)
 
 
 @pytest.mark.parametrize("sent", [(), (0,), (0, 2)])
 def test_an_upload_with_a_hole_is_no_blob(folder: FolderBlobs, sent: tuple[int, ...]) -> None:
     send(folder, ANN, *sent, begin=True)
     with pytest.raises(IncompleteUploadError, match=f"{3 - len(sent)} chunks are missing"):
-        folder.seal(ANN)
+        sealed(folder, ANN)
     assert folder.damaged(ADDRESS)
 
 
 def test_nobody_hands_in_what_another_site_sent(folder: FolderBlobs) -> None:
     send(folder, ANN)
-    folder.seal(ANN)
+    sealed(folder, ANN)
     folder.uploads.begin(BOB, TOTAL)
     with pytest.raises(IncompleteUploadError, match="3 chunks are missing"):
-        folder.seal(BOB)
+        sealed(folder, BOB)
 
 
 def test_two_sites_may_send_the_same_bytes(folder: FolderBlobs, tmp_path: Path) -> None:
     for upload in (ANN, BOB):
         send(folder, upload)
-        assert folder.seal(upload) == DATA
+        assert sealed(folder, upload) == DATA
+        folder.uploads.drop(upload)
     assert files(tmp_path) == {ADDRESS}
 
 
@@ -216,14 +243,14 @@ def test_an_upload_that_rotted_before_it_was_sealed_is_no_blob(folder: FolderBlo
     with (tmp_path / "uploads" / str(ANN)).open("r+b") as file:
         file.write(b"rotten")
     with pytest.raises(CodecError):
-        folder.seal(ANN)
+        sealed(folder, ANN)
     assert files(tmp_path) == set()
 
 
 def test_a_sound_upload_heals_a_blob_that_changed_on_disk(folder: FolderBlobs, tmp_path: Path) -> None:
     (tmp_path / ADDRESS).write_bytes(b"rotten")
     send(folder, ANN)
-    folder.seal(ANN)
+    sealed(folder, ANN)
     assert folder.get(ADDRESS) == DATA
 
 
@@ -277,8 +304,8 @@ def test_a_blob_that_cannot_be_mapped_now_is_not_taken_for_a_damaged_one(
     with monkeypatch.context() as limits:
         limits.setattr(mmap, "mmap", fails)
         with pytest.raises(OutOfSpaceError, match="Cannot allocate memory"):
-            folder.seal(ANN)
-    assert folder.seal(ANN) == DATA
+            sealed(folder, ANN)
+    assert sealed(folder, ANN) == DATA
     with monkeypatch.context() as limits:
         limits.setattr(mmap, "mmap", fails)
         with pytest.raises(OutOfSpaceError, match="Cannot allocate memory"):
@@ -294,4 +321,4 @@ def test_on_a_disk_of_another_machine_nothing_is_mapped(tmp_path: Path, monkeypa
     monkeypatch.setattr("protofed.server.storage.blobs.network_type_of", lambda _: "nfs4")
     folder = FolderBlobs(tmp_path)
     send(folder, ANN)
-    assert folder.seal(ANN) == folder.view(ADDRESS) == DATA
+    assert sealed(folder, ANN) == folder.view(ADDRESS) == DATA

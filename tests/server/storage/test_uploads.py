@@ -68,7 +68,9 @@ def test_what_was_never_begun_is_incomplete(uploads: Uploads, tmp_path: Path) ->
     with pytest.raises(IncompleteUploadError, match="begin it again"):
         send(uploads, upload())
     with pytest.raises(IncompleteUploadError, match="begin it again"):
-        uploads.seal(upload(), tmp_path / "target")
+        uploads.check(upload())
+    with pytest.raises(IncompleteUploadError, match="begin it again"):
+        uploads.link(upload(), tmp_path / "target")
     assert files(tmp_path) == set()
 
 
@@ -81,7 +83,7 @@ def test_two_uploads_at_once_do_not_mix(uploads: Uploads, tmp_path: Path) -> Non
         uploads.write(Upload(site, "n", digest(data)), 0, data, crc32c(data))
     for number, site in enumerate(("ann", "bob")):
         data = bytes([number]) * 1000
-        assert uploads.seal(Upload(site, "n", digest(data)), tmp_path / "target") == data
+        assert uploads.check(Upload(site, "n", digest(data))) == data
 
 
 # Quotas
@@ -121,16 +123,20 @@ def test_a_restart_does_not_forget_what_a_site_has(reopen: Callable[[], Uploads]
         reopen().begin(upload(number=2), TOTAL)
 
 
-@pytest.mark.parametrize("finish", ["seal", "drop", "drop of", "collect"])
-def test_what_is_finished_counts_no_more(uploads: Uploads, tmp_path: Path, finish: str) -> None:
+@pytest.mark.parametrize("finish", ["move", "drop", "drop of", "collect"])
+def test_what_is_finished_counts_no_more(
+    uploads: Uploads, tmp_path: Path, finish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofed.common.storage.files.link", lambda *_: False)  # as without hard links
     data = b"data"
     for number in range(2 * SMALL.uploads):
         one = Upload("ann", f"n{number}", digest(data))
         uploads.begin(one, len(data))
         uploads.write(one, 0, data, crc32c(data))
         match finish:
-            case "seal":
-                uploads.seal(one, tmp_path / "sealed")
+            case "move":
+                uploads.check(one)
+                uploads.link(one, tmp_path / "sealed")
             case "drop":
                 uploads.drop(one)
             case "drop of":

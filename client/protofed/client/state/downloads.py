@@ -101,7 +101,7 @@ class DiskDownloads:
     def seal(self, address: Digest) -> bytes:
         """See `BlobDownloads.seal`. Removes older blobs and every other incomplete one."""
         # No fsync: after a power cut the digest check in `cached` finds a torn file, and it is fetched again.
-        data = bytes(self._partials[address].seal(address, self._folder / address, durable=False))
+        data = bytes(self._partials[address].seal(address, self._folder / address))
         self._partials = {}
         with contextlib.suppress(OSError):  # a failed clean-up costs only disk space
             blobs = [path for path in self._folder.iterdir() if is_digest(path.name.partition(".")[0])]

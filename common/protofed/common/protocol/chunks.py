@@ -1,7 +1,7 @@
 """A blob that arrives in chunks, in any order, while its sender and its receiver may die and restart.
 
 One file has the data, each chunk at its offset; a second one beside it has a byte a chunk that marks those received.
-Nothing is made durable before the blob is sealed: the digest detects what a crash tore, and the blob is sent again.
+Nothing is made durable before the blob is whole: the digest detects what a crash tore, and the blob is sent again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
 
 MARKS = ".held"  # suffix of the file that marks which chunks are received
+_GONE = "nothing was begun, or it is gone; begin it again"
 
 
 class PartialBlob:
@@ -29,7 +30,7 @@ class PartialBlob:
 
     Args:
         path: of the data. The chunks that an earlier process left there are reused.
-        read: how `seal` reads the data: `files.mapped` or, on the disk of another machine, `files.whole`.
+        read: how the whole is read: `files.mapped` or, on the disk of another machine, `files.whole`.
     """
 
     def __init__(self, path: Path, read: Callable[[Path], memoryview] = files.mapped) -> None:
@@ -37,6 +38,8 @@ class PartialBlob:
         self._path, self._marks = path, path.with_name(f"{path.name}{MARKS}")
         self._lock = threading.Lock()
         self._total = path.stat().st_size if path.exists() else None
+        self._begun = 0  # how many files there were: `check` reads one without the lock
+        self._checked = False  # the file is whole, durable, and what was announced
 
     @property
     def total(self) -> int:
@@ -84,30 +87,66 @@ class PartialBlob:
                 marks.seek(index)
                 marks.write(b"\1")
 
-    def seal(self, address: Digest, target: Path, *, durable: bool = True) -> memoryview:
-        """Move the complete blob to `target` on the same disk; returns its data.
+    def seal(self, address: Digest, target: Path) -> memoryview:
+        """Move the complete blob to `target` on the same disk, not durably; returns its data.
 
         Args:
             address: the digest that was announced.
-            durable: the data survive a power cut, and its name once `target`'s folder is synced, which blobs that are
-                sealed together can share; False for a cache whose blobs are checked when they are read.
 
         Raises:
             IncompleteUploadError: chunks are missing, the blob was not begun, or its file is gone.
             CodecError: the data have another digest; they are dropped.
         """
         with self._lock, self._on_disk():
-            if missing := sorted(set(range(chunk_count(self._announced()))) - self._marked()):
-                raise IncompleteUploadError(f"{len(missing)} chunks are missing, the first is {missing[0]}")
+            self._check_complete()
             data = self._read(self._path)
             if digest(data) != address:
-                self._remove()
-                raise CodecError("the digest of all chunks is not the one that was announced; begin it again")
-            if durable:
-                self._sync()
+                raise self._not_announced()
             os.replace(self._path, target)
             self._remove()
             return data
+
+    def check(self, address: Digest) -> memoryview:
+        """Make the complete data durable, so that they may be linked; returns them. They stay what they are until then.
+
+        Args:
+            address: the digest that was announced.
+
+        Raises:
+            As `seal`.
+        """
+        with self._on_disk():
+            with self._lock:
+                self._check_complete()
+                begun = self._begun
+            # Without the lock: `link` must not wait while gigabytes are read, and of what is complete no chunk changes.
+            data = self._read(self._path)
+            is_sound = digest(data) == address
+            if is_sound:
+                self._sync()
+            with self._lock:
+                if self._begun != begun:
+                    raise IncompleteUploadError(_GONE)
+                if not is_sound:
+                    raise self._not_announced()
+                self._checked = True
+            return data
+
+    def link(self, target: Path) -> None:
+        """Give checked data the name `target`, too, on the same disk; durable once the folder of `target` is synced.
+
+        They stay here until they are dropped: who dies before he has noted down `target` finds them again. Only where
+        the file system has no hard links are they moved.
+
+        Raises:
+            IncompleteUploadError: they were not checked since they were begun, or are gone.
+        """
+        with self._lock, self._on_disk():
+            if not self._checked:
+                raise IncompleteUploadError(_GONE)
+            if not files.link(self._path, target):
+                os.replace(self._path, target)
+                self._remove()
 
     def drop(self) -> None:
         """Remove the data and marks; a second call does nothing."""
@@ -116,8 +155,16 @@ class PartialBlob:
 
     def _announced(self) -> int:
         if self._total is None:
-            raise IncompleteUploadError("nothing was begun, or it is gone; begin it again")
+            raise IncompleteUploadError(_GONE)
         return self._total
+
+    def _check_complete(self) -> None:
+        if missing := sorted(set(range(chunk_count(self._announced()))) - self._marked()):
+            raise IncompleteUploadError(f"{len(missing)} chunks are missing, the first is {missing[0]}")
+
+    def _not_announced(self) -> CodecError:
+        self._remove()
+        return CodecError("the digest of all chunks is not the one that was announced; begin it again")
 
     def _resumable(self, total: int) -> frozenset[int] | None:
         """The chunks received earlier; None: there is no file of this size to continue."""
@@ -159,12 +206,14 @@ class PartialBlob:
                 os.fsync(file.fileno())
         except OSError:
             # After a failed fsync the kernel may drop dirty pages, and a second fsync succeeds without them.
-            self._remove()
+            with self._lock:
+                self._remove()
             raise
 
     def _remove(self) -> None:
         """The marks first: marks without data would be taken for another blob's chunks."""
-        self._total = None
+        self._total, self._checked = None, False
+        self._begun += 1
         self._marks.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 
@@ -174,7 +223,7 @@ class PartialBlob:
             yield
         except FileNotFoundError as error:
             self._total = None
-            raise IncompleteUploadError("nothing was begun, or it is gone; begin it again") from error
+            raise IncompleteUploadError(_GONE) from error
         except OSError as error:
             raise files.write_error(self._path, error) from error
 

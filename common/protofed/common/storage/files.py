@@ -24,6 +24,7 @@ PRIVATE, PUBLIC = 0o600, 0o666  # modes of a new file, less the umask
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a lack of handles or of room for a map: nothing is wrong on disk
 LOCK_WAIT_S: Final = 1.0  # well above what a process needs that only looks at a lock, or writes a line under it
 _LOCK_RETRY_S: Final = 0.02
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # what file systems without hard links answer
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
 
 
@@ -126,6 +127,29 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def link(path: Path, target: Path) -> bool:
+    """Give a file a second name on the same disk, in place of a file that has it; not durable until `sync_folder`.
+
+    Returns:
+        False: the file system has no hard links, and nothing was done.
+
+    Raises:
+        OSError: it cannot be done.
+    """
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        other = target.with_name(temporary_name(target.name))
+        os.link(path, other)
+        os.replace(other, target)
+        other.unlink(missing_ok=True)  # it is still there if both were names of one file: then rename does nothing
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return False
+        raise
+    return True
 
 
 def sweep(folders: Iterable[Path]) -> int:

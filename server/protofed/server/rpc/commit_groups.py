@@ -2,6 +2,9 @@
 
 A group shares the sync of the blobs' folder, a transaction of the ledger and the sync of its journal; each call is
 answered after all three. A commit that comes alone waits for nobody.
+
+An upload becomes a blob here, directly before its row is written, and by a second name of its file: a server that dies
+in between has the upload still.
 """
 
 from __future__ import annotations
@@ -17,13 +20,15 @@ from protofed.common.protocol.messages import Receipt
 from protofed.server.rounds.intake import Commit
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.uploads import Upload
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Waiting:
     run: str
     commit: Commit
     done: asyncio.Future[Receipt]
+    answer: Receipt | Exception | None = None  # None: it is not judged yet
 
 
 class CommitGroups:
@@ -39,10 +44,10 @@ class CommitGroups:
         self._writer: asyncio.Task[None] | None = None
 
     async def judge(self, run: str, commit: Commit) -> Receipt:
-        """The receipt of a sealed and examined update, durable; a call that is cut short is recorded all the same.
+        """The receipt of a checked and examined upload, durable; a call that is cut short is recorded all the same.
 
         Raises:
-            As `UploadIntake.commit`.
+            As `UploadIntake.commit` and `FolderBlobs.seal`.
         """
         loop = asyncio.get_running_loop()
         self._queue.append(waiting := _Waiting(run, commit, loop.create_future()))
@@ -56,23 +61,35 @@ class CommitGroups:
         while self._queue:
             group, self._queue = self._queue, []
             try:
-                answers = await loop.run_in_executor(self._control, self._judged, group)
+                await loop.run_in_executor(self._control, self._judge, group)
             except Exception as error:  # any error: each waiting call must get one
-                answers = [for_another(error) for _ in group]
-            for waiting, answer in zip(group, answers, strict=True):
+                for waiting in group:
+                    waiting.answer = for_another(error)
+            for waiting in group:
                 if waiting.done.done():
                     continue  # its call was cut short
-                if isinstance(answer, Exception):
-                    waiting.done.set_exception(answer)
+                if isinstance(waiting.answer, Receipt):
+                    waiting.done.set_result(waiting.answer)
                 else:
-                    waiting.done.set_result(answer)
+                    waiting.done.set_exception(waiting.answer or RuntimeError("a commit was not judged"))
 
-    def _judged(self, group: Sequence[_Waiting]) -> list[Receipt | Exception]:
+    def _judge(self, group: Sequence[_Waiting]) -> None:
+        for waiting in group:
+            waiting.answer = self._seal(waiting.commit)
+        sealed = [waiting for waiting in group if waiting.answer is None]
         self._blobs.sync()
-        answers: list[Receipt | Exception] = []
-        for run, ones in groupby(group, lambda waiting: waiting.run):
-            answers += self._judged_of(run, [one.commit for one in ones])
-        return answers
+        for run, ones in groupby(sealed, lambda waiting: waiting.run):
+            same_run = list(ones)
+            answers = self._judged_of(run, [waiting.commit for waiting in same_run])
+            for waiting, answer in zip(same_run, answers, strict=True):
+                waiting.answer = answer
+
+    def _seal(self, commit: Commit) -> Exception | None:
+        try:
+            self._blobs.seal(Upload(commit.site, commit.task_id, commit.manifest.digest))
+        except ProtofedError as error:
+            return error
+        return None
 
     def _judged_of(self, run: str, commits: Sequence[Commit]) -> list[Receipt | Exception]:
         try:

@@ -177,7 +177,7 @@ class FederationService(rpc.FederationServicer):
 
         intake, receipt = await self._control(judge)
         if receipt is not None:
-            await self._close(site, task_id, receipt.verdict)
+            await self._close(Upload(site, task_id, manifest.digest), receipt.verdict)
             return pb.UploadTicket(receipt=wire.pack_receipt(receipt))
         # The id follows from the content: after a restart of either side the chunks are found again.
         upload = Upload(site, task_id, manifest.digest)
@@ -223,7 +223,7 @@ class FederationService(rpc.FederationServicer):
         self._uploads.pop(request.upload, None)  # only now: a commit that failed is repeated with the same upload
         self._equivocal.discard(request.upload)
         reach("commit-recorded")
-        await self._close(site, task_id, receipt.verdict)
+        await self._close(announced.upload, receipt.verdict)
         return wire.pack_receipt(receipt)
 
     async def ReportScores(self, request: pb.ScoresRequest, context: Any) -> pb.Ack:
@@ -246,10 +246,10 @@ class FederationService(rpc.FederationServicer):
         return self._blobs.uploads.begin(upload, total)
 
     async def _examined(self, announced: _Announced) -> UpdateProblem | float:
-        """Seal and examine an upload, `EXAMINATIONS` at a time, also if the calls that wait for them are cut short."""
+        """Check and examine an upload, `EXAMINATIONS` at a time, also if the calls that wait for them are cut short."""
 
         def examine() -> UpdateProblem | float:
-            data = self._blobs.seal(announced.upload)
+            data = self._blobs.check(announced.upload)
             of_site = announced.upload.site, announced.upload.task_id
             return announced.intake.examine(*of_site, announced.manifest, data, announced.base)
 
@@ -267,10 +267,14 @@ class FederationService(rpc.FederationServicer):
         upload = announced.upload
         self._budgets.spend(upload.site, budget, amount, key=upload.task_id, size=announced.manifest.total_bytes)
 
-    async def _close(self, site: SiteId, task_id: str, verdict: Verdict) -> None:
-        """Drop a task's uploads: every verdict but INVALID closes the invitation, so none of them can count."""
-        if verdict is not Verdict.INVALID and self._blobs.uploads.has_of(site, task_id):
-            await self._transfer(self._blobs.uploads.drop_of, site, task_id)
+    async def _close(self, upload: Upload, verdict: Verdict) -> None:
+        """Drop an upload that was judged, and its task's others, too, unless it is INVALID: other verdicts close it."""
+        uploads, of_task = self._blobs.uploads, (upload.site, upload.task_id)
+        if verdict is not Verdict.INVALID and uploads.has_of(*of_task):
+            await self._transfer(uploads.drop_of, *of_task)
+            self._forget()
+        elif verdict is Verdict.INVALID and upload in uploads:
+            await self._transfer(uploads.drop, upload)
             self._forget()
 
     def _forget(self) -> None:

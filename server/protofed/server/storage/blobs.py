@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from protofed.common import failpoint
 from protofed.common.codec import Buffer, Digest, digest, is_digest
-from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, StateError
+from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.common.storage import files
 from protofed.server.storage.filesystem import network_type_of
@@ -159,23 +159,26 @@ class FolderBlobs:
         except OSError as error:
             raise StateError(f"blob {address} cannot be read: {error.strerror}") from error
 
-    def seal(self, upload: Upload) -> memoryview:
-        """Turn a complete upload into a blob, durable after the next `sync`; its data, again if it was sealed before.
+    def check(self, upload: Upload) -> memoryview:
+        """The data of a complete upload, durable as such: it may be sealed.
 
         Raises:
-            Incomplete: chunks are missing, or the upload was never begun.
+            IncompleteUploadError: chunks are missing, or the upload was never begun.
             CodecError: the whole is not what was announced; it is dropped.
         """
-        target = self._path(upload.address)
-        try:
-            data = self.uploads.seal(upload, target)
-        except IncompleteUploadError:
-            if upload in self.uploads or not target.exists():
-                raise
-        else:
-            failpoint.reach("upload-sealed")
-            return data
-        return self.view(upload.address)
+        return self.uploads.check(upload)
+
+    def seal(self, upload: Upload) -> None:
+        """Turn a checked upload into a blob, durable after the next `sync`.
+
+        The upload stays until it is dropped, which is after the blob has its row: a server that dies in between sweeps
+        the blob, and the site finds its chunks.
+
+        Raises:
+            IncompleteUploadError: it was not checked since it was begun, or is gone.
+        """
+        self.uploads.link(upload, self._path(upload.address))
+        failpoint.reach("upload-sealed")
 
     def sync(self) -> None:
         """Make all blobs that were sealed so far durable, with one sync.

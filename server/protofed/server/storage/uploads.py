@@ -42,7 +42,7 @@ class Uploads:
     Args:
         read: as of `PartialBlob`.
 
-    `write`, `seal` and `drop` raise what `PartialBlob` raises.
+    `write`, `check`, `link` and `drop` raise what `PartialBlob` raises.
     """
 
     def __init__(self, folder: Path, quota: Quota, read: Callable[[Path], memoryview] = files.mapped) -> None:
@@ -78,11 +78,19 @@ class Uploads:
         self._get(upload).write(index, data, checksum)
         failpoint.reach("chunk-written")
 
-    def seal(self, upload: Upload, target: Path) -> memoryview:
-        """Move a complete upload to `target`; its data, which are durable once the folder of `target` is synced."""
+    def check(self, upload: Upload) -> memoryview:
+        """The data of a complete upload, which are durable when this returns."""
         try:
-            return self._get(upload).seal(upload.address, target)
+            return self._get(upload).check(upload.address)
         finally:
+            with self._lock:
+                self._tidy()
+
+    def link(self, upload: Upload, target: Path) -> None:
+        """Give a checked upload the name `target`, too, durable once the folder of `target` is synced."""
+        partial = self._get(upload)
+        partial.link(target)
+        if not partial.total:  # it was moved
             with self._lock:
                 self._tidy()
 
@@ -129,7 +137,7 @@ class Uploads:
         return partial
 
     def _tidy(self) -> None:
-        """Only what was dropped or sealed leaves: two `PartialBlob`s of one file never write to it."""
+        """Only what was dropped or moved leaves: two `PartialBlob`s of one file never write to it."""
         for upload in [upload for upload, partial in self._open.items() if not partial.total]:
             del self._open[upload]
 
