@@ -15,7 +15,7 @@ from tests.support.tls_server import tls_server
 
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.protocol.messages import PROTOCOL_VERSION
+from protofed.common.protocol.messages import PROTOCOL_VERSION, Verdict
 from protofed.common.version import VERSION
 from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator
@@ -150,27 +150,31 @@ def test_row_37_and_45_a_late_update_is_stale_and_leaves_no_blob(
     assert late.task().round == 2
 
 
-def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_and_its_blob_goes_with_the_round(
-    live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
+@pytest.mark.parametrize("rounds", [1, 6])
+def test_row_45_an_update_that_was_under_way_when_its_round_was_closed_is_stale_and_nothing_of_it_is_kept(
+    rounds: int, live_server: Callable[..., Any], recipe_of: RecipeOf, tmp_path: Path
 ) -> None:
-    rules = {"min_sites": 2, "quorum": 1, "score_every": 0, "required_sites": ["site-2"], "grace": 0.0}
-    server = live_server(recipe_of("fedavg", rounds=9, federation=rules))
+    """Even long after, when the model that it starts from is gone."""
+    blobs, rules = tmp_path / "server" / "blobs", {"min_sites": 2, "quorum": 1, "score_every": 0, "grace": 0.0}
+    server = live_server(recipe_of("fedavg", rounds=9, federation=rules | {"required_sites": ["site-2"]}))
     slow, quick = daemons = [RawClient(server.address, RUN, name).enroll() for name in ("site-1", "site-2")]
     for maker in daemons:
         assert maker.push(maker.task()).verdict == pb.VERDICT_ACCEPTED  # the first model
     task, data = slow.task(), codec.encode(update_of(7.0))
     ticket = slow.say("BeginUpload", slow.announcement(task, data, update_of(7.0)))
     slow.put(ticket.upload.id, 0, data)
-    assert quick.push(quick.task(), update_of(1.0)).verdict == pb.VERDICT_ACCEPTED
-    assert quick.task().round == 2
+    for number in range(rounds):
+        assert quick.push(quick.task(), update_of(1.0 + number)).verdict == pb.VERDICT_ACCEPTED
+    assert quick.task().round == rounds + 1  # so the one before is published
+    assert (blobs / task.base_digest).exists() is (rounds == 1)
     receipt = slow.commit(task, ticket.upload.id, codec.digest(data))
-    assert receipt.verdict == pb.VERDICT_STALE
-    assert [row.task.site for row in server.ledger.updates(RUN, 1) if row.counts] == ["site-2"]
-    assert list((tmp_path / "server" / "blobs" / "uploads").iterdir()) == []
-    for value in (2.0, 3.0, 4.0):  # until round 1 is no longer kept
-        assert quick.push(quick.task(), update_of(value)).verdict == pb.VERDICT_ACCEPTED
-    assert quick.task().round == 5
-    assert not (tmp_path / "server" / "blobs" / codec.digest(data)).exists()
+    assert (receipt.verdict, receipt.reason) == (pb.VERDICT_STALE, "round 1 is closed")
+    again = slow.push(task, update_of(7.0))
+    assert again.record_hash == receipt.record_hash
+    verdicts = [(row.task.site, row.verdict) for row in server.ledger.updates(RUN, 1)]
+    assert verdicts == [("site-1", Verdict.STALE), ("site-2", Verdict.ACCEPTED)]
+    assert not (blobs / codec.digest(data)).exists()
+    assert list((blobs / "uploads").iterdir()) == []
     close_channels(daemons)
 
 

@@ -30,12 +30,13 @@ from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import CodecError
+from protofed.common.errors import CodecError, OutOfSpaceError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, Role, Task, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.rpc import federation
+from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.uploads import Upload
 
 RUN = "small-fedavg"
@@ -420,6 +421,56 @@ def test_row_44_a_lost_answer_is_asked_for_again_and_is_the_same(
     assert receipt.verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE)
     assert (again.verdict, again.record_hash) == (Verdict.DUPLICATE, receipt.record_hash)
     assert rows() == [(1, "accepted")]
+
+
+def test_row_16_a_commit_of_another_daemon_leaves_the_upload_and_no_blob(
+    client: RawClient, task: pb.Task, rows: Callable[[], Any], tmp_path: Path
+) -> None:
+    before, upload = blobs(tmp_path), begin(client, task)
+    for index, data in enumerate(pieces()):
+        client.put(upload.id, index, data)
+    fenced = pb.Caller(site="site-1", instance="older")
+    assert refused(lambda: client.commit(task, upload.id, caller=fenced))[0] is Code.ABORTED
+    assert (blobs(tmp_path), rows()) == (before, [])
+    assert list(begin(client, task).received_chunks) == list(range(CHUNKS))
+    assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED
+
+
+def failing_once(real: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
+    """A call that has no room for what it writes the first time, before it does its work or after."""
+    tries = itertools.count()
+
+    def call(*arguments: Any) -> Any:
+        if (first := next(tries) == 0) and not after:
+            raise OutOfSpaceError("no space left")
+        done = real(*arguments)
+        if first:
+            raise OutOfSpaceError("no space left")
+        return done
+
+    return call
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the row", "after the row"])
+def test_row_58_an_update_that_could_not_be_recorded_keeps_its_blob_only_if_its_row_stands(
+    client: RawClient,
+    task: pb.Task,
+    rows: Callable[[], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    after: bool,
+) -> None:
+    before, upload = blobs(tmp_path), begin(client, task)
+    for index, data in enumerate(pieces()):
+        client.put(upload.id, index, data)
+    monkeypatch.setattr(Ledger, "judge_all", failing_once(Ledger.judge_all, after=after))
+    assert refused(lambda: client.commit(task, upload.id))[0] is Code.RESOURCE_EXHAUSTED
+    assert rows() == ([(1, "accepted")] if after else [])
+    assert blobs(tmp_path) == before | ({codec.digest(DATA)} if after else set())
+    assert client.commit(task, upload.id).verdict == pb.VERDICT_ACCEPTED  # with the chunks that were sent
+    assert rows() == [(1, "accepted")]
+    assert codec.digest(DATA) in blobs(tmp_path)
 
 
 def test_row_48_of_two_updates_at_once_one_counts(

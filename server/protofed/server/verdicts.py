@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protofed.common.protocol.messages import Verdict
+
+# Updates whose blobs stay: those that count, and those that were refused for what they are.
+BLOB_KEPT = (Verdict.ACCEPTED, Verdict.INVALID)
+
 
 class RoundOutcome(StrEnum):
     """How a run ended."""

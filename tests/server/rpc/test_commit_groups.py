@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from traceback import extract_tb
 from typing import Any, cast
+
+import pytest
 
 from protofed.common.codec import Digest
 from protofed.common.errors import (
@@ -23,16 +25,27 @@ from protofed.server.rpc.commit_groups import CommitGroups
 from protofed.server.storage.uploads import Upload
 
 NOTHING = Manifest((), 0, Digest("0" * 64))
+OTHER = Manifest((), 0, Digest("1" * 64))
 
 
 class Server:
-    """What a group is judged by; the sites called `bad` are refused, and those called `gone` have no upload."""
+    """What a group is judged by; site `bad` is refused, `gone` has no upload, and `late` comes too late."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
         self.judged: list[str] = []  # of what it did
         self.fails: Exception | None = None
         self.intake = self
+        self.in_rows: set[Digest] = set()
+
+    def verdict_if_closed(self, site: str, *_: Any) -> Receipt | None:
+        return Receipt(Verdict.STALE, site, Digest("d"), "") if site == "late" else None
+
+    def named(self, among: Collection[Digest]) -> set[Digest]:
+        return self.in_rows & {*among}
+
+    def discard(self, digest: Digest) -> None:
+        self.did.append(f"discard {digest[-1]}")
 
     def seal(self, upload: Upload) -> None:
         if upload.site == "gone":
@@ -53,13 +66,16 @@ class Server:
         self.judged.append(" ".join(commit.site for commit in commits))
         self.did.append(self.judged[-1])
         return [
-            StateError("bad") if commit.site == "bad" else Receipt(Verdict.ACCEPTED, commit.site, Digest("d"), "")
+            StateError("bad")
+            if commit.site == "bad"
+            else Receipt(Verdict(commit.task_id), commit.site, commit.manifest.digest, "")
             for commit in commits
         ]
 
 
-def commit(site: str) -> Commit:
-    return Commit(site, "daemon", "task", NOTHING, {}, None, 1.0)
+def commit(site: str, verdict: Verdict = Verdict.ACCEPTED, manifest: Manifest = NOTHING) -> Commit:
+    """Which will be judged so."""
+    return Commit(site, "daemon", verdict, manifest, {}, None, 1.0)
 
 
 def judged(
@@ -102,7 +118,7 @@ def test_each_gets_its_own_answer() -> None:
     answers = judged(server, ("run", "ann"), *commits)
     kinds = [Receipt, Receipt, ProtocolError, IncompleteUploadError, StateError, Receipt]
     assert [type(answer) for answer in answers] == kinds
-    assert server.judged == ["ann", "bob", "bad", "dan"]
+    assert server.judged == ["ann", "bob bad", "dan"]
 
 
 def test_a_call_that_is_cut_short_is_recorded_and_stops_no_other() -> None:
@@ -142,3 +158,51 @@ def test_what_an_error_says_beside_its_text_reaches_all_calls() -> None:
     server.fails = OverQuotaError("short of memory", retry_after_s=30.0)
     answers = judged(server, ("run", "ann"), ("run", "bob"), ("run", "cyd"))
     assert [getattr(answer, "retry_after_s", None) for answer in answers] == [30.0] * 3
+
+
+def together(server: Server, *commits: Commit) -> list[Receipt | BaseException]:
+    """The answers to commits that are one group."""
+
+    async def call() -> list[Receipt | BaseException]:
+        with ThreadPoolExecutor(1) as control:
+            groups = CommitGroups(cast("Any", server), cast("Any", server), control)
+            return await asyncio.gather(*(groups.judge("run", one) for one in commits), return_exceptions=True)
+
+    return asyncio.run(call())
+
+
+def test_an_update_that_comes_too_late_never_becomes_a_blob() -> None:
+    server = Server()
+    (answer,) = together(server, commit("late"))
+    assert isinstance(answer, Receipt)
+    assert (answer.verdict, server.did) == (Verdict.STALE, [])
+
+
+@pytest.mark.parametrize("verdict", [*Verdict, None])
+def test_of_what_does_not_count_no_blob_stays_unless_a_row_names_it(verdict: Verdict | None) -> None:
+    one = commit("bad" if verdict is None else "ann", verdict or Verdict.ACCEPTED)
+    for named in (False, True):
+        server = Server()
+        server.in_rows = {one.manifest.digest} if named else set()
+        together(server, one)
+        stays = named or verdict in (Verdict.ACCEPTED, Verdict.INVALID)
+        assert server.did[:2] == ["seal ann" if verdict else "seal bad", "sync"]
+        assert server.did[3:] == ([] if stays else ["discard 0"])
+
+
+def test_bytes_that_another_site_sent_too_stay() -> None:
+    """As of the first model, which all sites make of the recipe's seed."""
+    server = Server()
+    server.in_rows = {NOTHING.digest}  # by ann's row
+    together(server, commit("ann"), commit("bad"), commit("bob", Verdict.NOT_NEEDED, OTHER))
+    assert [deed for deed in server.did if "discard" in deed] == ["discard 1"]
+
+
+def test_a_blob_that_cannot_be_removed_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("read-only")
+
+    monkeypatch.setattr(Server, "discard", fails)
+    (answer,) = together(Server(), commit("ann", Verdict.NOT_NEEDED))
+    assert isinstance(answer, Receipt)
+    assert answer.verdict is Verdict.NOT_NEEDED

@@ -149,6 +149,7 @@ def answers(ledger: Ledger) -> dict[str, object]:
         name: getattr(ledger, name)()
         for name in ("groups", "sites", "excluded", "revoked", "interventions", "sealed", "named")
     }
+    said["named among some"] = ledger.named([digest(bytes([number])) for number in range(3)])
     said["certificates"] = sorted(ledger.certificates(), key=lambda row: row.fingerprint)
     said["runs"] = [replace(row, began_at=0, ended_at=row.ended_at and 1) for row in ledger.runs()]
     for run in RUNS:

@@ -16,6 +16,7 @@ from protofed.common.storage.journal import Journal, records
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.recovery import ADOPTED, GIVEN_UP, open_journal, sweep_orphans
+from protofed.server.storage.rows import UpdateRow
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
@@ -160,12 +161,18 @@ def test_an_update_whose_promise_cannot_be_journalled_is_not_acknowledged_until_
     assert journal.events == ["verdict"]
 
 
-def test_blobs_that_no_row_names_are_removed_and_all_others_stay(kept: Kept) -> None:
+def test_blobs_that_no_row_needs_are_removed_and_all_others_stay(kept: Kept) -> None:
     kept.play(1.0)
     blobs = FolderBlobs(kept.folder / "blobs")
-    before, orphan = set(blobs.addresses()), blobs.put(b"of a process that died before its row")
+    before = set(blobs.addresses())
     ledger, journal = kept.open()
-    assert sweep_orphans(blobs, ledger) == 1
-    assert set(blobs.addresses()) == before - {orphan} == before
+    blobs.put(b"of a process that died before its row")
+    task = next(row for row in ledger.tasks("test", 1) if row.site == "bob")
+    for verdict in (Verdict.STALE, Verdict.NOT_NEEDED, Verdict.INVALID):
+        address = blobs.put(verdict.encode())
+        ledger.judge(UpdateRow(task, verdict, "why", address, 1, {}, None))
+        before |= {address} if verdict is Verdict.INVALID else set()
+    assert sweep_orphans(blobs, ledger) == 3
+    assert set(blobs.addresses()) == before
     assert sweep_orphans(blobs, ledger) == 0
     kept.close(ledger, journal)

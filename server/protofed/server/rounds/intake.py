@@ -1,5 +1,7 @@
 """The way of an update, top to bottom: begun, sent, examined, committed. Every verdict is a ledger row.
 
+A commit first asks `verdict_if_closed`: of an update that comes too late nothing is read, and nothing is kept.
+
 Checks run in order of cost: size and base of the announcement, then its names, dtypes and shapes; of the bytes, whether
 they are those tensors, finite and within the norm; then the numbers beside them (PROTOCOL §2). The chunks lie between
 `begin` and `examine`, and `storage.blobs` checks their CRCs and the digest of the whole.
@@ -62,7 +64,7 @@ class Commit:
 
 
 class UploadIntake:
-    """Judges the uploads of one run, in four calls: `begin`, then chunks, then `examine`, then `refuse` or `commit`.
+    """Judges the uploads of one run: `begin`, then chunks, then `verdict_if_closed`, `examine`, `refuse` or `commit`.
 
     All methods but `examine` are called from the coordinator's thread.
     """
@@ -104,6 +106,16 @@ class UploadIntake:
         elif problem is None:
             problem = manifest_problem(manifest, self._driver.expected(row))
         return self._reject(row, manifest, problem) if problem else None
+
+    def verdict_if_closed(self, site: SiteId, instance: str, task_id: str, manifest: Manifest) -> Receipt | None:
+        """The verdict on an upload that can no longer count, whatever its bytes are; None: its invitation is open.
+
+        Raises:
+            ExcludedError, NotEnrolledError, FencedError: as of `SitePresence.seen`.
+            ProtocolError: the site has no such task, or too many updates were refused for it.
+        """
+        self._presence.seen(site, instance)
+        return self._settled(self.invitation(site, task_id, *UPLOADED), manifest)
 
     def examine(
         self, site: SiteId, task_id: str, manifest: Manifest, data: Buffer, base: Digest | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import structlog
 
@@ -221,6 +221,10 @@ class RunQueue:
         """Whether the site's own open task names this blob. May be called from any thread."""
         current = self.current
         return current is not None and current.run == run and current.may_fetch(site, address)
+
+    def named(self, among: Collection[Digest]) -> set[Digest]:
+        """Those of these digests whose blobs a row of the ledger names."""
+        return self._ledger.named(among)
 
     def of(self, run: str) -> Coordinator:
         """The coordinator of a run, ended or not.

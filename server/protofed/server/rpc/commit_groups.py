@@ -4,23 +4,30 @@ A group shares the sync of the blobs' folder, a transaction of the ledger and th
 answered after all three. A commit that comes alone waits for nobody.
 
 An upload becomes a blob here, directly before its row is written, and by a second name of its file: a server that dies
-in between has the upload still.
+in between has the upload still. One that cannot count any more never becomes a blob, and one that in the end does not
+count is none for long: its site may try again, and nobody else would ever remove the blob.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
 
-from protofed.common.errors import ProtofedError, for_another
+import structlog
+
+from protofed.common.codec import Digest
+from protofed.common.errors import ProtofedError, StateError, for_another
 from protofed.common.protocol.messages import Receipt
 from protofed.server.rounds.intake import Commit
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
+from protofed.server.verdicts import BLOB_KEPT
+
+log = structlog.get_logger()
 
 
 @dataclass(eq=False)
@@ -75,21 +82,44 @@ class CommitGroups:
 
     def _judge(self, group: Sequence[_Waiting]) -> None:
         for waiting in group:
-            waiting.answer = self._seal(waiting.commit)
+            waiting.answer = self._closed_or_sealed(waiting.run, waiting.commit)
         sealed = [waiting for waiting in group if waiting.answer is None]
-        self._blobs.sync()
-        for run, ones in groupby(sealed, lambda waiting: waiting.run):
-            same_run = list(ones)
-            answers = self._judged_of(run, [waiting.commit for waiting in same_run])
-            for waiting, answer in zip(same_run, answers, strict=True):
-                waiting.answer = answer
-
-    def _seal(self, commit: Commit) -> Exception | None:
         try:
-            self._blobs.seal(Upload(commit.site, commit.task_id, commit.manifest.digest))
+            if sealed:
+                self._blobs.sync()
+            for run, ones in groupby(sealed, lambda waiting: waiting.run):
+                same_run = list(ones)
+                answers = self._judged_of(run, [waiting.commit for waiting in same_run])
+                for waiting, answer in zip(same_run, answers, strict=True):
+                    waiting.answer = answer
+        finally:
+            self._discard(waiting.commit.manifest.digest for waiting in sealed if not _stays(waiting.answer))
+
+    def _closed_or_sealed(self, run: str, commit: Commit) -> Receipt | Exception | None:
+        """The answer to a commit that cannot count; None: it is sealed."""
+        site, task_id, manifest = commit.site, commit.task_id, commit.manifest
+        try:
+            intake = self._runs.of(run).intake  # while it was examined, its round may have closed
+            closed = intake.verdict_if_closed(site, commit.instance, task_id, manifest)
+            if closed is None:
+                self._blobs.seal(Upload(site, task_id, manifest.digest))
         except ProtofedError as error:
             return error
-        return None
+        return closed
+
+    def _discard(self, refused: Iterable[Digest]) -> None:
+        """Remove the blobs of commits that do not count, unless a row needs the same bytes.
+
+        A row may need them though its commit failed: it stands, and only its journal line could not be written. And
+        sites that make the same first model send the same bytes. This thread alone writes such rows, and seals.
+        """
+        if not (digests := set(refused)):
+            return
+        try:
+            for digest in sorted(digests - self._runs.named(digests)):
+                self._blobs.discard(digest)
+        except (StateError, OSError) as error:  # it changes no answer
+            log.warning("blobs of refused updates stay until the next start", why=str(error))
 
     def _judged_of(self, run: str, commits: Sequence[Commit]) -> list[Receipt | Exception]:
         try:
@@ -97,3 +127,7 @@ class CommitGroups:
         except ProtofedError as error:
             return [for_another(error) for _ in commits]
         return intake.commit_all(commits)
+
+
+def _stays(answer: Receipt | Exception | None) -> bool:
+    return isinstance(answer, Receipt) and answer.verdict in BLOB_KEPT

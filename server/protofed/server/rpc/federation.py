@@ -215,11 +215,15 @@ class FederationService(rpc.FederationServicer):
             manifest.digest,
         ):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
-        self._spend(EXAMINED, announced, manifest.total_bytes)
-        found = await self._examined(announced)
-        weight = request.weight if request.HasField("weight") else None
-        commit = Commit(site, instance, task_id, manifest, dict(request.metrics), weight, found)
-        receipt = await self._commits.judge(announced.run, commit)
+        # First, whether it can count: else its bytes need not be read, and the model that it starts from may be gone.
+        told = site, instance, task_id, manifest
+        receipt = await self._control(lambda: self._runs.of(announced.run).intake.verdict_if_closed(*told))
+        if receipt is None:
+            self._spend(EXAMINED, announced, manifest.total_bytes)
+            found = await self._examined(announced)
+            weight = request.weight if request.HasField("weight") else None
+            commit = Commit(*told, dict(request.metrics), weight, found)
+            receipt = await self._commits.judge(announced.run, commit)
         self._uploads.pop(request.upload, None)  # only now: a commit that failed is repeated with the same upload
         self._equivocal.discard(request.upload)
         reach("commit-recorded")

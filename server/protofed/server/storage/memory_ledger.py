@@ -21,7 +21,7 @@ from protofed.server.storage.memory_certificates import MemoryCertificates
 from protofed.server.storage.memory_groups import MemoryGroups
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
-from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
+from protofed.server.verdicts import BLOB_KEPT, ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
 
 
 class MemoryLedger(Ledger):
@@ -346,9 +346,9 @@ class MemoryLedger(Ledger):
         revoked = {row.fingerprint for row in self.certificates() if row.revoked_at is not None}
         return {*accepted, *revoked, *(row.state for row in self._all_rounds() if row.state is not None)}
 
-    def named(self) -> set[Digest]:
-        runs = {*self._rounds, *self._invited}
-        return {digest for run in runs for digest, _, _ in self._digests(run)}
+    def named(self, among: Collection[Digest] | None = None) -> set[Digest]:
+        digests = (digest for run in {*self._rounds, *self._invited} for digest, _, _ in self._digests(run))
+        return {digest for digest in digests if among is None or digest in among}
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
         numbers = {*self._since(run, since - 2), *former, *(number - 1 for number in former)}
@@ -384,8 +384,8 @@ class MemoryLedger(Ledger):
             for task in self._of(run, number):
                 if task.base_digest is not None:
                     yield task.base_digest, number, False
-                for update in self._updates.get(task.task_id, ()):
-                    yield update.digest, number, False
+                kept = (update for update in self._updates.get(task.task_id, ()) if update.verdict in BLOB_KEPT)
+                yield from ((update.digest, number, False) for update in kept)
 
     def _all_rounds(self) -> Iterator[RoundRow]:
         return (row for rows in self._rounds.values() for row in rows.values())

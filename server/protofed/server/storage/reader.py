@@ -19,7 +19,7 @@ from protofed.server.storage import schema as db
 from protofed.server.storage import sum_groups
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
-from protofed.server.verdicts import RoundOutcome
+from protofed.server.verdicts import BLOB_KEPT, RoundOutcome
 
 
 class LedgerReader:
@@ -239,10 +239,16 @@ class LedgerReader:
         revoked = select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None))
         return {row[0] for query in (accepted, published, revoked) for row in self._read(query)}
 
-    def named(self) -> set[Digest]:
-        """All digests that any row names."""
+    def named(self, among: Collection[Digest] | None = None) -> set[Digest]:
+        """Digests of blobs that any row names.
+
+        Args:
+            among: look for these only.
+        """
         columns = (db.rounds.c.state, db.rounds.c.aggregate, db.tasks.c.base_digest, db.updates.c.digest)
-        queries = [select(column).where(column.is_not(None)).distinct() for column in columns]
+        queries = [select(column).where(_names_blob(column)).distinct() for column in columns]
+        if among is not None:
+            queries = [query.where(column.in_(sorted(among))) for query, column in zip(queries, columns, strict=True)]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
@@ -263,7 +269,7 @@ class LedgerReader:
             (db.tasks.c.base_digest, db.tasks),
             (db.updates.c.digest, db.updates),
         ):
-            query = select(column.label("digest"), at.c.round).where(at.c.run == run, column.is_not(None))
+            query = select(column.label("digest"), at.c.round).where(at.c.run == run, _names_blob(column))
             for row in self._read(query.where((at.c.round >= since - 2) | at.c.round.in_(longer)).distinct()):
                 keeps = row.round >= since or (column is db.rounds.c.state and row.round == since - 1)
                 (needed if keeps else before).add(Digest(row.digest))
@@ -321,6 +327,12 @@ class LedgerReader:
                 return connection.execute(query).all()
         except SQLAlchemyError as error:
             raise state_error(error) from error
+
+
+def _names_blob(column: Any) -> Any:
+    """Whether a digest is of a blob that stays: of an update that came too late there is none."""
+    named = column.is_not(None)
+    return named & db.updates.c.verdict.in_(BLOB_KEPT) if column is db.updates.c.digest else named
 
 
 def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | None) -> Any:

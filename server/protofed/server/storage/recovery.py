@@ -46,13 +46,13 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
 
 
 def sweep_orphans(blobs: FolderBlobs, ledger: LedgerReader) -> int:
-    """Remove the blobs that no row names: a process died between a blob and its row, or before it had discarded one."""
+    """Remove the blobs that no row needs: a process died between a blob and its row, or before it had discarded one."""
     named = ledger.named()
     orphans = [address for address in blobs.addresses() if address not in named]
     for address in orphans:
         blobs.discard(address)
     if orphans:
-        log.info("blobs that nobody names were removed", blobs=len(orphans))
+        log.info("blobs that nobody needs were removed", blobs=len(orphans))
     return len(orphans)
 
 
