@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,15 @@ from tests.support.round_contexts import round_context
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.method import client_methods, distillation, exchanges_of, site_models, train
+from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.method import Trained, client_methods, distillation, exchanges_of, site_models, train
+from protofed.client.methods import fedic
 from protofed.client.methods.fedic import FEDICClient
 from protofed.client.models.calibration import CalibratedEnsemble, CalibrationNetwork
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
+from protofed.common.config.plan import Plan
+from protofed.common.config.recipe import Input
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Exchange, Part, Payload, Update
 from protofed.common.secure_sums.linear_form import form_of
@@ -127,6 +132,30 @@ def test_without_distillation_the_mean_is_trained_by_adam_on_the_auxiliary_image
     train(plain, lambda x, y: cross_entropy(plain.model(x), y))
     assert same_tensors(update.payload, parts(plain.model))
     assert not same_tensors(update.payload, {part: received[part] for part in (Part.BODY, Part.HEAD)})
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "drop_last", "steps"), [(3, False, 6), (3, True, 6), (7, True, 5), (64, False, 5), (64, True, 5)]
+)
+def test_each_training_has_the_steps_asked_for_rounded_up_to_whole_epochs(
+    batch_size: int, drop_last: bool, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 images: batches of 3, 3 and 2, of which the last may be left out; 5 steps are asked for."""
+    taken = list[int]()
+
+    def counted(*arguments: Any) -> Trained:
+        taken.append((trained := train(*arguments)).steps)
+        return trained
+
+    monkeypatch.setattr(fedic, "train", counted)
+    torch.manual_seed(0)
+    images = Examples(torch.rand(8, 1, 1, 3), torch.arange(8) % 2)
+    data = SiteData(images, images, Input(shape=(1, 1, 3)), 2)
+    small = SplitModel(nn.Sequential(nn.Flatten(), nn.Linear(3, 4)), nn.Linear(4, 2))
+    received = FEDICServer().aggregate(parts(small), [Update("ann", parts(small))], round_context())
+    plan, rng = Plan(batch_size=batch_size, drop_last=drop_last), torch.Generator().manual_seed(0)
+    FEDICClient(steps=5).refine(FitContext("eva", 1, 1, small, data, 2, plan, rng, memory={}), received)
+    assert taken == [steps] * 3
 
 
 def test_the_distillation_pulls_the_mean_towards_the_ensemble(local: FitContext) -> None:

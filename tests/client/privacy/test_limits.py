@@ -15,7 +15,7 @@ from protofed.client.models.catalogue import architectures
 from protofed.client.privacy.limits import Limits, unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, steps_per_epoch, unchecked
+from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, unchecked
 from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Plan, Recipe
@@ -186,7 +186,7 @@ def test_a_momentum_near_one_counts_no_more_than_it_moves() -> None:
     ("drop_last", "examples", "steps"), [(False, 65, 3), (True, 65, 2), (True, 5, 1), (False, 5, 1)]
 )
 def test_steps_are_those_that_training_takes(drop_last: bool, examples: int, steps: int) -> None:
-    assert steps_per_epoch(Plan(batch_size=32, drop_last=drop_last), examples) == steps
+    assert Plan(batch_size=32, drop_last=drop_last).steps_per_epoch(examples) == steps
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class FEDICClient:
         adam = partial(
             ParameterGroup, lr=self.refine_lr, weight_decay=self.refine_decay, max_grad_norm=inf, optimizer="adam"
         )
-        model, epochs = local.model, ceil(self.steps / ceil(len(local.data.train) / local.plan.batch_size))
+        model, epochs = local.model, ceil(self.steps / local.plan.steps_per_epoch(len(local.data.train)))
         self.install(local, received)
         train(local, lambda x, y: cross_entropy(model(x), y), [adam(model.parameters())], epochs)
         tuned = {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}

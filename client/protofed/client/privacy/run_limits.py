@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -109,12 +108,6 @@ def unchecked(facts: RunFacts, *, noisy: bool = False) -> tuple[str, ...]:
     return tuple(rule for fact, rules in needed if fact is None for rule in rules)
 
 
-def steps_per_epoch(plan: Plan, examples: int) -> int:
-    """Optimizer steps of one epoch on `examples` training examples, at least one, as `SiteData.batches` makes them."""
-    size = min(plan.batch_size, examples)
-    return examples // size if plan.drop_last else math.ceil(examples / size)
-
-
 def step_sum(plan: Plan, steps: int, rate: float) -> float:
     """How far one fit of `steps` optimizer steps of learning rate `rate` moves along a constant gradient of norm 1.
 
@@ -195,7 +188,7 @@ def _movement(recipe: Recipe, limits: Limits, facts: RunFacts) -> Iterator[Limit
     if facts.examples is None or not facts.sends:
         return
     plan = recipe.plan
-    steps = steps_per_epoch(plan, facts.examples)
+    steps = plan.steps_per_epoch(facts.examples)
     asked = f"{steps} optimizer steps an epoch with this site's examples and plan.batch_size = {plan.batch_size}"
     if plan.dp is not None:  # of public numbers: a refusal by the site's own would tell of them
         steps = plan.dp.steps(1)

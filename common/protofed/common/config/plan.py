@@ -103,6 +103,11 @@ class Plan(StrictModel):
                 )
         return self
 
+    def steps_per_epoch(self, examples: int) -> int:
+        """Optimizer steps of one epoch on so many examples, 1 or more, as a site makes its batches; not with `dp`."""
+        size = min(self.batch_size, examples)
+        return examples // size if self.drop_last else math.ceil(examples / size)
+
     def learning_rate(self, round: int, rounds: int) -> float:
         """The learning rate of a round, counted from 1, of a run of `rounds`; it rises in the warm-up alone.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.client.privacy.run_limits import BY_IMAGES, LimitCheck, steps_per_epoch
+from protofed.client.privacy.run_limits import BY_IMAGES, LimitCheck
 from protofed.common.config.recipe import DpPlan, Plan, Recipe
 from protofed.common.payload import Payload
 from protofed.deploy.console.tables import count
@@ -124,7 +124,7 @@ def _training(plan: Plan, examples: int | None) -> str:
             f"{_noisy_steps(plan, plan.dp)} in each training, each on a sample of {plan.dp.sampling_rate:g} of the "
             f"units, divided by {plan.batch_size}"
         )
-    here = "" if examples is None else f", {steps_per_epoch(plan, examples)} steps an epoch on {examples} examples here"
+    here = "" if examples is None else f", {plan.steps_per_epoch(examples)} steps an epoch on {examples} examples here"
     return f"{plan.epochs} epochs a round in batches of {plan.batch_size}{here}"
 
 
