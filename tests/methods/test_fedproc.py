@@ -74,7 +74,8 @@ def test_alpha_is_of_the_runs_own_rounds(number: int, rounds: int, alpha: float,
 
 
 @pytest.mark.parametrize(
-    ("number", "rounds", "alpha"), [(2, 10, 1.0), (5, 10, 6 / 9), (10, 10, 1 / 9), (2, 2, 1.0), (3, 3, 0.5)]
+    ("number", "rounds", "alpha"),
+    [(2, 10, 1.0), (5, 10, 6 / 9), (10, 10, 1 / 9), (2, 2, 1.0), (3, 3, 0.5), (1, 1, 1.0)],
 )
 def test_with_the_contrast_from_the_start_t_counts_from_the_second_round(
     number: int, rounds: int, alpha: float, site: Site

@@ -75,7 +75,7 @@ class FedProcClient:
         like = next(local.model.head.parameters())  # [C, D]
         centers, known = stacked(received.get(Part.PROTOTYPES, {}), local.classes, like)
         centers = normalize(centers, dim=1)
-        ahead = int(self.gpc_from_start)  # rounds before the paper's t = 0
+        ahead = int(self.gpc_from_start and local.rounds > 1)  # rounds before the paper's t = 0
         alpha = 1 - (local.round - 1 - ahead) / (local.rounds - ahead) if known.any() else 0.0
 
         def loss(images: Tensor, labels: Tensor) -> Tensor:  # [B, channels, H, W], [B] -> []
