@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,13 @@ from protofed.common.errors import OutOfSpaceError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.monitoring import readiness
-from protofed.server.monitoring.readiness import ServerReadiness, identity_usable, ledger_writable, state_writable
+from protofed.server.monitoring.readiness import (
+    OnDisk,
+    ServerReadiness,
+    identity_usable,
+    ledger_writable,
+    state_writable,
+)
 from protofed.server.rpc.audit import ServerAudit
 from protofed.server.storage.ledger import Ledger
 
@@ -96,6 +104,48 @@ def test_a_disk_that_is_full_read_only_or_gone(tmp_path: Path, monkeypatch: pyte
     assert look() == "5120 bytes are free for the state folder; make room"
     monkeypatch.setattr("protofed.server.monitoring.readiness.os.statvfs", answered(f_flag=os.ST_RDONLY))
     assert "read-only" in look()
+
+
+class Stalled:
+    """A file server that is gone: whoever asks waits until it is back."""
+
+    def __init__(self) -> None:
+        self.asked, self.back, self._real = 0, threading.Event(), os.statvfs
+
+    def statvfs(self, path: Any) -> os.statvfs_result:
+        self.asked += 1
+        self.back.wait(60)
+        return self._real(path)
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalled]:
+    disk = Stalled()
+    monkeypatch.setattr(os, "statvfs", disk.statvfs)
+    monkeypatch.setattr(readiness, "SLOW_S", 0.1)
+    yield disk
+    disk.back.set()
+
+
+def test_a_disk_that_does_not_answer_is_asked_once_however_many_look(stalled: Stalled, tmp_path: Path) -> None:
+    look = state_writable(tmp_path, "folder of the blobs")
+    with ThreadPoolExecutor(8) as pool:
+        answers = [answer.result(20) for answer in [pool.submit(look) for _ in range(50)]]
+    assert all("the folder of the blobs has not answered" in answer for answer in answers)
+    assert stalled.asked == 1
+    assert [thread.name for thread in threading.enumerate()].count("on-disk") == 1
+    stalled.back.set()
+    wait_for(lambda: look() == "")
+
+
+def test_what_a_look_raises_reaches_whoever_looked() -> None:
+    def broken() -> str:
+        raise ValueError("unforeseen")
+
+    look = OnDisk("a folder", broken)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="unforeseen"):
+            look()
 
 
 # Of a live server
@@ -182,6 +232,34 @@ def test_a_certificate_that_expires_ends_readiness_on_both_ports(
         assert refused.value.read().startswith(b"identity: the server's certificate expired on 20")
         wait_for(lambda: said() == health_pb2.HealthCheckResponse.NOT_SERVING)
     monitor.stop()
+
+
+def test_a_disk_of_blobs_that_does_not_answer_stops_no_call(
+    server: Any, ready: ServerReadiness, stalled: Stalled, tmp_path: Path
+) -> None:
+    ready.require("blobs", state_writable(tmp_path, "folder of the blobs"), blocks_calls=False)
+    wait_for(lambda: stalled.asked > 0)
+    for _ in range(3):
+        assert [line.partition(":")[0] for line in ready.missing()] == ["blobs"]  # and not the loop
+        assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+    assert stalled.asked == 1
+    stalled.back.set()
+    wait_for(lambda: ready.missing() == [])
+
+
+def test_no_look_is_on_the_loop(server: Any, ready: ServerReadiness) -> None:
+    """Whatever it is: with it, gRPC's health would hang as well."""
+    asked, back = threading.Event(), threading.Event()
+
+    def hangs() -> str:
+        asked.set()
+        back.wait(60)
+        return ""
+
+    ready.require("anything", hangs)
+    assert asked.wait(20)
+    assert health(server.address) == health_pb2.HealthCheckResponse.SERVING
+    back.set()
 
 
 def test_a_blocked_loop_is_seen_while_it_is_blocked(server: Any, ready: ServerReadiness) -> None:

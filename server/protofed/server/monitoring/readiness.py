@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from protofed.common.pki.identity import LiveIdentity
 from protofed.server.storage.ledger import Ledger
 
 MIN_FREE = 1 << 20  # bytes free on the state folder's disk; with less, a record may not be written whole
+SLOW_S = 3.0  # a disk that has not answered for so long is not there
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,21 @@ class _Requirement:
     blocks_calls: bool = True
 
 
+@dataclass(frozen=True)
+class Look:
+    """What one look at all requirements found.
+
+    Attributes:
+        missing: a line for each that is not met; empty: the server is ready.
+        answers: calls are answered, even if only with "try again later".
+    """
+
+    missing: list[str]
+    answers: bool
+
+
 class ServerReadiness:
-    """The server's requirements, by name; read from any thread, added while the server starts.
+    """The server's requirements, by name; read from any thread but the event loop's, added while the server starts.
 
     Attributes:
         serving: calls are answered.
@@ -42,26 +59,62 @@ class ServerReadiness:
         """
         self._requirements.append(_Requirement(name, missing, blocks_calls))
 
-    def missing(self) -> list[str]:
-        """A line for each requirement that is not met; empty: the server is ready."""
+    def look(self) -> Look:
+        """Look at all requirements; some of them ask a disk, for at most `SLOW_S` seconds each."""
         # A copy: the server may still be adding requirements while a health check reads them.
-        return [f"{required.name}: {reason}" for required in list(self._requirements) if (reason := required.missing())]
+        found = [(required, required.missing()) for required in list(self._requirements)]
+        missing = [f"{required.name}: {reason}" for required, reason in found if reason]
+        return Look(missing, not any(reason and required.blocks_calls for required, reason in found))
 
-    @property
-    def answers(self) -> bool:
-        """Whether calls are answered, even if only with "try again later"."""
-        return not any(required.missing() for required in list(self._requirements) if required.blocks_calls)
+    def missing(self) -> list[str]:
+        """As of `look`."""
+        return self.look().missing
 
     def _port(self) -> str:
         return "" if self.serving else "calls are not answered: the server starts, or ends"
 
 
+class OnDisk:
+    """A requirement that asks a disk, which may never answer: a mount of NFS with `hard` waits for its server for ever.
+
+    One thread asks at a time, however many look, and no further one while it waits; a look that takes longer than
+    `SLOW_S` is not met. A daemon thread, since the process must be able to end without its answer.
+
+    Args:
+        what: is asked, for the text.
+    """
+
+    def __init__(self, what: str, missing: Callable[[], str]) -> None:
+        self._what, self._missing, self._lock = what, missing, threading.Lock()
+        self._asked_at, self._answer = 0.0, Future[str]()
+        self._answer.set_result("")
+
+    def __call__(self) -> str:
+        """What is wrong, or an empty text."""
+        with self._lock:
+            if self._answer.done():
+                answer = Future[str]()
+                threading.Thread(target=self._ask, args=(answer,), name="on-disk", daemon=True).start()
+                self._asked_at, self._answer = time.monotonic(), answer
+            answer, late_at = self._answer, self._asked_at + SLOW_S
+        try:
+            return answer.result(max(0.0, late_at - time.monotonic()))
+        except TimeoutError:
+            return f"{self._what} has not answered for {SLOW_S:.0f} s; look at its disk, or the network to it"
+
+    def _ask(self, answer: Future[str]) -> None:
+        try:
+            answer.set_result(self._missing())
+        except Exception as error:  # for whoever looks: nobody sees this thread's errors
+            answer.set_exception(error)
+
+
 def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
     """Requirement: the server's certificate is valid now; always met in plain text."""
+    if identity is None:
+        return lambda: ""
 
     def missing() -> str:
-        if identity is None:
-            return ""
         certificate, now = identity.current().certificate, utc_now()
         if now < certificate.not_before:
             return f"the server's certificate is valid only from {stamp(certificate.not_before)}; is the clock right?"
@@ -69,7 +122,7 @@ def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
             return f"the server's certificate expired on {stamp(certificate.not_after)}; renew it: protofed certs renew"
         return ""
 
-    return missing
+    return OnDisk("the folder of the server's identity", missing)
 
 
 def ledger_writable(ledger: Ledger) -> Callable[[], str]:
@@ -90,4 +143,4 @@ def state_writable(folder: Path, name: str = "state folder") -> Callable[[], str
         free = file_system.f_bavail * file_system.f_frsize
         return f"{free} bytes are free for the {name}; make room" if free < MIN_FREE else ""
 
-    return missing
+    return OnDisk(f"the {name}", missing)

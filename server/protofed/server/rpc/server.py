@@ -25,7 +25,7 @@ from protofed.server.access.budgets import Budgets
 from protofed.server.access.certificates import Certificates, warn_of_expiry
 from protofed.server.access.credentials import HandshakeCounter, server_credentials
 from protofed.server.access.rate_limits import RateLimits
-from protofed.server.monitoring.readiness import ServerReadiness, identity_usable
+from protofed.server.monitoring.readiness import Look, ServerReadiness, identity_usable
 from protofed.server.monitoring.waiting_log import WaitingLog
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.run_queue import RunQueue
@@ -152,12 +152,12 @@ async def serve(
 async def _start(server: grpc.aio.Server, health: HealthServicer, ready: ServerReadiness) -> None:
     await server.start()
     ready.serving = True
-    await _set_health(health, ready)
+    await _set_health(health, await _look(ready))
 
 
 async def _stop(server: grpc.aio.Server, health: HealthServicer, ready: ServerReadiness) -> None:
     ready.serving = False
-    await _set_health(health, ready)
+    await _set_health(health, Look([], answers=False))  # without a look, which may wait for a disk
     await server.stop(grace=1.0)
 
 
@@ -294,12 +294,17 @@ async def _follow_health(health: HealthServicer, ready: ServerReadiness) -> None
     before: list[str] = []
     while True:
         await asyncio.sleep(TICK_S)
-        if (missing := ready.missing()) != before:
-            log.warning("not ready", missing=missing) if missing else log.info("ready again")
-            before = missing
-            await _set_health(health, ready)
+        if (look := await _look(ready)).missing != before:
+            before = look.missing
+            log.warning("not ready", missing=before) if before else log.info("ready again")
+            await _set_health(health, look)
 
 
-async def _set_health(health: HealthServicer, ready: ServerReadiness) -> None:
+async def _look(ready: ServerReadiness) -> Look:
+    """Not on the loop, which must not wait for a disk: nothing would be answered, not even by gRPC's health."""
+    return await asyncio.get_running_loop().run_in_executor(None, ready.look)
+
+
+async def _set_health(health: HealthServicer, look: Look) -> None:
     response = health_pb2.HealthCheckResponse
-    await health.set("", response.SERVING if ready.answers else response.NOT_SERVING)
+    await health.set("", response.SERVING if look.answers else response.NOT_SERVING)
