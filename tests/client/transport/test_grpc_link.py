@@ -22,7 +22,9 @@ from tests.support.audit_logs import MemoryAuditLog, audit
 from protofed.client.privacy.policy import Policy, Released, ReleasedScores
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
+from protofed.client.transport import chunk_pace
 from protofed.client.transport.audit import ClientAudit
+from protofed.client.transport.chunk_pace import CHUNK_S
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.codec import Digest
@@ -622,13 +624,16 @@ def departure(
     background: Callable[..., Future[Any]],
     task: Task,
 ) -> Departure:
-    left, log, uploads = threading.Event(), MemoryAuditLog(), StuckUploads(server)
+    left, log = threading.Event(), MemoryAuditLog()
 
     def check(run: str) -> None:
         if left.is_set() and run == task.run:
             raise WithdrawnError(run)
 
     link = connect(start(), give_up_after_s=SOON, check_run=check, audit=ClientAudit(log))
+    Uploads(server)
+    link.push(task, released(10))  # quickly: from now on several chunks move at once
+    uploads = StuckUploads(server)
     return Departure(link, uploads, background(link.push, task, released(FOUR_CHUNKS)), left, log)
 
 
@@ -804,6 +809,68 @@ def test_a_server_that_forgot_the_daemon_is_not_pressed(
     with pytest.raises(NotEnrolledError):
         link.push(task, released(10))
     assert len(server.requests(call)) == 1
+
+
+# Slow links
+
+
+class SlowLink:
+    """The first attempt misses its deadline; of the later ones it counts how many are under way.
+
+    Args:
+        at_once: as many of them, after the first, are answered together.
+
+    Attributes:
+        most: chunks under way at once.
+        deadlines: seconds, of each.
+    """
+
+    def __init__(self, handler: Handler, at_once: int = 1) -> None:
+        self._handler, self._lock, self._missed, self._under_way = handler, threading.Lock(), False, 0
+        self._beside, self._together = threading.Event(), threading.Barrier(at_once)
+        self.most, self.deadlines = 0, list[float]()
+
+    def __call__(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            missed, self._missed = self._missed, True
+        if not missed:
+            context.abort(Code.DEADLINE_EXCEEDED, "as if")
+        with self._lock:
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+            self.deadlines.append(context.time_remaining())
+            if self._under_way > 1:
+                self._beside.set()
+        self._beside.wait(0.1)
+        if len(self.deadlines) > 1:
+            self._together.wait(SOON)
+        with self._lock:
+            self._under_way -= 1
+        return self._handler(request, context)
+
+
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_after_a_missed_deadline_chunks_move_one_by_one_and_may_take_longer(
+    direction: str, server: ScriptedServicer, link: GrpcLink, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunk_pace, "QUICK_S", -1.0)  # none is
+    if direction == "down":
+        server.on["GetChunk"] = slow = SlowLink(chunk)
+        assert link.fetch(task) == BLOB
+    else:
+        update, uploads = released(FOUR_CHUNKS), Uploads(server)
+        server.on["PutChunk"] = slow = SlowLink(uploads.put)
+        assert link.push(task, update) == accepted(update.manifest.digest)
+    assert slow.most == 1
+    assert slow.deadlines == pytest.approx([2 * CHUNK_S] * len(slow.deadlines), abs=10)  # gRPC rounds them
+
+
+def test_a_chunk_that_arrives_quickly_ends_that(server: ScriptedServicer, link: GrpcLink, task: Task) -> None:
+    update, uploads = released(FOUR_CHUNKS), Uploads(server)
+    server.on["PutChunk"] = slow = SlowLink(uploads.put, at_once=3)
+    assert link.push(task, update) == accepted(update.manifest.digest)
+    assert slow.most == 3  # after the first by itself
+    assert slow.deadlines == pytest.approx([2 * CHUNK_S, *[CHUNK_S] * 3], abs=10)
 
 
 # Scores and heartbeats

@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protofed.client.transport.audit import PLAINTEXT, ClientAudit, Transfer
 from protofed.client.transport.channels import Channels
+from protofed.client.transport.chunk_pace import CHUNK_S, ChunkPace, Turn
 from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.client.transport.proxy import Proxy
 from protofed.client.transport.server_check import ServerProbe
@@ -54,7 +55,6 @@ from protofed.common.storage.journal import Fact
 log = structlog.get_logger()
 A = TypeVar("A", bound=Message)
 WARN_EVERY_S = 30.0
-CHUNK_S = 120.0  # of one attempt at a chunk
 _SERVICE = "/protofed.protos.v1.Federation/"
 _CLOSED = "the connection was closed"
 _LEFT = "WITHDRAWN"  # in place of gRPC's code: of a message that was not sent, or cut short, as the site left the run
@@ -79,7 +79,7 @@ class _Request:
     call: str
     data: bytes
     facts: Mapping[str, Fact]  # for the audit log
-    timeout: float  # seconds, of one attempt
+    timeout: float  # seconds, of one attempt; of a chunk its pace decides
     run: str = ""  # of a call that moves models, updates or scores: sent only while the site takes part in that run
     transfer: Transfer | None = None  # that it is a chunk of
 
@@ -125,6 +125,7 @@ class Calls:
         self._closed = threading.Event()
         self._check_run, self._in_flight = check_run, Counter[str]()  # calls under way, by run
         self._flight_lock = threading.Lock()
+        self._paces = {call: ChunkPace() for call in ("GetChunk", "PutChunk")}  # a link may be slow in one direction
         self._offered: Mapping[str, Fact] = {}  # the newest run that the log has a line of
         self._audit_failure: DiskFailureError | None = None  # once set, nothing is sent any more, by any thread
         self._warned_at = -WARN_EVERY_S
@@ -212,7 +213,12 @@ class Calls:
             try:
                 diagnosis = self._probe and self._probe.before_call()
                 if not diagnosis:
-                    return self._send(request, reply_type)
+                    if (transfer := request.transfer) is None:
+                        return self._send(request, reply_type)
+                    pace = self._paces[transfer.call]
+                    with pace.turn() as turn:
+                        started_at += turn.waited_s  # while other chunks moved
+                        return self._send_chunk(request, reply_type, pace, turn)
                 reason = diagnosis.text
             except grpc.RpcError as error:
                 self._raise_if_final(error)
@@ -258,6 +264,20 @@ class Calls:
         if verdict:
             self._record(lambda: self._audit.answered(request.call, request.digest, verdict=verdict))
         self.answered_at = time.monotonic()
+        return reply
+
+    def _send_chunk(self, request: _Request, reply_type: type[A], pace: ChunkPace, turn: Turn) -> A:
+        """One attempt at a chunk, from which the pace of later ones follows."""
+        begun_at = time.monotonic()
+        try:
+            reply = self._send(replace(request, timeout=turn.deadline_s), reply_type)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                pace.late(turn)
+            elif error.code() is grpc.StatusCode.UNAVAILABLE:
+                pace.broke(time.monotonic() - begun_at)
+            raise
+        pace.arrived(time.monotonic() - begun_at)
         return reply
 
     @contextmanager

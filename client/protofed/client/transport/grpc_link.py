@@ -14,6 +14,7 @@ from protofed.client.privacy.policy import Released, ReleasedScores
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
 from protofed.client.transport.audit import ClientAudit, Transfer
 from protofed.client.transport.calls import Calls
+from protofed.client.transport.chunk_pace import IN_FLIGHT
 from protofed.client.transport.proxy import Proxy
 from protofed.common.codec import Digest
 from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadError, ProtocolError, RevokedError
@@ -40,7 +41,6 @@ from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 
 log = structlog.get_logger()
-IN_FLIGHT = 4  # chunks at a time: with 2 MiB each, unary calls reach 2 GB/s on loopback
 
 
 class _Fetching:

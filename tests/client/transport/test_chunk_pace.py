@@ -1,0 +1,128 @@
+"""On a slow link one chunk moves at a time, and may take longer; on a quick one several, as before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from protofed.client.transport.chunk_pace import CHUNK_S, IN_FLIGHT, LONGEST_S, PINGED_S, QUICK_S, ChunkPace
+
+SOON = 10.0  # seconds after which a test gives up
+
+
+@pytest.fixture
+def pace() -> ChunkPace:
+    return ChunkPace()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        yield pool
+
+
+def deadline(pace: ChunkPace) -> float:
+    """Of the next chunk, in seconds."""
+    with pace.turn() as turn:
+        return turn.deadline_s
+
+
+def room(pace: ChunkPace, pool: ThreadPoolExecutor) -> int:
+    """How many chunks may be under way at once."""
+    begun, end = threading.Semaphore(0), threading.Event()
+
+    def move() -> None:
+        with pace.turn():
+            begun.release()
+            end.wait(SOON)
+
+    moves = [pool.submit(move) for _ in range(IN_FLIGHT)]
+    count = 0
+    while count < IN_FLIGHT and begun.acquire(timeout=0.2):
+        count += 1
+    end.set()
+    for one in moves:
+        one.result(SOON)
+    return count
+
+
+def late(pace: ChunkPace) -> None:
+    with pace.turn() as turn:
+        pace.late(turn)
+
+
+def test_several_chunks_move_at_once_when_the_first_was_quick(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
+    assert room(pace, pool) == 1
+    pace.arrived(QUICK_S)
+    assert room(pace, pool) == IN_FLIGHT
+    assert deadline(pace) == CHUNK_S
+
+
+def test_after_a_deadline_one_moves_at_a_time_and_has_twice_as_long(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
+    pace.arrived(0.0)
+    late(pace)
+    assert room(pace, pool) == 1
+    assert deadline(pace) == 2 * CHUNK_S
+
+
+def test_the_deadline_doubles_up_to_a_bound(pace: ChunkPace) -> None:
+    found = []
+    for _ in range(6):
+        late(pace)
+        found.append(deadline(pace))
+    assert found == [2 * CHUNK_S, 4 * CHUNK_S, LONGEST_S, LONGEST_S, LONGEST_S, LONGEST_S]
+
+
+def test_deadlines_that_pass_together_double_it_once(pace: ChunkPace) -> None:
+    pace.arrived(0.0)
+    with ExitStack() as together:
+        for turn in [together.enter_context(pace.turn()) for _ in range(IN_FLIGHT)]:
+            pace.late(turn)
+    assert deadline(pace) == 2 * CHUNK_S
+
+
+def test_a_chunk_that_arrives_slowly_leaves_the_pace_and_one_that_is_quick_ends_it(
+    pace: ChunkPace, pool: ThreadPoolExecutor
+) -> None:
+    late(pace)
+    pace.arrived(QUICK_S + 1)
+    assert (room(pace, pool), deadline(pace)) == (1, 2 * CHUNK_S)
+    pace.arrived(QUICK_S)
+    assert (room(pace, pool), deadline(pace)) == (IN_FLIGHT, CHUNK_S)
+
+
+def test_a_connection_that_a_ping_may_have_broken_is_a_slow_one(pace: ChunkPace, pool: ThreadPoolExecutor) -> None:
+    pace.arrived(0.0)
+    pace.broke(PINGED_S - 1)
+    assert room(pace, pool) == IN_FLIGHT
+    pace.broke(PINGED_S)
+    assert (room(pace, pool), deadline(pace)) == (1, CHUNK_S)
+
+
+def test_whoever_waits_goes_on_when_a_chunk_fails_and_is_told_how_long_it_was(
+    pace: ChunkPace, pool: ThreadPoolExecutor
+) -> None:
+    asking, waited = threading.Event(), list[float]()
+
+    def ask() -> None:
+        asking.set()
+        with pace.turn() as turn:
+            waited.append(turn.waited_s)
+
+    def fail() -> None:
+        with pace.turn():
+            waiting.append(pool.submit(ask))
+            asking.wait(SOON)
+            assert not waited
+            raise ConnectionError
+
+    waiting: list[Future[None]] = []
+    late(pace)
+    with pytest.raises(ConnectionError):
+        fail()
+    waiting[0].result(SOON)
+    assert 0 <= waited[0] < SOON
