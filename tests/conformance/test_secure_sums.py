@@ -78,7 +78,7 @@ def test_it_learns_as_without_and_every_state_comes_out_again(method: dict[str, 
     assert scores[0].keys() - {"loss"} == scores[1].keys()
     for score in scores[1]:
         assert scores[0][score].mean == pytest.approx(scores[1][score].mean, abs=0.02), score
-        assert scores[0][score].std == pytest.approx(scores[1][score].std, abs=0.02), score
+        assert (scores[0][score].std is None) is (not score.startswith("global.") or ".local." in score), score
 
 
 @by_name

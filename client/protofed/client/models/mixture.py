@@ -30,12 +30,12 @@ def start_of(base: Payload, shares: Tensor) -> Payload:
 
 
 def class_models(base: Payload, classes: int) -> Iterator[Payload]:
-    """The base with each of its class models in the place of part CLASS_MODELS; none of a base without that part.
+    """The base with each of its class models in the place of part CLASS_MODELS; none where `start_of` mixes none.
 
     Raises:
         CodecError: as `mixture`.
     """
-    if (models := base.get(Part.CLASS_MODELS)) is not None:
+    if (models := base.get(Part.CLASS_MODELS)) is not None and Part.HEAD not in base:
         rest: Payload = {part: tensors for part, tensors in base.items() if part is not Part.CLASS_MODELS}
         for c in range(classes):
             yield {**rest, **mixture(models, one_hot(torch.tensor(c), classes))}

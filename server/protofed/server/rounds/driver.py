@@ -274,11 +274,12 @@ class Driver:
                 self._close()
             raise error
         invites = isinstance(after, phases.Collecting) or type(before) is type(after) is phases.Refining
-        text = "no space to invite sites; trying again" if invites else "no space to record a step; trying again"
-        log.error(text, run=self._run, round=getattr(before, "round", 0), why=str(error))
+        at = {"run": self._run, "round": getattr(before, "round", 0), "why": str(error)}
         if invites:  # nothing of it stands: the next tick asks who is there then
+            log.error("no space to invite sites; trying again", **at)
             self._disk_full = True
         else:  # some of it may stand, so the same must follow again, and nothing may arrive in between
+            log.error("no space to record a step; trying again", **at)
             self.invitations.clear()
             self._events.put_back(event, error)
 
