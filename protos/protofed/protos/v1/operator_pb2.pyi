@@ -539,6 +539,7 @@ class Score(_message.Message):
     """such as global.accuracy"""
     mean: _builtins.float
     std: _builtins.float
+    """NaN: from a secure sum"""
     worst: _builtins.float
     """the smallest, or the largest where less is better; NaN: from a secure sum"""
     sites: _builtins.int
