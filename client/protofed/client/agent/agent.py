@@ -18,7 +18,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.client.transport.link import Link
 from protofed.common.errors import FailureReason, PolicyViolationError, RevokedError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Assignment, Finished, Task, Wait
+from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
 
 log = structlog.get_logger()
 REJECTED_PAUSE_S = 1.0  # so that a server that repeats a wrong task is not asked in a tight loop
@@ -55,6 +55,7 @@ class Agent:
             pause=site.store.pause,
             origin=lambda: site.policy.origin,
             budget=self._no_budget,
+            trains=Role.TRAINER in site.roles,
         )
         self._enrollment = Enrollment(link, gate or own_gate)
         self._assignment: Assignment | None = None

@@ -48,7 +48,8 @@ class BaseGuard:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._accepted: tuple[str, str | None, bool] | None = None  # run, digest, whether as the model of round 1
-        self._answered: tuple[str, str | None, BaseProblem | None] | None = None  # run, digest, what the images found
+        # Run, digest and round of the newest base that the images were asked about, and what they found.
+        self._answered: tuple[tuple[str, str | None, int], BaseProblem | None] | None = None
         # Of the model that this site builds, by the recipe's digest.
         self._built: tuple[str, BaseStatistics] | None = None
         self._built_responses: tuple[str, dict[str, Response]] | None = None
@@ -105,9 +106,10 @@ class BaseGuard:
         """
         if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None:
             return None
-        if self._answered is None or self._answered[:2] != (task.run, task.base_digest):
-            self._answered = task.run, task.base_digest, self._images_problem(run, base, version_of(task))
-        problem = self._answered[2]
+        asked = task.run, task.base_digest, version_of(task)
+        if self._answered is None or self._answered[0] != asked:
+            self._answered = asked, self._images_problem(run, base, asked[2])
+        problem = self._answered[1]
         if problem is not None and not (run.recipe.federation.secure and task.kind is TaskKind.FIT):
             raise base_refusal(task, problem)
         return problem

@@ -31,6 +31,7 @@ class TaskGate:
         now: the current time, UTC.
         pause: of this site; None: it cannot be paused.
         origin: where `rules` come from, for the record of what the policy approves by itself.
+        trains: the site is a trainer: which classes it has must not be tried out.
         budget: why the privacy budget allows no further round of a run; empty: it does, or is not known yet.
     """
 
@@ -42,9 +43,11 @@ class TaskGate:
         pause: SitePause | None = None,
         origin: Callable[[], PolicyOrigin] = PolicyOrigin,
         budget: Callable[[Assignment], str] = lambda _offered: "",
+        *,
+        trains: bool = True,
     ) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
-        self._site_pause, self._origin, self._budget = pause, origin, budget
+        self._site_pause, self._origin, self._budget, self._trains = pause, origin, budget, trains
         self._other_classes = False  # whether the run names other classes than those before
         self._overspent = ""  # why there is no budget for another round
         self._pause: Pause | None = None  # as it was last read
@@ -101,7 +104,8 @@ class TaskGate:
         of them the site has.
         """
         self._other_classes = (
-            rules.secure == "required"
+            self._trains
+            and rules.secure == "required"
             and offered is not None
             and self._approvals is not None
             and not self._approvals.knows_classes(offered)

@@ -1,29 +1,41 @@
-"""The update of a site that keeps all that a fit learnt, for a sum that nobody may see it in."""
+"""The update of a site that keeps what a fit learnt, for a sum in which nobody may see that it does."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from protofed.common.payload import Array, Part, Payload
-from protofed.common.secure_sums.linear_form import SumForm
+from protofed.common.secure_sums.linear_form import ClassRows, SumForm
 
 
 def as_received(payload: Payload, base: Payload, form: SumForm) -> Payload:
-    """An update of the same layout as `payload` that has moved nothing, and tells of no class.
+    """An update of the same layout as `payload` that has moved nothing.
+
+    It has the classes that `payload` has: holders of a class are counted in the open, and what these counts lose beside
+    those of another round would be this site's classes.
 
     Args:
-        base: the update's tensors as the fit started from them; what it lacks (a number of steps) stays as it is.
-        form: of the run's method: class rows are left out, and shares of classes are zero, as of a site with none.
+        base: the update's tensors as the fit started from them.
+        form: of the run's method. Shares of classes, and what the base has nothing like (a number of steps), stay;
+            a class row that was not received is zero.
     """
-    rows = None if form.rows is None else form.rows.part
 
     def unmoved(part: Part, name: str, array: Array) -> Array:
-        if part is form.shares:
-            return np.zeros_like(array)
-        received = base.get(part, {}).get(name)
-        return array if received is None or received.shape != array.shape else received
+        of_rows = form.rows is not None and part is form.rows.part
+        received = _row(base, form.rows, name) if form.rows is not None and of_rows else base.get(part, {}).get(name)
+        if part is not form.shares and received is not None and received.shape == array.shape:
+            return np.asarray(received, array.dtype)
+        return np.zeros_like(array) if of_rows else array
 
     return {
-        part: {} if part is rows else {name: unmoved(part, name, array) for name, array in tensors.items()}
-        for part, tensors in payload.items()
+        part: {name: unmoved(part, name, array) for name, array in tensors.items()} for part, tensors in payload.items()
     }
+
+
+def _row(base: Payload, rows: ClassRows, name: str) -> Array | None:
+    """The row of a class as it was received, by its name or in the matrix of all; None: there is none."""
+    received = base.get(rows.part, {})
+    if name in received:
+        return received[name]
+    part, whole = rows.like
+    return np.asarray(received[whole][int(name)]) if part is rows.part and whole in received else None

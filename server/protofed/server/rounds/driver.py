@@ -274,12 +274,11 @@ class Driver:
                 self._close()
             raise error
         invites = isinstance(after, phases.Collecting) or type(before) is type(after) is phases.Refining
-        at = {"run": self._run, "round": getattr(before, "round", 0), "why": str(error)}
+        at = {"round": getattr(before, "round", 0), "where": "inviting sites" if invites else "recording a step"}
+        log.error("no space; trying again", run=self._run, **at, why=str(error))
         if invites:  # nothing of it stands: the next tick asks who is there then
-            log.error("no space to invite sites; trying again", **at)
             self._disk_full = True
         else:  # some of it may stand, so the same must follow again, and nothing may arrive in between
-            log.error("no space to record a step; trying again", **at)
             self.invitations.clear()
             self._events.put_back(event, error)
 
