@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 
 import structlog
 
@@ -78,13 +77,7 @@ class BaseGuard:
         if key == self._accepted:
             return
         base = {part: tensors for part, tensors in base.items() if part is not Part.CONTROL}
-        last = self._site.store.last_base(task.run) if version else None
-        problems = chain(
-            (self._problem(run, base, version), self._change(base, last, version)),
-            self._class_problems(run, base, last, version),
-            (structure_problem(model, self._statistics(run, None)) for model in site_models(base)),
-        )
-        if (problem := next(filter(None, problems), None)) is not None:
+        if (problem := next(filter(None, self._problems(run, task, base, version)), None)) is not None:
             raise base_refusal(task, problem)
         kept: Payload = {part: tensors for part, tensors in base.items() if part is not Part.SITE_MODELS}
         self._site.store.keep_base(task.run, version, kept)
@@ -124,21 +117,34 @@ class BaseGuard:
             models.append(led)
         return next(filter(None, (self._response(run, model) for model in models)), None)
 
+    def _problems(self, run: PreparedRun, task: Task, base: Payload, version: int) -> Iterator[BaseProblem | None]:
+        """Of all models in a base; nothing is computed before it is asked for."""
+        # Of round 1 the model that this site builds itself is compared, of later ones the last that it accepted.
+        built = None if version else first_model(run.recipe, self._site.policy.rules.plugins)
+        last = self._site.store.last_base(task.run) if version else None
+        yield self._problem(run, base, built) or self._change(base, last, version)
+        yield from self._class_problems(run, base, built, last, version)
+        yield from (structure_problem(model, self._statistics(run, None)) for model in site_models(base))
+
     def _class_problems(
-        self, run: PreparedRun, base: Payload, last: tuple[int, Payload] | None, version: int
+        self, run: PreparedRun, base: Payload, built: Payload | None, last: tuple[int, Payload] | None, version: int
     ) -> Iterator[BaseProblem | None]:
-        """Of each class model; where the last base had as many, also how far it has moved."""
+        """Of each class model; where the last base had class models, also how far it has moved. One is in memory."""
         classes = run.recipe.classes
-        before = list(class_models(last[1], classes)) if last is not None else []
+        before = iter(()) if last is None else class_models(last[1], classes)
         for c, model in enumerate(class_models(base, classes)):
-            known = (last[0], before[c]) if last is not None and before else None
-            problem = self._problem(run, model, version) or self._change(model, known, version, SLACK_OF_HEADS)
+            known = None if last is None or (earlier := next(before, None)) is None else (last[0], earlier)
+            problem = self._problem(run, model, built) or self._change(model, known, version, SLACK_OF_HEADS)
             yield problem and replace(problem, text=f"{problem.text}, in the model of class {c}")
 
-    def _problem(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
+    def _problem(self, run: PreparedRun, base: Payload, built: Payload | None) -> BaseProblem | None:
+        """Of one model by itself.
+
+        Args:
+            built: that of round 1, as the site builds it; None: it is of a later one.
+        """
         if (problem := finite_problem(base)) is not None:
             return problem
-        built = first_model(run.recipe, self._site.policy.rules.plugins) if version == 0 else None
         if built is not None and (problem := first_problem(base, built, run.recipe.method.options)) is not None:
             return problem
         return structure_problem(base, self._statistics(run, built))
