@@ -21,11 +21,13 @@ def as_received(payload: Payload, base: Payload, form: SumForm) -> Payload:
     """
 
     def unmoved(part: Part, name: str, array: Array) -> Array:
-        of_rows = form.rows is not None and part is form.rows.part
-        received = _row(base, form.rows, name) if form.rows is not None and of_rows else base.get(part, {}).get(name)
-        if part is not form.shares and received is not None and received.shape == array.shape:
-            return np.asarray(received, array.dtype)
-        return np.zeros_like(array) if of_rows else array
+        if part is form.shares:
+            return array
+        if form.rows is not None and part is form.rows.part:
+            received, otherwise = _row(base, form.rows, name), np.zeros_like(array)
+        else:
+            received, otherwise = base.get(part, {}).get(name), array
+        return otherwise if received is None or received.shape != array.shape else np.asarray(received, array.dtype)
 
     return {
         part: {name: unmoved(part, name, array) for name, array in tensors.items()} for part, tensors in payload.items()
