@@ -1,8 +1,7 @@
 """A server that asks one question after the other reads nothing of a site's data off what the site declines.
 
-Under the policy `standard` and a run with secure sums. Each question is one whose answer would follow from the data:
-of sites with other data, all of them answer alike. The questions divide the sites where their data did decide: so
-each test first shows that the site's own checks find what the server must not learn.
+Under the policy `standard` and in runs with secure sums. Each question is one to which sites with other data gave other
+answers: declined, or not. Now all of them answer alike.
 """
 
 from __future__ import annotations
@@ -48,6 +47,11 @@ NOISY = RULES.model_dump() | {
 
 def secure_run(name: str = "digits-fedavg", **plan: Any) -> Recipe:
     return recipe_like(name, plan=PLAN | plan, federation=SECURE)
+
+
+def always(data: SiteData) -> Callable[[Recipe], SiteData]:
+    """A site's data, whatever the recipe."""
+    return lambda _: data
 
 
 class Questioned:
@@ -117,7 +121,7 @@ def test_class_models_tell_no_share_of_a_class(sites: list[SiteData], tmp_path: 
     assert len(set(shares)) > 2
     answers = []
     for number, site in enumerate(sites):
-        asked = Questioned(tmp_path / str(number), recipe, lambda _, site=site: site)  # type: ignore[misc]
+        asked = Questioned(tmp_path / str(number), recipe, always(site))
         plain = asked.answer(TaskKind.FIT, 2, models(0.0))
         between = [asked.answer(TaskKind.FIT, 2, models(bound / share)) for share in (0.005, 0.1, 0.9)]
         answers.append((plain, *between))
@@ -129,12 +133,12 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
 ) -> None:
     """Whether some image is among the site's would follow: the fit goes on, and its sum gets the model as received."""
     recipe, base = secure_run(), as_payload(honest_model(secure_run()))
-    honest = Questioned(tmp_path / "honest", recipe, lambda _: sites[0])
+    honest = Questioned(tmp_path / "honest", recipe, always(sites[0]))
     assert honest.answer(TaskKind.FIT, 1, base) == "done"
     assert not same(honest.left(), base)
     found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
     monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
-    trapped = Questioned(tmp_path / "trapped", recipe, lambda _: sites[0])
+    trapped = Questioned(tmp_path / "trapped", recipe, always(sites[0]))
     with capture_logs() as logs:
         assert trapped.answer(TaskKind.FIT, 1, base) == "done"
     assert same(trapped.left(), base)
@@ -164,7 +168,7 @@ def test_in_a_run_with_noise_images_are_not_asked(
     dp = {"noise_multiplier": 30.0, "sampling_rate": 0.1}
     recipe = recipe_like("digits-fedavg-dp", plan={**PLAN, "dp": dp}, federation=SECURE)
     base = as_payload(honest_model(recipe))
-    asked = Questioned(tmp_path / "site", recipe, lambda _: sites[0], NOISY)
+    asked = Questioned(tmp_path / "site", recipe, always(sites[0]), NOISY)
     assert asked.answer(TaskKind.FIT, 1, base) == "done"
     assert not same(asked.left(), base)
 
@@ -179,8 +183,7 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
     rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={key: least})})
     answers, moved = set(), set()
     for number, site in enumerate(sites):
-        load = lambda _, site=site: site  # noqa: E731
-        asked = Questioned(tmp_path / str(number), recipe, load, rules.model_dump())
+        asked = Questioned(tmp_path / str(number), recipe, always(site), rules.model_dump())
         answers.add((asked.answer(TaskKind.INITIALISE, 0), asked.answer(TaskKind.FIT, 1, base)))
         moved.add(not same(asked.left(), base))
     assert answers == {("done", "done")}
@@ -190,7 +193,7 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
 def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:
     recipe = recipe_like("digits-solo", plan=PLAN)
     rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={"steps": 10**6})})
-    asked = Questioned(tmp_path / "site", recipe, lambda _: sites[0], rules.model_dump())
+    asked = Questioned(tmp_path / "site", recipe, always(sites[0]), rules.model_dump())
     assert asked.answer(TaskKind.INITIALISE, 0) == "done"
 
 
@@ -203,7 +206,7 @@ def test_control_variates_tell_no_number_of_steps(sites: list[SiteData], tmp_pat
 
     answers = set()
     for number, site in enumerate(sites):
-        asked = Questioned(tmp_path / str(number), recipe, lambda _, site=site: site)  # type: ignore[misc]
+        asked = Questioned(tmp_path / str(number), recipe, always(site))
         answers |= {asked.answer(TaskKind.FIT, 2, led(size)) for size in (1e-4, 0.1, 1.0, 100.0)}
     assert answers == {"policy"}
 
@@ -235,7 +238,7 @@ def test_runs_with_one_class_less_after_the_other_tell_no_class(tmp_path: Path) 
 
 
 def test_a_person_who_approves_a_run_accepts_its_classes(sites: list[SiteData], tmp_path: Path) -> None:
-    recipe, asked = secure_run(), Questioned(tmp_path, secure_run(), lambda _: sites[0])
+    recipe, asked = secure_run(), Questioned(tmp_path, secure_run(), always(sites[0]))
     assert asked.answer(TaskKind.INITIALISE, 0) == "done"
     other = Recipe.model_validate(json.loads(recipe.wire()) | {"name": "other", "classes": recipe.classes + 1})
     assert asked.offered(other) == str(PauseReason.APPROVAL)
