@@ -65,13 +65,10 @@ def test_a_run_is_the_same_as_if_its_held_out_sites_had_never_been(recipe_of: Re
         assert held_out_scores(alone) == {}
 
 
-def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_of: RecipeOf) -> None:
-    recipe = of_six(recipe_of, plan={"epochs": 1, "batch_size": 32, "lr": 0.05, "lr_decay": 0.5})
+def context_of_site_6(recipe: Recipe) -> FitContext:
+    """A site that begins with nothing, in the last round."""
     assert recipe.data is not None
-    with simulation(recipe) as running:
-        running.go()
-        scores, state = held_out_scores(running)["site-6"], last_state(running)
-    local = FitContext(
+    return FitContext(
         site="site-6",
         round=recipe.rounds,
         rounds=recipe.rounds,
@@ -82,6 +79,14 @@ def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_o
         rng=seeded(recipe.seed, recipe.rounds, "site-6", CPU),
         memory={},
     )
+
+
+def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_of: RecipeOf) -> None:
+    recipe = of_six(recipe_of, plan={"epochs": 1, "batch_size": 32, "lr": 0.05, "lr_decay": 0.5})
+    with simulation(recipe) as running:
+        running.go()
+        scores, state = held_out_scores(running)["site-6"], last_state(running)
+    local = context_of_site_6(recipe)
     client_methods.build("fedavg", {}).fit(local, state)
     assert of_personal(local.model, local.data, recipe) == scores
 
@@ -89,21 +94,10 @@ def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_o
 def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(recipe_of: RecipeOf) -> None:
     """Before it has sent any, the server knows only the mixture of all classes alike, which is of no site."""
     recipe = of_six(recipe_of, "cwfedavg")
-    assert recipe.data is not None
     with simulation(recipe) as running:
         running.go()
         scores, state = held_out_scores(running)["site-6"], last_state(running)
-    local = FitContext(
-        site="site-6",
-        round=recipe.rounds,
-        rounds=recipe.rounds,
-        model=device_model(recipe, CPU, recipe.names),
-        data=load_sites(recipe.data, recipe.input, recipe.classes)[5],
-        classes=recipe.classes,
-        plan=recipe.plan,
-        rng=seeded(recipe.seed, recipe.rounds, "site-6", CPU),
-        memory={},
-    )
+    local = context_of_site_6(recipe)
     client, server = client_methods.build("cwfedavg", {}), method_of(recipe)
     assert "site-6" not in state[Part.CLASS_SHARES]
     update = client.fit(local, server.broadcast(state, "site-6"))
