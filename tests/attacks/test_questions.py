@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from tests.attacks.hostile_server import as_payload, honest_model, recipe_like, sites_of
 from tests.support.scripted_server import AgentHarness
 
-from protofed.client.agent import base_guard
+from protofed.client.agent import base_guard, computation
 from protofed.client.agent.agent import Agent
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import SiteData
@@ -99,6 +99,12 @@ class Questioned:
         ((_, update),) = self.agent._site.store.unsettled(self.harness.link.run)
         return update.payload
 
+    def withheld(self) -> bool:
+        """Whether random numbers take its place."""
+        store = self.agent._site.store
+        ((task, _),) = store.unsettled(self.harness.link.run)
+        return store.trained_by(task).withheld
+
 
 @pytest.fixture(scope="module")
 def sites() -> list[SiteData]:
@@ -107,7 +113,7 @@ def sites() -> list[SiteData]:
 
 def test_class_models_tell_no_share_of_a_class(sites: list[SiteData], tmp_path: Path) -> None:
     """Mixed by its shares they keep the bounds, or not, by the share of one class: so none is mixed to check."""
-    recipe = secure_run()
+    recipe = secure_run("digits-cwfedavg-private")
     built = as_payload(honest_model(recipe))
 
     def models(factor: float) -> Payload:
@@ -122,37 +128,82 @@ def test_class_models_tell_no_share_of_a_class(sites: list[SiteData], tmp_path: 
     answers = []
     for number, site in enumerate(sites):
         asked = Questioned(tmp_path / str(number), recipe, always(site))
-        plain = asked.answer(TaskKind.FIT, 2, models(0.0))
-        between = [asked.answer(TaskKind.FIT, 2, models(bound / share)) for share in (0.005, 0.1, 0.9)]
-        answers.append((plain, *between))
-    assert set(answers) == {answers[0]}
+        answers.append([asked.answer(TaskKind.FIT, 2, models(bound / share)) for share in (0.005, 0.1, 0.9, 100.0)])
+    assert answers == [answers[0]] * len(sites)
+
+
+@pytest.mark.parametrize("name", ["digits-solo", "digits-fedavg"])
+def test_a_method_that_mixes_no_class_models_takes_none(name: str, sites: list[SiteData], tmp_path: Path) -> None:
+    """Else its start would be a mixture by the site's shares, about which what it declines answers."""
+    recipe = recipe_like(name, plan=PLAN, **({} if name == "digits-solo" else {"federation": SECURE}))
+    built = as_payload(honest_model(recipe))
+    stacks = {f"{part}.{tensor}": array[None] for part in built for tensor, array in built[part].items()}
+    alike = {Part.CLASS_MODELS: {"factors": np.ones((recipe.classes, 1), np.float32), **stacks}}
+    for number, site in enumerate(sites[:2]):
+        asked = Questioned(tmp_path / str(number), recipe, always(site))
+        assert asked.answer(TaskKind.FIT, 2, alike) == "policy"
+        assert asked.answer(TaskKind.FIT, 2, {**built, **alike}) == "policy"
 
 
 def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether some image is among the site's would follow: the fit goes on, and its sum gets the model as received."""
+    """Whether some image is among the site's would follow: the fit goes on, and nobody can read its sum."""
     recipe, base = secure_run(), as_payload(honest_model(secure_run()))
     honest = Questioned(tmp_path / "honest", recipe, always(sites[0]))
     assert honest.answer(TaskKind.FIT, 1, base) == "done"
-    assert not same(honest.left(), base)
+    assert not honest.withheld()
     found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
     monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
     trapped = Questioned(tmp_path / "trapped", recipe, always(sites[0]))
+    refused, withheld, looked = list[object](), list[object](), list[object]()
+    trapped.agent._work._on_refusal = lambda *told: refused.append(told)
+    trapped.agent._work._on_withheld = lambda *told: withheld.append(told)
+
+    def noted(payload: Payload, *_: object, **__: object) -> Payload:
+        looked.append(payload)
+        return payload
+
+    monkeypatch.setattr(computation, "withhold_rare_units", noted)
     with capture_logs() as logs:
         assert trapped.answer(TaskKind.FIT, 1, base) == "done"
-    assert same(trapped.left(), base)
+    assert trapped.withheld()
+    assert (len(refused), len(withheld)) == (0, 1)  # telemetry may send how much was refused
+    assert len(looked) == 1  # for as long as every fit
     assert [kind for _, kind in sent(trapped)] == [kind for _, kind in sent(honest)]
-    assert any("as it was received" in line["event"] and "response" in line["why"] for line in logs)
+    assert any("nothing of this fit leaves" in line["event"] and "response" in line["why"] for line in logs)
 
 
-def same(left: Payload, base: Payload) -> bool:
-    """Whether an update of body and head moves nothing."""
-    return all(
-        np.array_equal(tensor, base[part][name])
-        for part in (Part.BODY, Part.HEAD)
-        for name, tensor in left[part].items()
-    )
+def test_what_answers_to_images_is_not_asked_where_nothing_of_them_leaves(
+    sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No update tells the server more than a site that declines would."""
+    found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
+    monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
+    recipe = recipe_like("digits-solo", plan=PLAN)
+    asked = Questioned(tmp_path, recipe, always(sites[0]))
+    assert asked.answer(TaskKind.FIT, 1, as_payload(honest_model(recipe))) == "done"
+
+
+@pytest.mark.parametrize("name", ["fednh", "fedprp", "fedproc", "fedproto"])
+def test_no_recipe_says_from_how_many_images_on_a_class_counts(
+    name: str, sites: list[SiteData], tmp_path: Path
+) -> None:
+    """Run by run with ever other numbers, how many sites hold a class would be how many images each has."""
+    least = RULES.min_samples_per_class
+
+    def run(images: int) -> Recipe:
+        method = {"name": name, "min_samples_per_class": images}
+        recipe = recipe_like("digits-fednh", plan=PLAN, federation=SECURE, method=method)
+        return recipe.model_copy(update={"name": f"at-least-{images}"})
+
+    asked = Questioned(tmp_path, run(least), always(sites[0]))
+    assert asked.answer(TaskKind.INITIALISE, 0) == "done"
+    assert [asked.offered(run(images)) for images in (1, least - 1, least + 1, 999)] == [
+        "done",
+        "done",
+        *["policy"] * 2,
+    ]
 
 
 def sent(asked: Questioned) -> list[tuple[str, TaskKind]]:
@@ -170,7 +221,7 @@ def test_in_a_run_with_noise_images_are_not_asked(
     base = as_payload(honest_model(recipe))
     asked = Questioned(tmp_path / "site", recipe, always(sites[0]), NOISY)
     assert asked.answer(TaskKind.FIT, 1, base) == "done"
-    assert not same(asked.left(), base)
+    assert not asked.withheld()
 
 
 @pytest.mark.parametrize("key", ["min_step_sum", "steps", "min_contrast"])
@@ -181,13 +232,13 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
     steps, contrast = math.ceil(counts[2] / 16), sorted(site.train.contrast() for site in sites)[2]
     least = {"min_step_sum": 0.1 * 2 * steps, "steps": steps, "min_contrast": contrast}[key]
     rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={key: least})})
-    answers, moved = set(), set()
+    answers, withheld = set(), set()
     for number, site in enumerate(sites):
         asked = Questioned(tmp_path / str(number), recipe, always(site), rules.model_dump())
         answers.add((asked.answer(TaskKind.INITIALISE, 0), asked.answer(TaskKind.FIT, 1, base)))
-        moved.add(not same(asked.left(), base))
+        withheld.add(asked.withheld())
     assert answers == {("done", "done")}
-    assert moved == {True, False}  # what the site must not tell: whose update is none
+    assert withheld == {True, False}  # what the site must not tell
 
 
 def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, Update, describe
 from protofed.common.statistics import Spread, spreads
 from protofed.common.tensors import norm_of
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, data_of, everything, simulation
+from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.testing.crew import CrewHere
 from protofed.testing.small_recipe import OPTIONS, small_recipe
@@ -79,27 +79,6 @@ def test_it_learns_as_without_and_every_state_comes_out_again(method: dict[str, 
     for score in scores[1]:
         assert scores[0][score].mean == pytest.approx(scores[1][score].mean, abs=0.02), score
         assert (scores[0][score].std is None) is (not score.startswith("global.") or ".local." in score), score
-
-
-@by_name
-def test_sites_whose_images_break_a_limit_take_part_and_leave_what_they_received(method: dict[str, Any]) -> None:
-    recipe = recipe_of(method)
-    sizes = [len(data.train) for name, data in data_of(recipe).items() if name != EVALUATOR]
-    steps = max(-(-size // recipe.plan.batch_size) for size in sizes)  # an epoch's of the largest site alone
-    rules = everything(recipe).rules
-    limited = Policy(rules.model_copy(update={"limits": rules.limits.model_copy(update={"steps": steps})}))
-    states = []
-    for policy in (Policy(rules), limited):
-        with simulation(recipe, policy=policy) as running:
-            running.go()
-            rows = running.ledger.rounds(recipe.name)
-            assert [row.state is not None for row in rows] == [True] * (recipe.rounds + 1)
-            tasks = [task for row in rows for task in running.ledger.tasks(recipe.name, row.round, row.attempt)]
-            assert {task.task_status for task in tasks} == {"reported"}
-            published = running.coordinator.published
-            assert published is not None
-            states.append(numbers(published.state))
-    assert not np.array_equal(states[0], states[1])
 
 
 @by_name

@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.support.method_facts import METHODS, SUMMABLE
 from tests.support.round_contexts import round_context
 
 from protofed.client.method import client_methods
-from protofed.client.models.mixture import start_of
-from protofed.client.privacy.withheld import as_received
 from protofed.common import codec
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, Update, describe
@@ -24,7 +21,6 @@ from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout, form_of
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
-from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 
 CLASSES, FEATURES, SITES = 4, 3, 3
@@ -135,24 +131,6 @@ def test_exact_sums_give_what_the_updates_give(options: dict[str, Any]) -> None:
     for path, array in expected.items():
         assert (result[path].dtype, result[path].shape) == (array.dtype, array.shape)
         np.testing.assert_allclose(result[path], array, rtol=0, atol=error, err_msg=path)
-
-
-@by_name
-def test_of_an_update_that_is_withheld_a_sum_has_nothing_that_was_learnt(options: dict[str, Any]) -> None:
-    """Two that have learnt other things are one, and each class is held as before, so that its holders stay as many."""
-    method = half(options)
-    state = method.aggregate(first(method), updates_of(method, first(method)), round_context())
-    layout, form = layout_of(method, state), form_of(method, options["name"])
-    one = update(method, state, 0, {0, 1, 2})
-    other = update(method, state, 7, {0, 1, 2})
-    of_no_model = {Part.STEPS} if form.shares is None else {Part.STEPS, form.shares}
-    same = {part: one.payload[part] for part in of_no_model & one.payload.keys()}
-    other = replace(one, payload={**other.payload, **same})
-    base = start_of(sent(method, state, one.site), torch.full((CLASSES,), 1 / CLASSES))
-    kept, also = (replace(one, payload=as_received(whose.payload, base, form)) for whose in (one, other))
-    assert not np.array_equal(layout.numbers(one), layout.numbers(other))
-    np.testing.assert_array_equal(layout.numbers(kept), layout.numbers(also))
-    np.testing.assert_array_equal(layout.flags(kept), layout.flags(one))
 
 
 @by_name

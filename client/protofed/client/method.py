@@ -76,6 +76,7 @@ __all__ = [
     "LocalLoss",
     "Loss",
     "MethodHead",
+    "MixingMethod",
     "OwnLossMethod",
     "ParameterGroup",
     "Part",
@@ -183,6 +184,15 @@ class ComparingMethod(ClientMethod, Protocol):
     compared_by: ClassVar[ComparedBy]
 
 
+class MixingMethod(ClientMethod, Protocol):
+    """A client half that mixes class models by the site's label shares: of others a site takes no class models.
+
+    Scores of such a mixture tell the shares, of three sites in a sum as well: no sum has them.
+    """
+
+    mixes_classes: ClassVar[bool]
+
+
 class OwnLossMethod(ClientMethod, Protocol):
     """A client half that trains by a loss of class logits whatever `plan.loss` says: the policy must allow it, too."""
 
@@ -263,6 +273,11 @@ def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
 def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:
     """What a method moves between single sites; most move nothing."""
     return frozenset(getattr(half, "exchanges", ()))
+
+
+def mixes_classes(half: ClientMethod) -> bool:
+    """Whether a method mixes class models by the site's label shares; most do not."""
+    return bool(getattr(half, "mixes_classes", False))
 
 
 def own_losses_of(half: ClientMethod) -> frozenset[LocalLoss]:

@@ -284,6 +284,13 @@ def test_a_sum_counts_once_when_the_sites_numbers_leave() -> None:
     assert value(metrics, "protofed_client_sums_total") == 2
 
 
+def test_what_the_server_does_not_know_is_no_refusal_of_those_that_it_may_be_told() -> None:
+    metrics = ClientMetrics("ann")
+    metrics.count_withheld()
+    assert value(metrics, "protofed_client_withheld_updates_total") == 1
+    assert value(metrics, REFUSALS, part=WHOLE) == 0
+
+
 def test_refusals_of_a_sum_count_by_their_code_and_an_unknown_one_makes_no_new_label() -> None:
     metrics, name = ClientMetrics("ann"), "protofed_client_sum_refusals_total"
     assert {value(metrics, name, code=code) for code in (*SUM_CODES, OTHER_CODE)} == {0.0}

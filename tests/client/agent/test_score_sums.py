@@ -10,7 +10,10 @@ from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Round
 from tests.support.sum_server import SumServer
 
 from protofed.client.agent.score_report import Scorer
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.privacy.policy import Released
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import SiteState
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
@@ -90,6 +93,27 @@ def test_a_site_whose_policy_names_none_takes_part_with_none_and_it_is_no_fault(
 def test_a_score_that_two_sites_give_is_in_no_sum(tmp_path: Path) -> None:
     round_ = ScoreRound(tmp_path, {site: ALL if site in SITES[:2] else NONE for site in SITES})
     assert round_.opened() == {}
+
+
+@pytest.mark.parametrize("method", ["mixes", "untrained"])
+def test_no_sum_has_scores_of_a_model_that_the_server_made(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mixture by the site's label shares, or before the site has trained: each would answer about its labels."""
+    monkeypatch.setattr(FedAvgClient, "personal", "installed")
+    if method == "mixes":
+        monkeypatch.setattr(FedAvgClient, "mixes_classes", True, raising=False)
+    else:
+        monkeypatch.setattr(DiskStore, "last_counted", lambda *_: SiteState())
+    found = ScoreRound(tmp_path, EVERYBODY).opened()
+    assert found.keys() == {"loss"}
+
+
+def test_a_site_s_own_installed_model_is_scored_in_sums_once_it_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FedAvgClient, "personal", "installed")
+    assert ScoreRound(tmp_path, EVERYBODY).opened().keys() == {"personal.accuracy", "personal.pm_v", "loss"}
 
 
 @pytest.mark.parametrize("step", [TaskKind.SCORE_SUM, *SUM_STEPS])

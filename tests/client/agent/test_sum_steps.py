@@ -22,12 +22,14 @@ from protofed.client.sums.membership import membership_of
 from protofed.client.sums.sessions import FOLDER, Sessions
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import FailureReason
+from protofed.common.errors import FailureReason, SecureSumError
 from protofed.common.payload import Array, Part, Payload, describe
 from protofed.common.protocol.messages import Finished, Receipt, Task, TaskKind
 from protofed.common.protocol.sum_messages import RosterMessage, payload_of
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
+from protofed.server.rounds.secure_sums import check_total
 
 SITES = ("ann", "bob", "cleo", "dan")
 SECURE: dict[str, Any] = {**RUN, "federation": {"heartbeat_s": 0.125, "secure": True, "min_sites": 3}}
@@ -117,14 +119,19 @@ class Round:
         return self
 
 
+def layout_and_point() -> tuple[SumLayout, FixedPoint]:
+    """Of the run's sums."""
+    fixed_point = Recipe.model_validate(SECURE).federation.fixed_point
+    assert fixed_point is not None
+    return SumLayout.of(form_of(client_methods.build("fedavg", {}), "fedavg"), describe(BASE), BASE), fixed_point
+
+
 def expected(round_: Round) -> Array:
     """The sum of what the sites trained, which their stores know."""
     total = None
     for daemon in round_.daemons.values():
         [(_, update)] = daemon.made.store.unsettled("run")
-        layout = SumLayout.of(form_of(client_methods.build("fedavg", {}), "fedavg"), describe(update.payload), BASE)
-        fixed_point = Recipe.model_validate(SECURE).federation.fixed_point
-        assert fixed_point is not None
+        layout, fixed_point = layout_and_point()
         words = layout.words(update, fixed_point)
         total = words if total is None else total + words
     assert total is not None
@@ -165,6 +172,35 @@ def test_the_server_gets_the_sum_and_no_update(tmp_path: Path) -> None:
         assert daemon.made.store.newest_counted("run") == 1
         assert daemon.made.store.unsettled("run") == []
         assert daemon.refused == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_with_a_site_that_withholds_its_update_nobody_reads_the_sum_of_the_others(tmp_path: Path, killed: bool) -> None:
+    """Were its part the model as received, three such sites would leave the fourth one's update in the sum alone."""
+    round_ = Round(tmp_path).until(TaskKind.MASK)
+    for site in SITES[1:]:
+        store = round_.daemons[site].made.store
+        [(task, update)] = store.unsettled("run")
+        store.stage(task, FitOutcome(update, {}, {}, replace(store.trained_by(task), withheld=True)))
+        if killed:
+            round_.daemons[site].killed()
+    summed = expected(round_)
+    round_.until(None)
+    total = round_.server.total()
+    assert not np.any(total == summed)
+    layout, fixed_point = layout_and_point()
+    check_total(layout, summed, fixed_point, len(SITES))
+    with pytest.raises(SecureSumError, match="random") as failed:
+        check_total(layout, total, fixed_point, len(SITES))
+    assert failed.value.code == "withheld"
+
+
+def test_random_words_are_the_same_after_a_restart_and_others_in_each_sum(tmp_path: Path) -> None:
+    sessions = [Sessions(Round(tmp_path / name).daemons["ann"].folder / FOLDER) for name in ("a", "b")]
+    found = [session.find("run", 1, 1, Subject.UPDATE) for session in sessions]
+    words = [session.secrets.random_words(1000).tolist() for session in [*found, found[0]] if session is not None]
+    assert words[0] == words[2]
+    assert not set(words[0]) & set(words[1])
 
 
 def test_nothing_of_a_sum_s_secrets_stays_once_the_server_has_all(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class Agent:
         pause: sleeps for so many seconds.
         gate: decides when the site takes tasks; None: by its policy and its approvals.
         on_refusal: called with each update, or run, that the site's policy refused.
+        on_withheld: called with each update that stays here without the server's knowing.
         elsewhere: computes for the site in other processes; None: all is computed here.
         on_spending: called with each fit with noise that is about to begin.
     """
@@ -46,6 +47,7 @@ class Agent:
         on_refusal: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
         elsewhere: Elsewhere | None = None,
         on_spending: Callable[[Spending], None] = lambda _spending: None,
+        on_withheld: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
         self._pause = pause
@@ -61,9 +63,8 @@ class Agent:
         self._assignment: Assignment | None = None
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
-        self._work = TaskWork(
-            site, link, self._status, self._enrollment.accept, on_refusal, elsewhere or Nowhere(), on_spending
-        )
+        told = on_refusal, on_withheld, on_spending
+        self._work = TaskWork(site, link, self._status, self._enrollment.accept, *told, elsewhere or Nowhere())
 
     @property
     def name(self) -> SiteId:

@@ -10,7 +10,8 @@ import structlog
 
 from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
 from protofed.client.agent.first_model import first_model
-from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.agent.site import PreparedRun, Site, is_summed
+from protofed.client.method import mixes_classes
 from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
@@ -57,7 +58,8 @@ class BaseGuard:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
         Of class models each, for a mixture of them keeps what all of them keep; of models of other sites each, for a
-        fit may start from one or have it in its loss. Control variates are for methods that send some, and no others.
+        fit may start from one or have it in its loss. Control variates are for methods that send some, class models
+        for those that mix them.
 
         Raises:
             PolicyRefusedError: naming the check, the layer and the base's digest.
@@ -67,6 +69,9 @@ class BaseGuard:
         if Part.CONTROL in base and Part.CONTROL not in run.method.sends:
             text = f"the model of round {task.round} has control variates, which {run.recipe.method.name} has not"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CONTROL)
+        if Part.CLASS_MODELS in base and not mixes_classes(run.method):
+            text = f"the model of round {task.round} has class models, of which {run.recipe.method.name} mixes none"
+            raise PolicyRefusedError("limits.check_base", text, part=Part.CLASS_MODELS)
         if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:
             text = f"the model of round {task.round} has models of other sites: no '{Exchange.RECEIVE}' in exchange"
             raise PolicyRefusedError("exchange", text, part=Part.SITE_MODELS)
@@ -87,8 +92,8 @@ class BaseGuard:
     def answered(self, run: PreparedRun, task: Task, base: Payload) -> BaseProblem | None:
         """What of an accepted base the site's own images find: how units answer to them, where controls lead a fit.
 
-        In a run with secure sums the problem is returned, and nobody else must learn of it: the site trains as always,
-        and hands in what it received. With noise (`plan.dp`) images are not asked: the noise stands for them.
+        In a run with secure sums the problem is returned, and nobody else must learn whose it is. Images are not asked
+        where nothing of them leaves but an answer to this, nor with noise (`plan.dp`), which stands for them.
 
         Args:
             task: FIT or REFINE.
@@ -97,13 +102,13 @@ class BaseGuard:
             PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.
             CodecError: control variates are none.
         """
-        if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None:
+        if not self._site.policy.rules.limits.check_base or run.recipe.plan.dp is not None or not run.method.sends:
             return None
         asked = task.run, task.base_digest, version_of(task)
         if self._answered is None or self._answered[0] != asked:
             self._answered = asked, self._images_problem(run, base, asked[2])
         problem = self._answered[1]
-        if problem is not None and not (run.recipe.federation.secure and task.kind is TaskKind.FIT):
+        if problem is not None and not (is_summed(self._site, run) and task.kind is TaskKind.FIT):
             raise base_refusal(task, problem)
         return problem
 

@@ -13,7 +13,6 @@ from protofed.client.models.mixture import start_of
 from protofed.client.models.split import dump, load
 from protofed.client.privacy.own_norm import within_bounds
 from protofed.client.privacy.rare_units import withhold_rare_units
-from protofed.client.privacy.withheld import as_received
 from protofed.client.state.store import FitOutcome, SiteState
 from protofed.client.training.context import Checkpoints, FitStart, NoCheckpoints
 from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
@@ -21,7 +20,6 @@ from protofed.client.training.score_sets import of_personal, on_local_test, on_t
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Scores, Task
-from protofed.common.secure_sums.linear_form import form_of
 
 
 class ScoredModel(StrEnum):
@@ -40,7 +38,6 @@ class Computation:
         state: of the site, from which it starts; empty for scores of the global model.
         fewest: as `withhold_rare_units` takes it.
         scored: None: it is a fit.
-        withheld: nothing that the fit learns leaves, in a run with secure sums.
     """
 
     site: SiteId
@@ -49,7 +46,6 @@ class Computation:
     state: SiteState
     fewest: int = 1
     scored: ScoredModel | None = None
-    withheld: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -93,16 +89,13 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     memory = memory_with_buffers(local, update.payload, work.state.memory)
     start = local.start or received
     sent = start.sent or start.model
-    if work.withheld:
-        leaving = as_received(update.payload, sent, form_of(work.run.method, work.run.recipe.method.name))
-    else:
-        leaving = withhold_rare_units(
-            update.payload, sent, local.model, local.data, work.fewest, first=start.model, trained=local.sent_model
-        )
+    leaving = withhold_rare_units(
+        update.payload, sent, local.model, local.data, work.fewest, first=start.model, trained=local.sent_model
+    )
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-    return FitOutcome(replace(update, payload=leaving), memory, personal, work.run.recipe.fingerprint())
+    return FitOutcome(replace(update, payload=leaving), memory, personal)
 
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:

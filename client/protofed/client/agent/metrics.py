@@ -78,6 +78,13 @@ REFUSALS = Metric(
     ("site", "part"),
     f"Refusals by the site's policy, by the first part that it refused; {WHOLE}: the whole update, or the run.",
 )
+WITHHELD = Metric(
+    "protofed_client_withheld_updates_total",
+    "counter",
+    ("site",),
+    "Updates that stayed here because of this site's images, with random numbers in their place in a secure sum, which "
+    "nobody can read then; never sent.",
+)
 RELEASED = Metric(
     "protofed_client_bytes_released_total",
     "counter",
@@ -123,8 +130,8 @@ PRIVACY_BUDGET = Metric(
 )
 BUILD = Metric("protofed_client_build_info", "gauge", ("site", "version"), "1; the version is the label.")
 METRICS = (
-    PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, RELEASED, SUMS, SUM_REFUSALS, DISK_FREE, CERT_EXPIRY, SCORE,
-    PRIVACY_SPENT, PRIVACY_BUDGET, BUILD,
+    PHASE, EPOCH, SAMPLES, STEP, GPU, REGISTERED, REFUSALS, WITHHELD, RELEASED, SUMS, SUM_REFUSALS, DISK_FREE,
+    CERT_EXPIRY, SCORE, PRIVACY_SPENT, PRIVACY_BUDGET, BUILD,
 )  # fmt: skip
 
 
@@ -157,6 +164,7 @@ class ClientMetrics:
         # All labels from the start: a counter that appears with its first event hides that event from `increase`.
         self._refusals, self._bytes = Counter(dict.fromkeys([*PARTS, WHOLE], 0)), Counter(dict.fromkeys(PARTS, 0))
         self._sum_refusals = Counter(dict.fromkeys([*SUM_CODES, OTHER_CODE], 0))
+        self._withheld = 0
         self._sums, self._last_sum = 0, ""  # task_id
         self._last_released = ("", "")  # task_id and digest
         self.registry = CollectorRegistry()
@@ -172,6 +180,11 @@ class ClientMetrics:
             if rule.startswith(SECURE_SUM):
                 code = rule.removeprefix(SECURE_SUM)
                 self._sum_refusals[code if code in SUM_CODES else OTHER_CODE] += 1
+
+    def count_withheld(self) -> None:
+        """Count an update that stayed here without the server's knowing."""
+        with self._lock:
+            self._withheld += 1
 
     def count_release(self, task: Task, released: Released) -> None:
         """Count the bytes of an update that is about to be uploaded; a repeated upload of it is not counted again."""
@@ -216,7 +229,7 @@ class ClientMetrics:
         """Gauges and counters, by the labels that follow `site`; empty where there is nothing to measure."""
         status = self._status
         with self._lock:
-            refusals, released = dict(self._refusals), dict(self._bytes)
+            refusals, withheld, released = dict(self._refusals), self._withheld, dict(self._bytes)
             sums, sum_refusals = self._sums, dict(self._sum_refusals)
         return {
             PHASE: {(phase,): float(phase is status.activity) for phase in Activity},
@@ -225,6 +238,7 @@ class ClientMetrics:
             GPU: _if_known(self._gpu_memory()),
             REGISTERED: {(): float(self.answered())},
             REFUSALS: {(part,): count for part, count in refusals.items()},
+            WITHHELD: {(): withheld},
             RELEASED: {(part,): count for part, count in released.items()},
             SUMS: {(): sums},
             SUM_REFUSALS: {(code,): count for code, count in sum_refusals.items()},

@@ -9,8 +9,7 @@ import structlog
 from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, score
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.agent.sum_steps import is_summed
+from protofed.client.agent.site import PreparedRun, Site, is_summed
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
 from protofed.common.codec import Digest

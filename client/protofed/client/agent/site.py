@@ -222,6 +222,11 @@ class PreparedRun:
             )
 
 
+def is_summed(site: Site, run: PreparedRun) -> bool:
+    """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
+    return run.recipe.federation.secure and not site.simulated
+
+
 def prepare(site: Site, assignment: Assignment) -> PreparedRun:
     """Check everything that the server sent before any of it is used, then build the model and load the data.
 
@@ -236,6 +241,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         if recipe.federation.secure:
             form = form_of(method, recipe.method.name)
             site.policy.admit_group(recipe.federation.sum_group)
+            site.policy.admit_rows(recipe.method)
         site.policy.admit(recipe.method.name, method.sends, form, exchanges=exchanges_of(method))
         site.policy.admit_noise(recipe)
         check_model(recipe.model, recipe.input, recipe.classes)
@@ -249,7 +255,8 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         data = site.load_data(recipe)
         if Role.TRAINER in site.roles:
             site.policy.admit_noise(recipe, grouped=data.train.units is not None)
-        withheld = _refused_by_images(recipe, site, data, facts, summed=form is not None)
+        summed = recipe.federation.secure and not site.simulated
+        withheld = _refused_by_images(recipe, site, data, facts, summed=summed)
         cost = check_dp(recipe, method, model, data, site.policy.rules)
         secret = site.store.secret if not site.simulated else lambda: SIMULATED_SECRET
         dp = None if cost is None else DpSource(secret(), cost, recipe.fingerprint())
@@ -267,7 +274,7 @@ def _refused_by_images(
     """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
 
     A server could offer one run after the other, and count the images by which are declined. So where updates leave in
-    sums alone the run is not declined: the site trains, and hands in what it received.
+    sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
 
     Raises:
         PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import structlog
 
-from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.agent.site import PreparedRun, Site, is_summed
+from protofed.client.method import mixes_classes
 from protofed.client.privacy.policy import PolicyRefusedError, Released, ReleasedVector
+from protofed.client.privacy.score_disclosures import PERSONAL
 from protofed.client.sums import session as steps
 from protofed.client.sums.membership import Membership
 from protofed.client.sums.session import Session
@@ -28,11 +30,6 @@ from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()
 _SUBJECTS = {TaskKind.FIT: Subject.UPDATE, TaskKind.SCORE_SUM: Subject.SCORES}  # of a sum, by what begins it
-
-
-def is_summed(site: Site, run: PreparedRun) -> bool:
-    """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
-    return run.recipe.federation.secure and not site.simulated
 
 
 def check_member(site: Site, run: PreparedRun) -> None:
@@ -117,12 +114,22 @@ class SumSteps:
             names = _score_names(run)
             layout = score_sums.layout_of(names)
             session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
-            session = replace(session, scores=score_sums.summable(names, scores))
+            session = replace(session, scores=score_sums.summable(names, self._summed_scores(run, task, scores)))
             membership.sessions.save(session)
             reach("sum-begun")
             more = self._scores_in(run, session)
             log.info("own scores leave in a sum", run=task.run, round=task.round, **more)
             return self._released(session)
+
+    def _summed_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Scores:
+        """Without those of an own model that follows from what the server sent and, if at all, from the label shares.
+
+        Such a model is a question of the server's about them, and the sum of three answers is not hidden by adding up.
+        """
+        untrained = self._site.store.last_counted(task.run, task.round + 1).round == 0
+        if mixes_classes(run.method) or (run.method.personal == "installed" and untrained):
+            return {name: score for name, score in scores.items() if not name.startswith(PERSONAL)}
+        return scores
 
     def vector(self, run: PreparedRun, update: Update, base: Payload) -> ReleasedVector:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
@@ -211,7 +218,7 @@ class SumSteps:
                 fixed_point, fewest = _rules(run, session)
                 released = self._released_vector(run, session, task)
                 kept = steps.open_flags(session, blob, released.flags(), fewest)
-                words = self._with_noise(run, session, task, released.words(fixed_point, kept))
+                words = self._leaving(run, session, task, released.words(fixed_point, kept))
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)
@@ -223,11 +230,19 @@ class SumSteps:
         session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
         return replace(session, noise_std=share_std(run.recipe.plan, context.round, run.recipe.rounds, base))
 
-    def _with_noise(self, run: PreparedRun, session: Session, task: Task, words: Array) -> Array:
-        """A site's terms [N] uint64, with its share of the noise of an update, where it is shared."""
-        if session.subject is not Subject.UPDATE or not run.shares_noise:
+    def _leaving(self, run: PreparedRun, session: Session, task: Task, words: Array) -> Array:
+        """What of a site's terms [N] uint64 goes under the masks: with its share of the noise, where that is shared.
+
+        In place of an update that is withheld, random words: with the model as it was received, say, the sum would be
+        of the others alone, and a server that made a question of which all but one withhold would read that one.
+        """
+        if session.subject is not Subject.UPDATE:
             return words
         fitted, _ = self.staged(task)
+        if self._site.store.trained_by(fitted).withheld:
+            return session.secrets.random_words(len(words))
+        if not run.shares_noise:
+            return words
         share = _share(self._site, run, fitted, session.noise_std)
         return share.on_words(session.layout, words, run.recipe.federation.sum_bits)
 

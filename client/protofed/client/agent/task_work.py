@@ -18,11 +18,11 @@ from protofed.client.agent.first_model import first_model
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle_heartbeat_s
 from protofed.client.agent.refinement import for_refining, refined, warn_if_it_cannot
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
-from protofed.client.agent.site import PreparedRun, Site, prepare
-from protofed.client.agent.sum_steps import SumSteps, check_member, is_summed, with_share
+from protofed.client.agent.site import PreparedRun, Site, is_summed, prepare
+from protofed.client.agent.sum_steps import SumSteps, check_member, with_share
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import Released
-from protofed.client.state.store import COUNTED, SiteState
+from protofed.client.state.store import COUNTED, SiteState, TrainedBy
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
@@ -51,8 +51,9 @@ class TaskWork:
     Args:
         accept: called when the site begins with a task.
         on_refusal: called with each update, or run, that the site's policy refused.
-        elsewhere: computes for the site in other processes.
+        on_withheld: called with each update that stays here without the server's knowing.
         on_spending: called with each fit with noise that is about to begin.
+        elsewhere: computes for the site in other processes.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class TaskWork:
         status: DaemonStatus,
         accept: Callable[[], None],
         on_refusal: Callable[[Task, PolicyViolationError], None],
-        elsewhere: Elsewhere,
+        on_withheld: Callable[[Task, PolicyViolationError], None],
         on_spending: Callable[[Spending], None],
+        elsewhere: Elsewhere,
     ) -> None:
         self._site, self._link, self._status = site, link, status
-        self._accept, self._on_refusal, self._elsewhere = accept, on_refusal, elsewhere
+        self._accept, self._elsewhere = accept, elsewhere
+        self._on_refusal, self._on_withheld = on_refusal, on_withheld
         self._budget = DpBudget(site, status, on_spending)
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self._base_guard, self._task_guard = BaseGuard(site), TaskGuard(site)
@@ -210,15 +213,13 @@ class TaskWork:
             work = self._fit_from(run, task, state)
             # Last: a fit that fails before costs nothing.
             self._passed(task, lambda: self._budget.spend(run, task, run.noise(self._site.name, task, state)))
-            done = None if withheld else self._elsewhere.fit(work)
-            work = replace(work, withheld=withheld)
-            outcome = done or fit(work, base, self._status, checkpoints, self._site.fit)
+            outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
             if summed:
                 self._passed(task, lambda: self._sums.vector(run, outcome.update, base))
             else:
                 released = self._release(task, outcome.update)
-            self._site.store.stage(task, outcome)
+            self._site.store.stage(task, replace(outcome, trained=TrainedBy(run.recipe.fingerprint(), withheld)))
             reach("staged")
             self._own_scores.keep(task, outcome.update.metrics)
         # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
@@ -242,17 +243,17 @@ class TaskWork:
         return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)
 
     def _withheld(self, run: PreparedRun, task: Task, base: Payload) -> bool:
-        """Whether the site's images decide that nothing of a fit leaves; the site is told, and the server is not.
+        """Whether the site's images decide that nothing of a fit leaves; the site is told, and the server is not whose.
 
-        A server that saw it would learn of the images, one question at a time. In a sum it sees nothing of one site,
-        and the fit takes its time as every other.
+        A server that saw it would learn of the images, one question at a time. The fit takes its time as every other.
         """
         problem = self._passed(task, lambda: self._base_guard.answered(run, task, base))
         refusal = run.withheld if problem is None else base_refusal(task, problem)
         if refusal is not None:
-            self._on_refusal(task, refusal)
+            self._on_withheld(task, refusal)
             log.error(
-                "nothing of this fit leaves: the sum gets the model as it was received, and the server does not know",
+                "nothing of this fit leaves: random numbers take its place, so that nobody can read the round's sum, "
+                "and the server does not learn which site they are of",
                 run=task.run,
                 round=task.round,
                 why=str(refusal),
@@ -264,7 +265,7 @@ class TaskWork:
 
     def _push_staged(self, task: Task, update: Update) -> None:
         run = self._prepared(task)
-        if (recipe := self._site.store.staged_recipe(task)) and recipe != run.recipe.fingerprint():
+        if (recipe := self._site.store.trained_by(task).recipe) and recipe != run.recipe.fingerprint():
             # It was trained, and its noise was counted, by other rules than those by which it would leave now.
             text = "the run was offered again with another recipe than this update was trained by"
             raise TaskFailedError(FailureReason.REFUSED, text)

@@ -40,6 +40,7 @@ class CwFedAvgClient:
     """
 
     personal: ClassVar[Personal] = "installed"
+    mixes_classes: ClassVar[bool] = True
 
     wdr: Annotated[float, Field(ge=0)] = 5.0  # lambda; multiplies Omega, as in the paper (released: -wd 10 is 5 here)
     shares: Literal["norms", "true"] = "norms"  # p~ of the head, or the true p ("w/ Dist."): in simulations, or summed

@@ -32,6 +32,7 @@ class CwFedAvgPrivateClient:
     """
 
     personal: ClassVar[Personal] = "installed"
+    mixes_classes: ClassVar[bool] = True
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
     def install(self, local: FitContext, received: Payload) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 from protofed.client.privacy import update_checks
 from protofed.client.privacy.rules import PolicyRules as PolicyRules
 from protofed.client.privacy.rules import PrivacyBudget
-from protofed.client.privacy.score_disclosures import is_own, tells_of_classes
+from protofed.client.privacy.score_disclosures import counts_own_classes, is_own, tells_of_classes
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
-from protofed.common.config.recipe import Recipe, read_toml
+from protofed.common.config.recipe import NamedOptions, Recipe, read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import (
     NOT_ON_THE_WIRE,
@@ -150,6 +150,11 @@ class Policy:
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
                 "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
+        if uneven := sorted(filter(counts_own_classes, rules.summed_metrics)):
+            raise ConfigError(
+                f"{path}: summed_metrics: '{uneven[0]}' is taken by the classes that a site has: of models that a "
+                "server chooses, the sum over three sites tells which classes each has; remove it"
+            )
         if rules.secure == "required" and "none" not in rules.limits.robust:
             raise ConfigError(
                 f'{path}: limits.robust: under secure = "required" the server sees a sum alone, to which no rule '
@@ -227,6 +232,23 @@ class Policy:
                 f"{self.rules.sum_group} (sum_group), so that no difference of sums tells of fewer"
             )
             raise PolicyRefusedError("sum_group", text)
+
+    def admit_rows(self, method: NamedOptions) -> None:
+        """Check by how many images of a class a method sends the class's row into a secure sum.
+
+        How many sites have a row is opened: run by run with ever other numbers, it would be how many images they have.
+
+        Raises:
+            PolicyRefusedError: naming the rule.
+        """
+        asked, least = method.options.get("min_samples_per_class", 1), self.rules.min_samples_per_class
+        if isinstance(asked, int) and asked > least:
+            text = (
+                f"method.min_samples_per_class = {asked}: in a run with secure sums it is this site's policy that says "
+                f"from how many images on a class counts, here {least}; remove it from the recipe, or lower it to that "
+                "(min_samples_per_class)"
+            )
+            raise PolicyRefusedError("min_samples_per_class", text)
 
     def admit_head(self, head: Tensors, classes: int) -> None:
         """Check the model of a run whose method sends the head outside of sums.

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from protofed.common.protocol.messages import Role, score_family
 
-GLOBAL, LOSS, TRAINING, LOCAL = "global.", "loss", "train.", ".local."
+GLOBAL, PERSONAL, LOSS, TRAINING, LOCAL = "global.", "personal.", "loss", "train.", ".local."
 
 
 def is_own(name: str) -> bool:
@@ -17,6 +17,11 @@ def is_own(name: str) -> bool:
 def tells_of_classes(name: str) -> bool:
     """Whether a score tells which classes the site has, or may (a plug-in's): `hide_class_presence` excludes it."""
     return is_own(name) and name != LOSS
+
+
+def counts_own_classes(name: str) -> bool:
+    """Whether a score is taken by the classes that the site has: a sum over three does not hide which these are."""
+    return name == "personal.pm_v" or (LOCAL in name and name.rpartition(".")[2] != "accuracy")
 
 
 def on_own_images(roles: Collection[Role], names: Collection[str]) -> list[str]:

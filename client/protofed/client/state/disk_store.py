@@ -27,7 +27,7 @@ from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.client.state.set_aside import SetAside
-from protofed.client.state.store import COUNTED, FitOutcome, SiteState, earlier
+from protofed.client.state.store import COUNTED, FitOutcome, SiteState, TrainedBy, earlier
 from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.payload import Payload, Update
@@ -139,11 +139,12 @@ class DiskStore:
         rounds = [number for number in self._rounds(run) if not self._is_counted(run, number)]
         return [_read_staged(self._round(run, number)) for number in rounds]
 
-    def staged_recipe(self, task: Task) -> str:
-        """See `Store.staged_recipe`."""
+    def trained_by(self, task: Task) -> TrainedBy:
+        """See `Store.trained_by`."""
         path = self._round(task.run, task.round) / "task.json"
         try:
-            return str(json.loads(path.read_text(encoding="utf-8")).get("recipe", ""))
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return TrainedBy(str(record.get("recipe", "")), bool(record.get("withheld", False)))
         except (OSError, ValueError, AttributeError) as error:
             raise _damaged(path, error) from error
 
@@ -158,7 +159,7 @@ class DiskStore:
         shutil.rmtree(temporary, ignore_errors=True)
         update = outcome.update
         scalars = {"site": update.site, "metrics": dict(update.metrics), "weight": update.weight}
-        record = {"task": asdict(task), "update": scalars, "recipe": outcome.recipe}
+        record = {"task": asdict(task), "update": scalars, **asdict(outcome.trained)}
         payloads = [("update", update.payload), ("memory", outcome.memory), ("personal", outcome.personal)]
         try:
             files.write(temporary / "task.json", json.dumps(record).encode())

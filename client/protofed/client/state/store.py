@@ -36,17 +36,30 @@ class SiteState:
 
 
 @dataclass(frozen=True)
+class TrainedBy:
+    """What of the run and the policy decides how a staged update may leave.
+
+    Attributes:
+        recipe: fingerprint of the run's; empty: staged by a version that did not say.
+        withheld: the site's images decide that nothing of it leaves: random numbers take its place in a secure sum.
+    """
+
+    recipe: str = ""
+    withheld: bool = False
+
+
+@dataclass(frozen=True)
 class FitOutcome:
     """The result of a fit: an update for the server, and the state that the site keeps once the update counts.
 
     Attributes:
-        recipe: fingerprint of the run's, as it was trained; empty: staged by a version that did not say.
+        trained: by what rules.
     """
 
     update: Update
     memory: Payload
     personal: Payload
-    recipe: str = ""
+    trained: TrainedBy = TrainedBy()
 
 
 def earlier(round: int, scored: Mapping[int, str]) -> dict[int, str]:
@@ -108,8 +121,8 @@ class Store(Protocol):
     def unsettled(self, run: str) -> list[tuple[Task, Update]]:
         """Staged updates without a receipt, the oldest first: the daemon or its connection died in between."""
 
-    def staged_recipe(self, task: Task) -> str:
-        """`FitOutcome.recipe` of a staged update."""
+    def trained_by(self, task: Task) -> TrainedBy:
+        """`FitOutcome.trained` of a staged update."""
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Store a fit's outcome durably; the agent calls this before it uploads the update.
@@ -179,9 +192,9 @@ class MemoryStore:
         """See `Store.unsettled`."""
         return [(task, outcome.update) for task, outcome in self._staged.values() if task.run == run]
 
-    def staged_recipe(self, task: Task) -> str:
-        """See `Store.staged_recipe`."""
-        return self._staged[task.task_id][1].recipe
+    def trained_by(self, task: Task) -> TrainedBy:
+        """See `Store.trained_by`."""
+        return self._staged[task.task_id][1].trained
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`."""

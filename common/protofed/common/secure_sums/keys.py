@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import SecureSumError
-from protofed.common.payload import SiteId
+from protofed.common.payload import Array, SiteId
 from protofed.common.secure_sums.context import FEWEST, MOST, SumContext, Vector, framed, site_list, threshold
 from protofed.common.secure_sums.groups import Groups, check_parts, check_whole
-from protofed.common.secure_sums.masks import derived
+from protofed.common.secure_sums.masks import add_mask, derived
 from protofed.common.secure_sums.shamir import SEED_BYTES
 
 ROOT_BYTES = 32
@@ -43,6 +44,12 @@ class SiteSecrets:
     def mask_key(self, vector: Vector) -> X25519PrivateKey:
         """That private key."""
         return mask_key(self.context, self.site, vector, self.mask_seed(vector))
+
+    def random_words(self, length: int) -> Array:
+        """Uniform words [N] uint64, the same again after a restart, that nobody else can make."""
+        words = np.zeros(length, dtype=np.uint64)
+        add_mask(words, self._derived("random words"))
+        return words
 
     def _derived(self, purpose: str, *facts: str) -> bytes:
         return derived(self._root, self.context.bind(purpose, self.site, *facts))

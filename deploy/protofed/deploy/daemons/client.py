@@ -123,6 +123,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             link,
             status,
             on_refusal=lambda task, error: _refused(metrics, audit, task, error),
+            on_withheld=lambda task, error: _withheld(metrics, audit, task, error),
             on_spending=lambda spending: audit.privacy(spending.facts()),
         )
         _until_replaced(settings, identity, status, lambda: _take_part(agent, until_finished=until_finished))
@@ -358,6 +359,11 @@ def _load(settings: ClientSettings, device: torch.device, recipe: Recipe) -> Sit
 
 def _refused(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: PolicyViolationError) -> None:
     metrics.count_refusal(error)
+    audit.refused(task, error)
+
+
+def _withheld(metrics: ClientMetrics, audit: ClientAudit, task: Task, error: PolicyViolationError) -> None:
+    metrics.count_withheld()  # not among the refusals, which telemetry may send
     audit.refused(task, error)
 
 

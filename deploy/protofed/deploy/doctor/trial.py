@@ -35,13 +35,13 @@ def prepare(settings: ClientSettings, run: Assignment) -> SiteData:
     """The data as the daemon loads them for a run, which it would take part in.
 
     Raises:
-        CheckFailedError: the daemon would decline each round, by the code in the text; or hand in what it received.
+        CheckFailedError: the daemon would decline each round, by the code in the text; or let no sum be read.
         ConfigError, DataError, PolicyViolationError: it would not start.
     """
     try:
         prepared = client.try_run(settings, run)
         if (refusal := prepared.withheld) is not None:
-            text = f"in run {run.run} nothing that this site trains leaves: {_text(refusal)}"
+            text = f"in run {run.run} nothing that this site trains leaves, and no sum with it opens: {_text(refusal)}"
             raise CheckFailedError(_diagnosis(refusal), text)
         return prepared.data
     except TaskFailedError as failure:

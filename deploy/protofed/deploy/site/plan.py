@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from protofed.client.agent.dp_checks import check_rules
-from protofed.client.method import ClientMethod, client_methods, exchanges_of, own_losses_of
+from protofed.client.method import ClientMethod, client_methods, exchanges_of, mixes_classes, own_losses_of
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
@@ -162,7 +162,9 @@ def site_plan(
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
         released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
-        summed=summed_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
+        summed=summed_scores(
+            scalars, policy, secure=recipe.federation.secure, noisy=noisy, mixes=mixes_classes(client)
+        ),
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count and not noisy,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
@@ -297,7 +299,10 @@ def _refusals(
     policy: Policy, recipe: Recipe, client: ClientMethod, update: Update, head: Tensors, layout: SumLayout | None
 ) -> tuple[str, ...]:
     """The gate's own messages, and one for a weight that the server needs and the policy withholds."""
-    refusals = [] if layout is None else [_violation(policy.admit_group, recipe.federation.sum_group)]
+    refusals = []
+    if layout is not None:
+        refusals = [_violation(policy.admit_group, recipe.federation.sum_group)]
+        refusals.append(_violation(policy.admit_rows, recipe.method))
     refusals.append(_violation(policy.admit_noise, recipe))
     if recipe.plan.dp is not None:
         refusals.append(_violation(check_rules, client, policy.rules))

@@ -64,7 +64,7 @@ def withheld(checks: Sequence[LimitCheck], *, secure: bool) -> Iterator[str]:
     """A sentence for each limit of the images that a secure run breaks."""
     for check in checks:
         if secure and not check.holds and check.rule in BY_IMAGES:
-            yield f"Its sums get the model as it was received, and nothing of what it trains: {_sentence(check)}."
+            yield f"Random numbers take the place of what it trains, so that no sum of it opens: {_sentence(check)}."
 
 
 def _sentence(check: LimitCheck) -> str:

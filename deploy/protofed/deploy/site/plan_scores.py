@@ -50,11 +50,19 @@ def released_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool,
     return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in alone.items()}
 
 
-def summed_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool) -> ScoreNames:
-    """Those of the offered ones that leave within a secure sum alone; none in a run without."""
+def summed_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool, mixes: bool) -> ScoreNames:
+    """Those of the offered ones that leave within a secure sum alone; none in a run without.
+
+    Args:
+        mixes: the own model is one that no sum has scores of, as `mixes_classes`.
+    """
     if not secure:
         return dict.fromkeys(offered, ())
-    own = {model: [name for name in names if is_own(name) and not noisy] for model, names in offered.items()}
+    hidden = {OWN, OWN_LOCAL} if mixes else set()
+    own = {
+        model: [name for name in names if is_own(name) and not noisy and model not in hidden]
+        for model, names in offered.items()
+    }
     if policy is None:
         return {model: tuple(names) for model, names in own.items()}
     flags = {model: policy.release_score_sum(dict.fromkeys(names, 0.0), names).flags() for model, names in own.items()}

@@ -13,13 +13,14 @@ from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Vector
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.groups import Groups
 from protofed.server.method import RoundContext, ServerMethod, refining
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.robust_rule import RobustRule
-from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
+from protofed.server.rounds.secure_sums import check_total, layout_of, next_state, unmasked_total
 from protofed.server.rounds.state_statistics import prototype_statistics
 from protofed.server.rounds.sum_record import SumRecord
 from protofed.server.storage.blobs import Blobs
@@ -191,9 +192,11 @@ class Publisher:
         elif self._fixed_point is not None:
             layout = layout_of(self._method, state)
             if self._recipe is not None and any(row.task.subject is not None for row in rows):
-                view = self._blobs.view
-                total = SumRecord.of(rows, self._recipe, view, groups, holders=layout.form.by_class).total()
+                holders = layout.form.by_class
+                record = SumRecord.of(rows, self._recipe, self._blobs.view, groups, holders=holders)
+                total = record.total()
                 reach("sum-opened")
+                check_total(layout, total, self._fixed_point, len(record.survivors(Vector.VALUES)))
             else:  # a simulation's, whose updates are here
                 total = unmasked_total(layout, lambda: self._updates(ordered), self._fixed_point, self._fewest)
             new = next_state(self._method, state, layout, total, self._fixed_point, context)

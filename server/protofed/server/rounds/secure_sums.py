@@ -16,7 +16,7 @@ from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.protocol.sum_messages import MOST_ROWS
 from protofed.common.secure_sums.context import FEWEST, MOST
 from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.linear_form import SumLayout, form_of
+from protofed.common.secure_sums.linear_form import WEIGHT, SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod
 from protofed.server.rounds.broadcast import sent
@@ -51,6 +51,27 @@ def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
     """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
     form = cast("SummableMethod", method).sum_form()
     return SumLayout.of(form, method.expects(state).required, sent(method, state, ""))
+
+
+def check_total(layout: SumLayout, total: Array, fixed_point: FixedPoint, sites: int) -> None:
+    """Check that an opened total [N] uint64 is one of numbers that so many sites can have sent.
+
+    A site whose images decide that nothing of its update leaves sends random words, and nobody learns which site.
+
+    Raises:
+        SecureSumError: it is not.
+    """
+    numbers = fixed_point.decoded(total)
+    # Noise comes on top of what is clipped to the limit: its std is a 16th of the limit at most.
+    within = max(-float(np.min(numbers)), float(np.max(numbers))) <= 2 * sites * fixed_point.limit
+    weight = float(layout.named(numbers).get(WEIGHT, np.array(sites)))
+    if not within or (layout.form.weighting == "uniform" and weight != sites):
+        raise SecureSumError(
+            "withheld",
+            "its numbers are random, as a site gives them whose policy, because of its images, lets nothing of its "
+            "update leave. It alone knows that it is the one; its log and `protofed client doctor` say why. More "
+            "or larger steps (plan.epochs, plan.lr, a smaller plan.batch_size) keep limits.steps and min_step_sum",
+        )
 
 
 def next_state(
