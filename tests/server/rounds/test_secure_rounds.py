@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -334,6 +335,23 @@ def test_a_deadline_that_passes_while_uploads_are_recorded_together_parts_none_f
     with monkeypatch.context() as patch:
         patch.setattr(run.ledger, "judge_all", slow)
         run.lab.coordinator.intake.commit_all(commits)
+    run.finish()
+    assert run.published() == digest(run.state_of(SITES))
+
+
+def test_random_numbers_of_a_site_that_keeps_its_update_back_end_the_attempt_and_name_nobody(run: Secure) -> None:
+    run.go_to(TaskKind.MASK)
+    cyd, draw = run.sites["cyd"], np.random.default_rng(0)
+    given, cyd.numbers = cyd.numbers, lambda _: draw.integers(2**64, size=run.layout.size, dtype=np.uint64)
+    run.answer(SITES)
+    run.go_to(TaskKind.REVEAL)
+    run.answer(list(run.asked()))
+    row = run.ledger.rounds("test")[-1]
+    assert "the secure sum cannot be opened: its numbers are random" in str(row.abandoned)
+    assert not set(SITES) & set(re.findall(r"\w+", str(row.abandoned)))
+    assert isinstance(run.lab.phase, phases.Idle)
+    cyd.numbers = given
+    run.lab.later(run.lab.phase.again_at, alive=SITES)
     run.finish()
     assert run.published() == digest(run.state_of(SITES))
 

@@ -232,6 +232,8 @@ class Aggregation:
             return replace(published, statistics={**statistics, **published.statistics})
         except OutOfSpaceError as error:
             return error
+        except SecureSumError as error:  # of what a site sent: the round's reason says it
+            return self._publisher.damaged(used) or error
         except Exception as error:
             # Whatever broke: if blobs are damaged, the round goes on without them; otherwise the run ends by name.
             if damaged := self._publisher.damaged(used):
