@@ -308,9 +308,10 @@ def test_the_sites_own_model_goes_by_its_own_prototypes(site: Site) -> None:
     assert (logits[:, 1] == -np.inf).all()  # the global prototype of class 1 is not the site's own
 
 
-def test_the_global_model_goes_by_the_global_prototypes(site: Site) -> None:
+@pytest.mark.parametrize("prediction", ["prototypes", "head"])
+def test_the_global_model_goes_by_the_global_prototypes(prediction: Any, site: Site) -> None:
     evaluator = site()
-    FedPRPClient().install(evaluator, GLOBAL)
+    FedPRPClient(prediction=prediction).install(evaluator, GLOBAL)
     logits = evaluator.model(torch.tensor(X).double()).detach().numpy()
     for c in (0, 1):
         far = np.linalg.norm(features(MODEL[Part.BODY]) - GLOBAL[Part.PROTOTYPES][str(c)], axis=1)
@@ -338,6 +339,9 @@ def test_the_private_head_can_predict(site: Site) -> None:
     own = local.memory[Part.HEAD]
     expected = features(made[Part.BODY]) @ own["weight"].T + own["bias"]
     np.testing.assert_allclose(local.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
+    scored = site(memory=local.memory)
+    FedPRPClient(prediction="head").install(scored, {**GLOBAL, **made})
+    np.testing.assert_allclose(scored.model(torch.tensor(X).double()).detach(), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize(

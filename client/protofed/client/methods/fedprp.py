@@ -58,7 +58,8 @@ class FedPRPClient:
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the global body and prototypes [C, D]; the site's private head, at first the run's first one."""
         load(local.model.body, received[Part.BODY])
-        head = local.model.head = PrototypeHead.around(local.model.head, local.classes, self.prediction == "head")
+        own = self.prediction == "head" and Part.HEAD in local.memory  # the first head was not trained with the body
+        head = local.model.head = PrototypeHead.around(local.model.head, local.classes, own)
         load(head.own, local.memory.get(Part.HEAD, received[Part.HEAD]))
         head.set_prototypes(*stacked(received.get(Part.PROTOTYPES, {}), local.classes, head.prototypes))
 
@@ -66,8 +67,7 @@ class FedPRPClient:
         """Head, then body (eqs. 3 and 4), then the prototypes of the trained body (eq. 7)."""
         self.install(local, received)
         body, head, released = local.model.body, PrototypeHead.of(local.model), self.compat == "authors"
-        means = class_means(local, body) if self.inter else {}  # of eq. (9) alone
-        centroids = stacked(named(means), local.classes, head.prototypes)[0]
+        centroids = stacked(named(class_means(local, body) if self.inter else {}), local.classes, head.prototypes)[0]
         train_head(local, head.own, self.head_epochs)
         eps = remembered(local, Part.PROTOTYPES, "margins", ones(local.classes)).to(head.prototypes)  # [C]
         learned = not released and (self.margins == "learned" or Part.PROTOTYPES in local.memory)  # as of 0.2.0's runs
@@ -87,6 +87,7 @@ class FedPRPClient:
         head.set_prototypes(*stacked(named(means := class_means(local, body)), local.classes, head.prototypes))
         margins = {Part.PROTOTYPES: {"margins": eps.detach().cpu().numpy()}} if learned else {}
         local.memory.update({Part.HEAD: dump(head.own), **margins})
+        head.by_own = self.prediction == "head"
         sent = named(frequent(local, means, self.min_samples_per_class))
         return local.update({Part.BODY: dump(body), Part.PROTOTYPES: sent}, loss=trained.loss)
 
