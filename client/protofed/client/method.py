@@ -73,6 +73,7 @@ __all__ = [
     "FailureReason",
     "FitContext",
     "FitStart",
+    "GlobalModelMethod",
     "LocalLoss",
     "Loss",
     "MethodHead",
@@ -178,6 +179,12 @@ class ExchangingMethod(ClientMethod, Protocol):
     exchanges: ClassVar[frozenset[Exchange]]
 
 
+class GlobalModelMethod(ClientMethod, Protocol):
+    """A client half that says what the server's does: `personal` does not tell whether there is a model of all."""
+
+    global_model: ClassVar[bool]
+
+
 class ComparingMethod(ClientMethod, Protocol):
     """A client half that compares features with prototypes elsewhere than in its head, as in its loss: for figures."""
 
@@ -278,6 +285,11 @@ def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:
 def mixes_classes(half: ClientMethod) -> bool:
     """Whether a method mixes class models by the site's label shares; most do not."""
     return bool(getattr(half, "mixes_classes", False))
+
+
+def has_global_model(half: ClientMethod) -> bool:
+    """Whether `install` without a memory makes a model of all sites; of most methods, those that predict as trained."""
+    return bool(getattr(half, "global_model", half.personal == "trained"))
 
 
 def own_losses_of(half: ClientMethod) -> frozenset[LocalLoss]:

@@ -34,6 +34,7 @@ from protofed.deploy.site.plan import SitePlan, plain, site_plan
 from protofed.deploy.site.plan_request import asked
 from protofed.deploy.site.plan_scores import OWN
 from protofed.deploy.site.plan_sight import NOTHING
+from protofed.server.method import server_methods
 from protofed.testing.small_recipe import small_recipe
 
 RecipeOf = Callable[..., Recipe]
@@ -103,6 +104,7 @@ def test_a_run_moves_what_the_plan_says(
     assert {name for update in updates for name in update.metrics} == set(plan.scalars["after training"])
     reported = {_family(name) for sites in scores.values() for own in sites.values() for name in own}
     assert reported == {name for names in plan.scalars.values() for name in names} - {"loss"}
+    assert ("global.local.accuracy" in reported) is server_methods.get(method).global_model
 
 
 def _family(name: str) -> str:

@@ -10,6 +10,7 @@ from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, score
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Site, is_summed
+from protofed.client.method import has_global_model
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
 from protofed.common.codec import Digest
@@ -52,12 +53,12 @@ class Scorer:
 
     def _works(self, run: PreparedRun, task: Task) -> list[Computation]:
         """Scores of the site's own model, of the global one on its own test set, and on the one that all share."""
-        works, installed = [], run.method.personal == "installed"
+        works: list[Computation] = []
         state, roles = self._site.store.last_counted(task.run, task.round + 1), self.roles(run, task)
         if Role.TRAINER in roles:
-            if installed or state.personal is not None:
+            if run.method.personal == "installed" or state.personal is not None:
                 works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
-            if not installed and run.data.local_test is not None:
+            if has_global_model(run.method) and run.data.local_test is not None:
                 works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
         if Role.EVALUATOR in roles:
             works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL))

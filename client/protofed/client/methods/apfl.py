@@ -34,6 +34,7 @@ class APFLClient:
     """FedAvg's global model w; beside it a model v of the site's own, and alpha, its share in what the site uses."""
 
     personal: ClassVar[Personal] = "installed"
+    global_model: ClassVar[bool] = True
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # of a site's first round

@@ -35,6 +35,7 @@ class APPLEClient:
     """A site's own model is sum_j p_kj w_j over all sites' core models; it trains its core w_k and the vector p_k."""
 
     personal: ClassVar[Personal] = "trained"
+    global_model: ClassVar[bool] = False
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
     exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 

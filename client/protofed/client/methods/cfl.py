@@ -26,6 +26,7 @@ class CFLClient:
     """FedAvg from the model of the site's cluster; the site need not know which one that is."""
 
     personal: ClassVar[Personal] = "trained"
+    global_model: ClassVar[bool] = False
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
     exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 

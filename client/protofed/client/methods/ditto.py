@@ -32,6 +32,7 @@ class DittoClient:
     """FedAvg's global model w, and beside it a model v_k of the site's own that is drawn towards w and never leaves."""
 
     personal: ClassVar[Personal] = "installed"
+    global_model: ClassVar[bool] = True
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     lam: Annotated[float, Field(ge=0)] = 0.75  # lambda: 0 trains v_k alone

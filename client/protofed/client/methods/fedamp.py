@@ -29,6 +29,7 @@ class FedAMPClient:
     """Each site has a model of its own, and is drawn to u_k, the server's mixture of those that are like it."""
 
     personal: ClassVar[Personal] = "trained"
+    global_model: ClassVar[bool] = False
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
     exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 

@@ -38,6 +38,7 @@ class FedFomoClient:
     """Each site weighs other sites' models by what they gain on its own validation part, and trains their mixture."""
 
     personal: ClassVar[Personal] = "trained"
+    global_model: ClassVar[bool] = False
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
     exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 

@@ -34,6 +34,7 @@ class FedPHPClient:
     """FedAvg whose sites keep h, a moving average of the models that they trained: it teaches, and it predicts."""
 
     personal: ClassVar[Personal] = "installed"
+    global_model: ClassVar[bool] = True
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     transfer: Literal["kd", "mmd"] = "kd"  # R: h's soft labels, or the distribution of its features

@@ -31,6 +31,7 @@ class IFCAClient:
     """Of k models each site trains the one that suits it best, and says which."""
 
     personal: ClassVar[Personal] = "trained"
+    global_model: ClassVar[bool] = False
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
     exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 

@@ -144,7 +144,7 @@ def site_plan(
     # Such updates are aggregated below: they say what the server half sends from round 2 on.
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
-    scalars = offered_scores(recipe, client, global_model=server.global_model)
+    scalars = offered_scores(recipe, global_model=server.global_model)
     refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
     offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
     facts = RunFacts(offered, client.sends, plugins, cohort, examples, own_losses=own_losses_of(client))

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from protofed.client.method import ClientMethod
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.common.config.recipe import Recipe
@@ -21,19 +20,14 @@ _GROUPS, _PROBABILITIES = frozenset({"many", "medium", "few", "groups"}), frozen
 ScoreNames: TypeAlias = Mapping[str, tuple[str, ...]]  # by the model and data that they are of
 
 
-def offered_scores(recipe: Recipe, client: ClientMethod, *, global_model: bool) -> ScoreNames:
+def offered_scores(recipe: Recipe, *, global_model: bool) -> ScoreNames:
     """All that a site of a run offers."""
     evaluation = recipe.evaluation
     left_out = (frozenset() if evaluation.frequency_groups else _GROUPS) | (
         frozenset() if evaluation.probabilities else _PROBABILITIES
     )
     score_names = tuple(name for name in SCORES if name not in left_out)
-    models = [
-        OWN,
-        OWN_LOCAL,
-        *([GLOBAL_LOCAL] if client.personal == "trained" else []),
-        *([GLOBAL] if global_model else []),
-    ]
+    models = [OWN, OWN_LOCAL, *([GLOBAL_LOCAL, GLOBAL] if global_model else [])]
     scores = {model: tuple(f"{_PREFIXES[model]}.{name}" for name in score_names) for model in models}
     if global_model:
         scores[GLOBAL] += (MAJORITY, *(sorted(RELIABILITY) if evaluation.probabilities else ()))

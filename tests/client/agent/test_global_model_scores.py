@@ -1,0 +1,64 @@
+"""The global model is scored on a site's own test set where the method has one, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.support.method_facts import METHODS, brief
+from tests.support.round_contexts import round_context
+from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
+
+from protofed.client.data.site_data import SiteData
+from protofed.client.method import Personal, client_methods, has_global_model
+from protofed.common.config.recipe import Recipe
+from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part
+from protofed.server.method import server_methods
+from protofed.server.rounds.broadcast import sent
+
+OWN, GLOBAL = "personal.local.accuracy", "global.local.accuracy"
+# By hand, where `personal` does not tell.
+WITH, WITHOUT = {"ditto", "apfl", "fedphp"}, {"fedamp", "fedfomo", "apple", "cfl", "ifca"}
+
+
+def with_local_test(recipe: Recipe) -> SiteData:
+    """The site's own test set is its training examples."""
+    return replace(site_data(), local_test=site_data().train)
+
+
+def site_of(method: str) -> AgentHarness:
+    lax: dict[str, Any] = {
+        "methods": [method],
+        "parts": sorted(frozenset(Part) - NOT_ON_THE_WIRE),
+        "exchange": sorted(Exchange),
+        "example_count": True,
+        "class_distribution_estimate": True,
+        "metrics": [OWN, GLOBAL],
+    }
+    recipe = {**RUN, "method": {"name": method, **brief(method)}}
+    return AgentHarness(rules={**RULES, **lax}, recipe=recipe, load_data=with_local_test)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_site_scores_the_global_model_if_there_is_one(method: str) -> None:
+    server, site = server_methods.build(method, {}), site_of(method)
+    base = sent(server, server.init(first_model(), round_context(3, round=0)), "ann")
+    site.fit(1, base)
+    site.score(1, base)
+    work(site.agent(), 2)
+    assert site.link.scores[0].keys() == {OWN, *([GLOBAL] if server.global_model else [])}
+
+
+def test_both_halves_say_which_methods_have_one() -> None:
+    having = {name for name in METHODS if server_methods.get(name).global_model}
+    assert {name for name in METHODS if has_global_model(client_methods.build(name, {}))} == having
+    assert having >= WITH
+    assert not having & WITHOUT
+
+
+@pytest.mark.parametrize(("personal", "expected"), [("trained", True), ("installed", False)])
+def test_a_half_that_does_not_say_it_has_one_if_it_predicts_as_trained(personal: Personal, expected: bool) -> None:
+    half: Any = SimpleNamespace(personal=personal)
+    assert has_global_model(half) is expected
