@@ -18,12 +18,16 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.scaffold import ScaffoldClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel
+from protofed.client.privacy.policy import Policy
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, Tensors, Update
 from protofed.common.tensors import same_tensors
+from protofed.deploy.export.site_state import kept
+from protofed.deploy.simulation.simulation import everything, simulation
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.scaffold import ScaffoldServer
+from protofed.testing.small_recipe import small_recipe
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -154,3 +158,21 @@ def test_every_weight_has_a_control_variate_and_no_statistic(name: str) -> None:
     built = build(NamedOptions(name=name), Input(shape=(3, 32, 32)), 3)
     state = ScaffoldServer().init(parts(built), round_context(3))
     assert set(state[Part.CONTROL]) == {path for path, _ in built.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("fewest", "federation"),
+    [(1, {}), (60, {}), (1, {"secure": True, "max_relative_norm": 0.02})],
+    ids=["all", "rare units withheld", "scaled down"],
+)
+def test_c_is_the_mean_of_the_sites_own_as_they_left(fewest: int, federation: dict[str, Any], tmp_path: Path) -> None:
+    recipe = small_recipe("scaffold", federation={"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1, **federation})
+    policy = Policy(everything(recipe).rules.model_copy(update={"min_images_per_unit": fewest}))
+    with simulation(recipe, tmp_path, policy=policy) as running:
+        running.go()
+        published = running.coordinator.published
+    assert published is not None
+    own = [kept(folder, recipe.name).memory[Part.CONTROL] for folder in (tmp_path / "sites").glob("site-*")]
+    assert len(own) == 3
+    for path, c in published.state[Part.CONTROL].items():
+        np.testing.assert_allclose(c, np.mean([c_i[path] for c_i in own], axis=0), atol=1e-6)

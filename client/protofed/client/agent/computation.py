@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
+import numpy as np
+
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.site import PreparedRun, Train
 from protofed.client.models.mixture import start_of
@@ -94,8 +96,16 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     )
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
+    memory = _moved_by_what_leaves(memory, update.payload, leaving)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
     return FitOutcome(replace(update, payload=leaving), memory, personal)
+
+
+def _moved_by_what_leaves(memory: Payload, trained: Payload, leaving: Payload) -> Payload:
+    """The memory, whose control variates move by what leaves of their update, as the server's do (METHODS §5.3)."""
+    own, made, left = (payload.get(Part.CONTROL, {}) for payload in (memory, trained, leaving))
+    moved = {path: np.asarray(own[path] + (left[path] - made[path])) for path in own.keys() & left.keys()}
+    return {**memory, Part.CONTROL: {**own, **moved}} if moved else memory
 
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
