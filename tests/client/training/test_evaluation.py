@@ -14,6 +14,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor, nn
 
 from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.training import evaluation
 from protofed.client.training.evaluation import (
     Tally,
     groups_of,
@@ -172,6 +173,29 @@ def test_auroc_by_hand_with_a_tie() -> None:
     logits = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.6, 0.4], [0.2, 0.8]]).log()
     found = probabilistic_scores(given(logits, [0, 0, 1, 1]))
     assert found["auroc"] == pytest.approx((1 + 1 + 1 + 0.5) / 4)  # pairs of one of each class; the tie is half right
+
+
+@pytest.mark.parametrize("scale", [1.0, 128.0])  # in float32 the softmax of most of these is 1 or 0
+@pytest.mark.parametrize("classes", [2, 7])
+def test_auroc_of_a_confident_model_is_of_its_log_odds(classes: int, scale: float) -> None:
+    logits, labels = drawn(250, classes)
+    truth, z = np.array(labels), scale * logits.double().numpy()
+    odds = [z[:, c] - np.logaddexp.reduce(np.delete(z, c, axis=1), axis=1) for c in range(classes)]
+    expected = np.mean([roc_auc_score(truth == c, odds[c]) for c in range(classes)])
+    assert probabilistic_scores(given(scale * logits, labels))["auroc"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_auroc_of_two_classes_does_not_depend_on_the_scale_of_the_logits() -> None:
+    logits, labels = drawn(250, 2)
+    plain, confident = (probabilistic_scores(given(scale * logits, labels))["auroc"] for scale in (1, 100))
+    assert confident == pytest.approx(plain, abs=1e-6)
+
+
+def test_auroc_ranks_more_rows_than_are_in_float64_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = given(*drawn(250, 5))
+    whole = probabilistic_scores(told)
+    monkeypatch.setattr(evaluation, "ROWS", 7)
+    assert probabilistic_scores(told) == whole
 
 
 def test_auroc_of_one_class_is_left_out() -> None:

@@ -13,6 +13,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.protocol.score_names import BINS
 
+ROWS = 1024  # of logits that are in float64 at a time
 BELOW_ONE = 1 - 2**-53  # the largest confidence of the last bin: torchmetrics gives exactly 1 a bin of its own
 
 
@@ -23,14 +24,19 @@ class Tally:
     Attributes:
         correct: [C] int64, examples of the class that the model classifies rightly.
         totals: [C] int64, examples of the class; at least one in all.
-        probabilities: [N, C] float32, softmax of the model's output, be it logits or log-probabilities.
+        logits: [N, C] float32, the model's output, be it logits or log-probabilities.
         labels: [N] int64.
     """
 
     correct: Tensor
     totals: Tensor
-    probabilities: Tensor
+    logits: Tensor
     labels: Tensor
+
+    @property
+    def probabilities(self) -> Tensor:
+        """[N, C] float32, made anew: 1, and rounded to it, where the model is confident."""
+        return self.logits.softmax(1)
 
 
 def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, batch: int = 512) -> Tally:
@@ -51,7 +57,7 @@ def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, ba
     labels = examples.labels.cpu()
     correct = labels[logits.argmax(1) == labels]
     correct_by_class, totals = (some.bincount(minlength=data.classes) for some in (correct, labels))
-    return Tally(correct_by_class, totals, logits.softmax(1), labels)
+    return Tally(correct_by_class, totals, logits, labels)
 
 
 def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> dict[str, float]:
@@ -83,22 +89,23 @@ def probabilistic_scores(tally: Tally) -> dict[str, float]:
     `auroc`: macro one-vs-rest over the classes that the test set has, left out where that is one class;
     `ece`: expected calibration error of the largest probability, l1, 15 bins of equal width that own their lower edge.
 
-    Only the columns of the classes that the test set has are ranked. They stay probabilities over all C classes:
-    one-vs-rest looks at one column at a time, and a class without examples has no curve. The calibration is that of
+    Only the columns of the classes that the test set has are ranked, by their log odds against all other C - 1:
+    one-vs-rest looks at one column at a time, and a class without examples has no curve. Their order is that of the
+    probabilities, of which many of a confident model are 1 or 0 in float32, and would tie. The calibration is that of
     the event "the prediction is correct", in float64: torchmetrics adds up several classes in float32.
     """
     from torchmetrics.functional.classification import binary_calibration_error, multiclass_auroc  # seconds of imports
 
-    if not tally.probabilities.isfinite().all():
+    if not (probabilities := tally.probabilities).isfinite().all():
         return {}
     present = tally.totals.nonzero().flatten()  # [P]
-    confidence, predicted = tally.probabilities.double().max(1)
+    confidence, predicted = probabilities.double().max(1)
     correct = (predicted == tally.labels).long()
     values = {"ece": float(binary_calibration_error(confidence.clamp(max=BELOW_ONE), correct, BINS, "l1"))}
     if len(present) > 1:
         numbers = (tally.totals > 0).cumsum(0) - 1  # [C] a class's column among those that are present
-        ranked = tally.probabilities[:, present]
-        values["auroc"] = float(multiclass_auroc(ranked, numbers[tally.labels], len(present)))
+        ranks = _ranks(tally.logits, present)
+        values["auroc"] = float(multiclass_auroc(ranks, numbers[tally.labels], len(present)))
     return values
 
 
@@ -109,9 +116,9 @@ def reliability(tally: Tally) -> dict[str, float]:
     correct and the mean largest probability, and the bin's share of all predictions; empty bins are left out. Empty
     for a model that has diverged. The sum over b of share |accuracy - confidence| is `ece`.
     """
-    if not tally.probabilities.isfinite().all():
+    if not (probabilities := tally.probabilities).isfinite().all():
         return {}
-    confidence, predicted = tally.probabilities.double().max(1)
+    confidence, predicted = probabilities.double().max(1)
     bins = (confidence.clamp(max=BELOW_ONE) * BINS).long()  # [N]
     values: dict[str, float] = {}
     for b in sorted(set(bins.tolist())):
@@ -154,6 +161,24 @@ def groups_of(classes: int, order: tuple[int, ...] = ()) -> dict[str, list[int]]
         raise ConfigError(f"the order of classes is {ranked}; expected each of 0 to {classes - 1} once")
     fifth, half = classes // 5, classes // 2
     return {"many": ranked[:fifth], "medium": ranked[fifth:half], "few": ranked[half:]}
+
+
+def _ranks(logits: Tensor, present: Tensor) -> Tensor:
+    """[N, P] float32 in [0, 1), by the classes that are present: equal where the log odds are, and else in their order.
+
+    Args:
+        logits: [N, C], in parts of which float64 is made: there may be thousands of classes.
+    """
+    odds = torch.cat([_log_odds(rows.double())[:, present] for rows in torch.split(logits, ROWS)])  # [N, P]
+    return torch.stack([torch.unique(column, return_inverse=True)[1] / len(odds) for column in odds.unbind(1)], 1)
+
+
+def _log_odds(logits: Tensor) -> Tensor:
+    """Log p_c / (1 - p_c) of logits [N, C], as z_c less the logsumexp of all others: a p_c of 1 loses nothing."""
+    below, above = (torch.full_like(logits, -torch.inf) for _ in range(2))
+    below[:, 1:] = logits[:, :-1].logcumsumexp(1)
+    above[:, :-1] = logits[:, 1:].flip(1).logcumsumexp(1).flip(1)
+    return logits - torch.logaddexp(below, above)
 
 
 def _of_groups(tally: Tally, groups: Mapping[str, Sequence[int]]) -> dict[str, float]:
