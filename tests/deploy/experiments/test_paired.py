@@ -58,6 +58,17 @@ def test_p_of_few_seeds(values: tuple[float, ...], p: float) -> None:
     assert difference(*values).p == pytest.approx(p)
 
 
+@pytest.mark.parametrize(
+    ("counts", "p"), [((-3, -1, 4, -1), 1.0), ((-3, 4, -4, 3, 3, 4), 38 / 64), ((5, 1, 3, -1, -2, 1, -3), 90 / 128)]
+)
+@pytest.mark.parametrize("right", [0, 128, 266])  # of 520 images, by the reference
+def test_signs_of_equal_means_tie_whatever_their_last_bits(counts: tuple[int, ...], p: float, right: int) -> None:
+    """Counted by hand in whole images, whose sums are exact."""
+    found = paired({seed: (right + n) / 520 for seed, n in enumerate(counts)}, dict.fromkeys(range(9), right / 520))
+    assert found is not None
+    assert found.p == p
+
+
 def test_p_is_the_share_of_all_signs_that_give_as_much() -> None:
     drawn = np.random.default_rng(5)
     for _ in range(5):

@@ -21,6 +21,7 @@ from protofed.common.statistics import spread
 
 CONFIDENCE, LEVEL = 0.95, 0.05
 MOST_EXACT = 16  # seeds; of more, so many signs are drawn as these have
+TIE = 2.0**-30  # of the largest difference: the unit of means; shares of images are no odd halves of a power of two
 _SEED = 0  # of those that are drawn
 
 
@@ -93,12 +94,17 @@ def _interval(differences: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _sign_flip_p(differences: NDArray[np.float64]) -> float:
-    """Over all 2^n signs; of more than 2^16, over as many that are drawn."""
+    """Over all 2^n signs; of more than 2^16, over as many that are drawn.
+
+    Means are rounded to whole units of `TIE`: those that are equal but for last bits would count as farther from 0, or
+    not, by chance. SciPy lets the last bits of a mean differ, which may be near 0, not those of the differences.
+    """
     if not differences.any():
         return 1.0
+    step = float(np.abs(differences).max()) * TIE
     test = stats.permutation_test(
         (differences,),
-        lambda sample, axis: sample.mean(axis),
+        lambda sample, axis: np.rint(sample.mean(axis) / step),
         permutation_type="samples",
         vectorized=True,
         n_resamples=2**MOST_EXACT,
