@@ -75,6 +75,7 @@ def cause_of(run: dict[str, Any], rules: dict[str, Any] | None = None) -> BaseEx
         ("fednh", {}, DpCost((3,), 1)),
         ("fedproc", {}, DpCost((3,), 1)),
         ("fedprp", {"inter": 0.0, "head_epochs": 2}, DpCost((2, 3), 1)),
+        ("fedprp", {"inter": 0.0, "margins": "learned", "compat": "authors"}, DpCost((5, 3), 1)),  # which are 1
         ("cwfedavg", {}, DpCost((3,), 1)),
     ],
 )
@@ -99,6 +100,7 @@ def test_a_method_without_noise_is_refused_by_its_name(method: str) -> None:
     ("method", "said"),
     [
         ({"name": "fedprp"}, "inter"),
+        ({"name": "fedprp", "inter": 0.0, "margins": "learned"}, "margins"),
         ({"name": "cwfedavg", "shares": "true"}, "shares"),
     ],
 )

@@ -95,12 +95,17 @@ class FedPRPClient:
         """Head, then body, and class means; without eq. (9), a softmax over the images of a batch, by no single one.
 
         Raises:
-            ConfigError: eq. (9) is in the loss.
+            ConfigError: eq. (9) is in the loss, or its margins are trained without it.
         """
         if self.inter:
             raise ConfigError(
                 f"method.inter = {self.inter:g} compares the images of a batch with each other, and [plan.dp] clips "
                 "what single patients add; set method.inter = 0"
+            )
+        if self.margins == "learned" and self.compat != "authors":
+            raise ConfigError(
+                'method.margins = "learned" trains margins on which, with method.inter = 0, no loss depends, and '
+                '[plan.dp] needs a gradient of all that is trained; set method.margins = "fixed"'
             )
         return DpCost((self.head_epochs, plan.epochs), class_releases=1)
 
