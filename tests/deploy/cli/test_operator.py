@@ -566,3 +566,28 @@ def test_a_run_goes_back_to_its_best_round(server: Any, protofed: Terminal) -> N
     }
     assert "best: round 1, global.accuracy 0.7500" in protofed.says("runs", "show", RUN)
     assert protofed.says("runs", "rollback", RUN, "best", "--yes") == f"{RUN}: continues after round 1 (running)\n"
+
+
+def published(server: Any, rounds: range) -> None:
+    """Rounds of the run that the server has published, each with a state of its own."""
+    for number in rounds:
+        address = server.blobs.put(codec.encode({Part.BODY: {"w": np.full(1, number, np.float32)}}))
+        task = TaskRow(f"fit-{number}", RUN, number, 1, "ann", TaskKind.FIT, None, 0)
+        server.ledger.open_round(RoundRow(RUN, number, 1, 1, 1), [task])
+        server.ledger.publish(RUN, number, 1, address, complete=True)
+
+
+def test_more_rounds_back_than_sites_go_need_force(
+    server: Any, protofed: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published(server, range(1, 9))
+    said = protofed.refuses(78, "runs", "rollback", RUN, 2, "--yes")
+    assert "round 2 is 6 rounds back" in said
+    assert f"protofed export {RUN} --round 2;" in said
+    assert said.endswith("set limits.max_rollback_rounds to 6 or more, then give --force")
+    monkeypatch.setattr(sys, "stdin", Answers("n\n"))
+    _, _, asked = protofed("runs", "rollback", RUN, 3)
+    assert "back to round 3, 5 rounds back? Sites under policy standard go 5 rounds back, under strict 2" in asked
+    assert protofed.says("runs", "rollback", RUN, 5, "--yes") == f"{RUN}: continues after round 5 (running)\n"
+    assert "6 rounds back" in protofed.refuses(78, "runs", "rollback", RUN, 2, "--yes")  # sites have been in round 8
+    assert "continues after round 2" in protofed.says("runs", "rollback", RUN, 2, "--yes", "--force")

@@ -225,6 +225,17 @@ def test_a_run_is_rolled_back_to_a_round(troubled: Browser) -> None:
     assert "continues after round 0" in troubled.order(f"/runs/{RUN}/rollback", round="0")
 
 
+def test_more_rounds_back_than_sites_go_need_a_tick(live_server: Start, recipe_of: RecipeOf) -> None:
+    server = live_server(recipe_of("fedavg", rounds=120, federation={"min_sites": 50}))
+    fill(server.ledger._engine, RUN, rounds=95, sites=1)
+    with Operator(server.address, plaintext=True) as operator:
+        browser = Browser(console(operator, server.address, None))
+        assert "go 5 rounds back, under strict 2" in browser.get(f"/runs/{RUN}/rollback")
+        path = f"/runs/{RUN}/rollback"
+        assert "is 6 rounds back" in browser.post(path, {"round": "89"}, 400).text
+        assert "no longer kept" in browser.post(path, {"round": "89", "force": "yes"}, 400).text  # the server was asked
+
+
 def test_a_site_is_excluded_with_a_reason_and_admitted(troubled: Browser) -> None:
     assert "its scanner <was> replaced" in troubled.order("/sites/site-2/exclude", reason="its scanner <was> replaced")
     assert "&lt;was&gt;" in troubled.client.get("/sites/site-2").text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from protofed.common.errors import ConfigError, ProtofedError, short
+from protofed.common.errors import ProtofedError
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.connection import connected
@@ -171,22 +171,32 @@ def rollback(
     operator: Operator,
     run: Run,
     to: Annotated[str, typer.Argument(metavar="ROUND", help="The round whose state to continue from, or `best`.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Go back more than 5 rounds: the sites' policies allow it.")
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue from the state that a round published, with the sites' state of that round. Asks first.
 
-    A run that had ended is queued again. Sites keep their own state of the newest rounds only, as far as keep_rounds,
-    and go back no further than their policies' max_rollback_rounds.
+    There is no way forward again to the later rounds. A run that had ended is queued again. Sites keep their own state
+    of the newest rounds only, as far as keep_rounds, and decline to go back further than their policies'
+    max_rollback_rounds: 5 in standard, 2 in strict.
 
     Example: `protofed runs rollback lesions 71`
     """
-    number = _round(operator, run, to)
+    from protofed.deploy.operator.rollback import SITES_GO, rollback_of
+
+    planned = rollback_of(operator, run, to)
+    planned.check(force=force, by="give --force")
     if not yes:
-        now = _where(operator, run)
-        confirm(f"Take run {run} ({now}) back to round {number}? Later rounds no longer count.")
-    info = operator.roll_back(run, number)
-    _show_status(info, as_json, f"{info.run}: continues after round {number} ({info.status})")
+        now, back = _where(operator, run), planned.rounds_back
+        confirm(
+            f"Take run {run} ({now}) back to round {planned.to}, {back} round{'' if back == 1 else 's'} back? "
+            f"{SITES_GO} Later rounds no longer count, and cannot be gone forward to again."
+        )
+    info = operator.roll_back(run, planned.to)
+    _show_status(info, as_json, f"{info.run}: continues after round {planned.to} ({info.status})")
 
 
 @connected(runs, "verify")
@@ -247,18 +257,6 @@ def admit(operator: Operator, site: Site, as_json: AsJson = False) -> None:
     """
     info = operator.admit(site)
     _show_status(info, as_json, f"{info.site}: admitted")
-
-
-def _round(operator: Operator, run: str, text: str) -> int:
-    """A round's number, or that of the best one."""
-    from protofed.deploy.console.best_round import kept_best
-    from protofed.deploy.operator.snapshot_builder import best_snapshot
-
-    if text == "best":
-        return kept_best(run, best_snapshot(operator.show(run, 1)))
-    if not (text.isascii() and text.isdecimal()):
-        raise ConfigError(f"round '{short(text)}': expected a number, or best")
-    return int(text)
 
 
 def _where(operator: Operator, run: str) -> str:

@@ -13,11 +13,12 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.errors import ConfigError, short
-from protofed.deploy.console.best_round import best_sentence, kept_best
+from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.operator import waiting
 from protofed.deploy.operator.connection import Operator
+from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
 from protofed.deploy.operator.snapshot_sites import printable
@@ -117,19 +118,16 @@ class RunPages:
         detail = self.operator.show(_name(request), 1)
         best = best_snapshot(detail)
         context = {"info": detail.info, "best": "" if best is None else best_sentence(best)}
+        context |= {"most": STANDARD, "sites_go": SITES_GO}
         return shell_of(request).page(request, "rollback.html.j2", context)
 
     def rollback(self, request: Request) -> Response:
         """Continue from an earlier round."""
-        run, asked = _name(request), form_of(request).get("round", "")
-        if asked == "best":
-            number = kept_best(run, best_snapshot(self.operator.show(run, 1)))
-        elif asked.isascii() and asked.isdecimal() and len(asked) < 10:
-            number = int(asked)
-        else:
-            raise ConfigError(f"round '{short(asked)}': expected a number, or best")
-        info = self.operator.roll_back(run, number)
-        return self._done(request, f"{info.run}: continues after round {number} ({info.status})")
+        form = form_of(request)
+        planned = rollback_of(self.operator, _name(request), form.get("round", ""))
+        planned.check(force=form.get("force") == "yes", by="tick the box")
+        info = self.operator.roll_back(planned.run, planned.to)
+        return self._done(request, f"{info.run}: continues after round {planned.to} ({info.status})")
 
     def _done(self, request: Request, text: str) -> Response:
         return shell_of(request).done(f"/runs/{_name(request)}", text)
