@@ -432,7 +432,7 @@ def test_while_its_policy_cannot_be_read_a_site_takes_no_task_and_says_so_once()
         for _ in range(3):
             assert isinstance(daemon.step(0.0), Wait)
     assert [line["why"] for line in logs if line["log_level"] == "error"] == ["policy.toml is not TOML"]
-    assert harness.link.pause_reasons[-1] is PauseReason.APPROVAL
+    assert harness.link.pause_reasons[-1] is PauseReason.POLICY
     assert not harness.link.tried
     readable.append(True)
     while not harness.link.pushed:

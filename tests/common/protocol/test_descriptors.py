@@ -23,7 +23,7 @@ ALLOWED = {
     "EnrollRequest.software_version": "version of protofed",
     "EnrollRequest.roles": "whether it trains, scores, or both",
     "EnrollRequest.hold": "whether it waits for its own approval or its own schedule",
-    "EnrollRequest.exact_hold": "whether a person there paused it, or took it out of the run",
+    "EnrollRequest.exact_hold": "whether a person paused it, took it out of the run, or left an unreadable policy",
     "EnrollRequest.wait_s": "how long the daemon would wait for a run",
     "NextTaskRequest.caller": "who",
     "NextTaskRequest.run": "the run's name, as the server gave it",

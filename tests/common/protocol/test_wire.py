@@ -152,9 +152,9 @@ def test_a_pause_reason_comes_back(reason: PauseReason) -> None:
 
 
 def test_a_server_of_0_2_0_reads_reasons_that_it_knows() -> None:
-    reasons = (PauseReason.PAUSED, PauseReason.WITHDRAWN, PauseReason.BUDGET)
+    reasons = (PauseReason.PAUSED, PauseReason.WITHDRAWN, PauseReason.BUDGET, PauseReason.POLICY)
     holds = [pb.EnrollRequest(**wire.pack_pause_reason(reason)).hold for reason in reasons]
-    assert holds == [pb.HOLD_SCHEDULE, pb.HOLD_APPROVAL, pb.HOLD_APPROVAL]
+    assert holds == [pb.HOLD_SCHEDULE, pb.HOLD_APPROVAL, pb.HOLD_APPROVAL, pb.HOLD_APPROVAL]
     failed = wire.pack_progress(Progress("n", Activity.FAILED, failure=FailureReason.WITHDRAWN))
     assert failed["failure"] == pb.FAILURE_POLICY
 

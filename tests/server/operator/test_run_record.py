@@ -219,7 +219,7 @@ def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:
     lab = make(federation={"quorum": 1}).begin()
     for site, reason in (("ann", f"{EXCLUDED}no vote"), ("bob", f"{REVOKED}stolen"), ("cyd", PauseReason.SCHEDULE)):
         lab.coordinator.dismiss(site, reason)
-    for reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED):
+    for reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED, PauseReason.POLICY):
         assert run_record_module._cause(reason) == "paused"
     for left in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):  # denied in its place, and declined by itself
         assert run_record_module._cause(left) == "withdrawn"

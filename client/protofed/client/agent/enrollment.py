@@ -61,7 +61,7 @@ class TaskGate:
             offered: None: the run is not known yet, and so not approved.
         """
         if (rules := self._readable_rules()) is None:
-            return PauseReason.APPROVAL  # to the server it is the same: somebody at the site must act first
+            return PauseReason.POLICY
         self._pause = None if self._site_pause is None else self._site_pause.current()
         if self._pause is not None:
             return PauseReason.PAUSED
@@ -145,8 +145,6 @@ class TaskGate:
         match reason:
             case PauseReason.SCHEDULE:
                 return f"until {next_opening(self._schedule, self._now()):%Y-%m-%d %H:%M} UTC"
-            case PauseReason.APPROVAL if self._problem:
-                return f"until its policy can be read: {self._problem}"
             case PauseReason.APPROVAL if self._other_classes:
                 return (
                     "until `protofed client approve`: the run names other classes than the runs before, and from run "
@@ -160,6 +158,8 @@ class TaskGate:
                 return "a person here denied the run, or left it: until `protofed client approve` takes that back"
             case PauseReason.BUDGET:
                 return f"its privacy budget: {self._overspent}"
+            case PauseReason.POLICY:
+                return f"until its policy can be read: {self._problem}"
             case PauseReason.NONE:
                 return ""
 

@@ -34,6 +34,7 @@ class PauseReason(StrEnum):
     PAUSED = "paused by the site"
     WITHDRAWN = "takes no part in the run"  # the site denied it, or left it
     BUDGET = "privacy budget spent"  # one more round would cost more than the site's policy allows
+    POLICY = "its policy cannot be read"  # an edit of the file was wrong: a person at the site mends it
 
 
 class TaskKind(StrEnum):

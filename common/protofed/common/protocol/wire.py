@@ -78,6 +78,7 @@ _HOLD_OF_0_2_0 = {
     PauseReason.PAUSED: PauseReason.SCHEDULE,
     PauseReason.WITHDRAWN: PauseReason.APPROVAL,
     PauseReason.BUDGET: PauseReason.APPROVAL,
+    PauseReason.POLICY: PauseReason.APPROVAL,
 }
 _FAILURE_OF_0_2_0 = {FailureReason.WITHDRAWN: FailureReason.POLICY}
 

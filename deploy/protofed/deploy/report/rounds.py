@@ -23,7 +23,11 @@ TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "unused": ("u", "task-unused", "its update came, and the round did not count"),
     "ended": ("–", "task-open", "the run ended, or was rolled back, before it reported"),
     "left": ("W", "task-out", "the site left the run, or denied it"),
-    "paused": ("p", "task-unneeded", "it took no task then: it awaited approval, was outside its schedule, or paused"),
+    "paused": (
+        "p",
+        "task-unneeded",
+        "it took no task then: awaited approval, outside its hours, paused, policy unreadable",
+    ),
     "budget": ("b", "task-unneeded", "its privacy budget allowed no further round"),
     "waits": ("w", "task-open", "its update came, and the round is open"),
     "invited": ("i", "task-open", "invited, and not started (yet)"),

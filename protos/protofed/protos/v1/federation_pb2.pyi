@@ -128,6 +128,8 @@ class _HoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hold.ValueType],
     """the site takes no part in the run: it was denied, or left; in exact_hold only"""
     HOLD_BUDGET: _Hold.ValueType  # 5
     """another round would exceed the site's privacy budget; in exact_hold only"""
+    HOLD_POLICY: _Hold.ValueType  # 6
+    """its policy cannot be read until a person at the site mends it; in exact_hold only"""
 
 class Hold(_Hold, metaclass=_HoldEnumTypeWrapper):
     """Why a daemon that enrolls takes no task yet. It is shown to the operator; no round counts on it."""
@@ -144,6 +146,8 @@ HOLD_WITHDRAWN: Hold.ValueType  # 4
 """the site takes no part in the run: it was denied, or left; in exact_hold only"""
 HOLD_BUDGET: Hold.ValueType  # 5
 """another round would exceed the site's privacy budget; in exact_hold only"""
+HOLD_POLICY: Hold.ValueType  # 6
+"""its policy cannot be read until a person at the site mends it; in exact_hold only"""
 Global___Hold: _TypeAlias = Hold  # noqa: Y015
 
 class _TaskKind:

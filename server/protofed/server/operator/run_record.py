@@ -324,7 +324,7 @@ def _cause(reason: str) -> str:
 
     One of excluded, revoked, paused, budget, withdrawn, run-ended and rolled-back.
     """
-    if reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED):
+    if reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED, PauseReason.POLICY):
         return "paused"
     if reason == PauseReason.BUDGET:
         return "budget"
