@@ -295,7 +295,8 @@ def test_what_the_server_refuses_is_said_in_its_words(protofed: Terminal, tmp_pa
     for command in ("show", "watch", "pause", "resume", "abort", "verify"):
         said = protofed.refuses(78, "runs", command, "other")
         assert f"there is no run 'other'; expected one of: {RUN}" in said
-    assert f"there is a run '{RUN}' already" in protofed.refuses(78, "runs", "start", FEDNH, "--name", RUN)
+    said = protofed.refuses(78, "runs", "start", FEDNH, "--name", RUN)
+    assert said.endswith(f"there is a run '{RUN}' already; give the recipe another name, or --name")
     assert "did you mean 'digits-fednh'?" in protofed.refuses(78, "runs", "start", "digits-fedhn")
     assert "is no id" in protofed.refuses(78, "runs", "start", FEDNH, "--name", "../x")
     (tmp_path / "bad.toml").write_text(RECIPE.read_text("utf-8").replace('"fednh"', '"fedhn"', 1), "utf-8")

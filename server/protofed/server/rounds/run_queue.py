@@ -249,7 +249,7 @@ class RunQueue:
             ConflictError: there is a run of this name.
         """
         if self._ledger.run(recipe.name) is not None:
-            raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name")
+            raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name, or --name")
         recipe = as_begun(recipe)
         try:
             self._live[recipe.name] = Coordinator(recipe, self._context)
