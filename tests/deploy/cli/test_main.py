@@ -355,10 +355,15 @@ OLD = {
     "client start --share=1": "--partition-index",
     "certs sign x --ca y --yes": "--fingerprint",
 }
+TRIED = {
+    "runs stop a": "did you mean `protofed runs abort`",
+    "runs status a": "did you mean `protofed runs show`",
+    "sites remove a": "`protofed sites forget`",
+}
 
 
-@pytest.mark.parametrize(("old", "new"), OLD.items())
-def test_an_old_command_is_refused_by_its_new_name(old: str, new: str, protofed: Cli) -> None:
+@pytest.mark.parametrize(("old", "new"), (OLD | TRIED).items())
+def test_an_old_command_or_one_that_never_was_is_refused_by_the_right_name(old: str, new: str, protofed: Cli) -> None:
     code, _, err = protofed(*old.split())
     assert code == 2
     assert new in err

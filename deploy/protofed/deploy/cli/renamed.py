@@ -1,4 +1,4 @@
-"""Commands and options renamed in 0.2: the old word gets an error that names the new one."""
+"""Commands and options renamed in 0.2, and words that people try: the error names the command that there is."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ COMMANDS: Final[Mapping[tuple[str, ...], str]] = {  # first words of an old comm
     ("pictures",): "figures",
     ("track",): "tracking sync",
 }
+SYNONYMS: Final[Mapping[tuple[str, str], str]] = {  # what there never was, too unlike its command for a suggestion
+    ("runs", "stop"): "runs abort` (for good) or `protofed runs pause",
+    ("runs", "cancel"): "runs abort",
+    ("runs", "end"): "runs abort",
+    ("runs", "status"): "runs show",
+    ("sites", "remove"): "sites exclude` or `protofed sites forget",
+}
 GROUPS: Final = ("client", "server")  # commands before 0.2: options followed where a subcommand follows now
 GONE: Final[Mapping[tuple[str, str, str], str]] = {  # command and option -> what to do in its place
     ("certs", "sign", "--yes"): "--fingerprint CODE, as the party reads it to you",
@@ -41,6 +48,9 @@ def replacement_message(arguments: Sequence[str], app: typer.Typer) -> str | Non
     for old, new in COMMANDS.items():
         if tuple(words[: len(old)]) == old:
             return f"`protofed {' '.join(old)}` is now `protofed {new}`"
+    for tried, meant in SYNONYMS.items():
+        if tuple(words[:2]) == tried:
+            return f"there is no `protofed {' '.join(tried)}`; did you mean `protofed {meant}`?"
     if len(words) > 1 and words[0] in GROUPS and words[1].startswith("-") and words[1] not in HELP:
         return f"`protofed {words[0]}` with options is now `protofed {words[0]} start`"
     for (*command, option), instead in GONE.items():
