@@ -8,8 +8,20 @@ from typing import Any
 import pytest
 from tests.server.rounds.test_state_machine import DEADLINE, collecting, rules, tick
 
+from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.context import Subject
 from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.phases import NOBODY, Aggregating, Evaluating, FinishedPhase, Idle, Phase, Refining, Tick
+from protofed.server.rounds.phases import (
+    NOBODY,
+    Aggregating,
+    Evaluating,
+    FinishedPhase,
+    Idle,
+    Phase,
+    Refining,
+    Summing,
+    Tick,
+)
 from protofed.server.rounds.waiting import NO_TRAINER, UNKNOWN, MissingSite, Waiting, WaitReason, waiting
 from protofed.server.verdicts import RoundOutcome
 
@@ -152,6 +164,16 @@ def test_a_line_names_a_few_of_many_sites() -> None:
     assert found.text.endswith("s4 (away) and 4 more")
 
 
+def test_a_step_of_a_secure_sum_tells_who_has_reported_beside_who_counts() -> None:
+    asked = frozenset("abc")
+    at, reported, groups = (1, 1, Subject.UPDATE, TaskKind.SHARE), frozenset("ab"), (("a", "b", "c"),)
+    phase = Summing(*at, asked, asked, 3, 3, holders=False, opened=0.0, reported=reported, groups=groups)
+    found = known(reason(phase, tick(), {"c": "silent"}))
+    assert found.text == ("waits for c (silent) in step share of a secure sum; has 2 of 3, 0 in whole groups, needs 3")
+    alone = known(reason(replace(phase, groups=(("a", "b"), ("c",))), tick()))
+    assert alone.text.endswith("; has 2, needs 3")
+
+
 def test_sites_that_have_reported_without_their_group_count_for_nothing_yet() -> None:
     grouped = {"secure": True, "min_sites": 3, "sum_group": 3}
     what = replace(rules(**grouped), grouping=Grouping("run", 0, 3))
@@ -177,7 +199,8 @@ def test_sites_that_have_reported_without_their_group_count_for_nothing_yet() ->
     found = waiting(what, phase, there, dict, disk_full=False)
     assert found is not None
     assert found.text == (
-        "waits for updates of c; has 0, the quorum is 3; d, e wait for 1 more new site: sums are over groups of 3"
+        "waits for updates of c; has 2 of 3, 0 in whole groups, the quorum is 3; "
+        "d, e wait for 1 more new site: sums are over groups of 3"
     )
     found = waiting(what, phase, replace(there, trainers=frozenset("abcd")), dict, disk_full=False)
     assert found is not None

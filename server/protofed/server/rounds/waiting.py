@@ -70,6 +70,8 @@ class Waiting:
     Attributes:
         needed, has: trainers, evaluators, or updates of the quorum; with BACK_OFF, attempts in all and the next one's
             number.
+        asked, reported: sites of the open round, or of its secure sum's step; of those that have reported, `has` are in
+            whole groups.
         missing: those that are waited for, or would be enough if they came.
         behind: the run that goes on; with QUEUED only.
         step: of the secure sum; with SUM only.
@@ -85,6 +87,8 @@ class Waiting:
     needed: int = 0
     has: int = 0
     missing: tuple[MissingSite, ...] = ()
+    asked: int = 0
+    reported: int = 0
     behind: str = ""
     step: str = ""
     group: int = 1
@@ -125,10 +129,10 @@ class Waiting:
             case WaitReason.DISK:
                 return "waits for space on the server's disk"
             case WaitReason.UPDATES:
-                return f"waits for updates of {listed}{more}; has {self.has}, the quorum is {self.needed}"
+                return f"waits for updates of {listed}{more}; {self._counts}, the quorum is {self.needed}"
             case WaitReason.SUM:
-                counts = f"has {self.has}, needs {self.needed}"
-                return f"waits for {listed}{more} in step {self.step} of a secure sum; {counts}"
+                step = f"in step {self.step} of a secure sum"
+                return f"waits for {listed}{more} {step}; {self._counts}, needs {self.needed}"
             case WaitReason.EVALUATOR:
                 return "needs an evaluator with images to refine the model on, has none"
             case WaitReason.REFINEMENT:
@@ -137,6 +141,12 @@ class Waiting:
                 return f"waits for scores of {listed}{more}"
             case _:
                 assert_never(self.reason)
+
+    @property
+    def _counts(self) -> str:
+        if self.reported == self.has:
+            return f"has {self.has}"
+        return f"has {self.reported} of {self.asked}, {self.has} in whole groups"
 
 
 def waiting(
@@ -156,14 +166,15 @@ def waiting(
         case phases.Collecting():
             left = max(0.0, phase.opened + rules.federation.deadline_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
-            reported = len(phase.counted)
-            found = Waiting(WaitReason.UPDATES, phase.round, phase.quorum, reported, missing, seconds_left=left)
+            at = WaitReason.UPDATES, phase.round, phase.quorum, len(phase.counted), missing
+            found = Waiting(*at, len(phase.cohort), len(phase.reported), seconds_left=left)
             return _with_newcomers(rules, found, tick, phase.cohort)
         case phases.Summing():
             left = max(0.0, phase.opened + rules.federation.sum_step_s - tick.now)
             missing = _awaited(phase.awaited, phase.required, absences())
             counts = summing.needed(phase), len(summing.counted(phase, phase.reported))
-            found = Waiting(WaitReason.SUM, phase.round, *counts, missing, step=phase.step, seconds_left=left)
+            found = Waiting(WaitReason.SUM, phase.round, *counts, missing, len(phase.cohort), len(phase.reported))
+            found = replace(found, step=phase.step, seconds_left=left)
             return _with_newcomers(rules, found, tick, phase.roster)
         case phases.Aggregating():
             return Waiting(WaitReason.DISK, phase.round) if disk_full else None
