@@ -22,7 +22,7 @@ from protofed.server.rounds.phases import (
     Summing,
     Tick,
 )
-from protofed.server.rounds.waiting import NO_TRAINER, UNKNOWN, MissingSite, Waiting, WaitReason, waiting
+from protofed.server.rounds.waiting import LONG_S, NO_TRAINER, UNKNOWN, MissingSite, Waiting, WaitReason, waiting
 from protofed.server.verdicts import RoundOutcome
 
 WEEK = 604_800.0
@@ -187,13 +187,16 @@ def test_sites_that_have_reported_without_their_group_count_for_nothing_yet() ->
     )
     assert idle is not None
     assert idle.text == (
-        "needs 3 trainers in whole groups of 3 or more, has 0; missing: c (away); the group a, b, c is without c "
-        "(for good? `protofed sites regroup a`)"
+        "needs 3 trainers in whole groups of 3 or more, has 0; missing: c (away); the group a, b, c is without c"
     )
+    late = replace(tick(LONG_S + 5.0, trainers="ab", enrolled="abc"), groups=known)
+    idle = waiting(what, Idle(2, since=5.0), late, lambda: {"c": "away"}, disk_full=False)
+    assert idle is not None
+    assert idle.text.endswith("; the group a, b, c is without c (for good? `protofed sites regroup c`)")
     lost = replace(tick(trainers="abd", enrolled="abcd"), groups=known)
     idle = waiting(what, Idle(2), lost, lambda: {"c": "away"}, disk_full=False)
     assert idle is not None
-    assert idle.text.endswith("sites regroup a`); d waits for 2 more new sites: sums are over groups of 3")
+    assert idle.text.endswith("is without c; d waits for 2 more new sites: sums are over groups of 3")
     there = replace(tick(trainers="abcde", enrolled="abcde"), groups=known)
     phase = replace(collecting(), cohort=frozenset("abc"), reported=frozenset("ab"), groups=known, fewest=3, quorum=3)
     found = waiting(what, phase, there, dict, disk_full=False)

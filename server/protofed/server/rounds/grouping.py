@@ -14,7 +14,7 @@ from blake3 import blake3
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Group, Groups, alone, in_order, large, members
+from protofed.common.secure_sums.groups import Groups, alone, in_order, large, members
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.sampling import Sampler
 
@@ -78,20 +78,35 @@ class Grouping:
         return cohort
 
 
-def stuck(groups: Groups, sites: Sites, fewest: int) -> dict[Group, str]:
-    """By group of which some sites are there and none is summed, what keeps it from that.
+@dataclass(frozen=True)
+class Stuck:
+    """A group of which some sites are there and none is summed.
+
+    Attributes:
+        why: what keeps it from that.
+        lacking: its sites that are not there; empty: it is too small.
+        site: whom to name to `protofed sites regroup`: one that lacks, where one does.
+    """
+
+    why: str
+    lacking: tuple[SiteId, ...]
+    site: SiteId
+
+
+def stuck(groups: Groups, sites: Sites, fewest: int) -> list[Stuck]:
+    """The groups of which some sites are there and none is summed.
 
     Args:
         fewest: sites of a group.
     """
-    reasons = dict[Group, str]()
+    found = list[Stuck]()
     for group in groups:
         named = f"the group {', '.join(group)}"
         if len(group) < fewest and sites.intersection(group):
-            reasons[group] = f"{named} has {len(group)} sites, and the run's have {fewest} or more"
-        elif sites.intersection(group) and (lacking := sorted(set(group) - sites)):
-            reasons[group] = f"{named} is without {', '.join(lacking)}"
-    return reasons
+            found.append(Stuck(f"{named} has {len(group)} sites, and the run's have {fewest} or more", (), group[0]))
+        elif sites.intersection(group) and (lacking := tuple(sorted(set(group) - sites))):
+            found.append(Stuck(f"{named} is without {', '.join(lacking)}", lacking, lacking[0]))
+    return found
 
 
 def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[SiteId, str]:

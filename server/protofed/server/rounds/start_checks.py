@@ -51,8 +51,7 @@ def unmet(recipe: Recipe, trainers: phases.Sites, groups: Groups = ()) -> list[s
             "register or start the others, or lower these keys of [federation]"
         )
     elif grouping is not None and len(whole := rules.countable(groups, trainers)) < rules.trainers_needed(1, whole):
-        for group, why in stuck(groups, trainers, grouping.fewest).items():
-            problems.append(f"{why}: {DISSOLVED.format(group[0])}")
+        problems += [f"{held.why}: {DISSOLVED.format(held.site)}" for held in stuck(groups, trainers, grouping.fewest)]
     for site in sorted(set(federation.required_sites) - trainers):
         similar = nearest(site, trainers)
         hint = f"did you mean '{similar}'?" if similar else "register it as a trainer, admit it, or leave it out"

@@ -9,11 +9,12 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import nearest
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.groups import Group, members
+from protofed.common.secure_sums.groups import members
 from protofed.server.rounds import phases, summing
 from protofed.server.rounds.grouping import stuck
 from protofed.server.rounds.round_rules import RoundRules
 
+LONG_S = 86_400.0  # of waiting, until people are asked whether a site has left: to regroup costs privacy
 NAMED = 5  # missing sites in a text; the fields have all of them
 UNKNOWN, NO_TRAINER = "unknown", "no trainer"
 CANNOT_COME = frozenset({NO_TRAINER, "certificate revoked"})  # named only where the recipe requires them
@@ -77,8 +78,9 @@ class Waiting:
         step: of the secure sum; with SUM only.
         group: sites of the run's groups at least, if some that are there do not count for want of others; or else 1.
         newcomers: that are there, and too few for a group of their own.
-        stuck: the first group of which some are there and none can be summed; empty: there is none, or enough others.
-        why: of that.
+        why: why the first group of which some are there cannot be summed; empty: there is none, or enough others.
+        regroup: its site that has been away for so long that people may ask whether it has left for good; or one of a
+            group that is too small.
         seconds_left: until the next attempt or the deadline, or until the run fails; None: there is no such time.
     """
 
@@ -93,16 +95,18 @@ class Waiting:
     step: str = ""
     group: int = 1
     newcomers: tuple[SiteId, ...] = ()
-    stuck: Group = ()
     why: str = ""
+    regroup: str = ""
     seconds_left: float | None = field(default=None, compare=False)
 
     @property
     def text(self) -> str:
         """All but the time in a line."""
         what = self._what
-        if self.stuck:
-            what = f"{what}; {self.why} (for good? `protofed sites regroup {self.stuck[0]}`)"
+        if self.why:
+            what = f"{what}; {self.why}"
+        if self.regroup:
+            what = f"{what} (for good? `protofed sites regroup {self.regroup}`)"
         if not self.newcomers:
             return what
         more, wait = self.group - len(self.newcomers), "wait" if len(self.newcomers) > 1 else "waits"
@@ -227,10 +231,10 @@ def _idle(
         since = tick.now if phase.since is None else phase.since
         left = max(0.0, since + rules.federation.site_wait_timeout_s - tick.now)
         group = rules.fewest if trainers < tick.trainers else 1
-        held = stuck(tick.groups, tick.trainers, rules.fewest) if group > 1 else {}
-        first, why = next(iter(held.items()), ((), ""))
         found = Waiting(reason, phase.round, needed, len(trainers), missing, group=group, seconds_left=left)
-        found = replace(found, stuck=first, why=why)
+        if group > 1 and (held := stuck(tick.groups, tick.trainers, rules.fewest)):
+            long = not held[0].lacking or tick.now - since >= LONG_S
+            found = replace(found, why=held[0].why, regroup=held[0].site if long else "")
         return _with_newcomers(rules, found, tick, phases.NOBODY)
     return Waiting(WaitReason.DISK, phase.round) if disk_full else None
 

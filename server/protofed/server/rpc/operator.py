@@ -180,7 +180,7 @@ def _run(report: RunReport) -> pb.RunInfo:
 
 def _waiting(waiting: Waiting) -> pb.Waiting:
     fields = {**asdict(waiting), "missing": [pb.MissingSite(**asdict(site)) for site in waiting.missing]}
-    for told in ("asked", "reported", "step", "group", "newcomers", "stuck", "why"):  # in the text
+    for told in ("asked", "reported", "step", "group", "newcomers", "regroup", "why"):  # in the text
         del fields[told]
     return pb.Waiting(**fields, text=waiting.text)
 
