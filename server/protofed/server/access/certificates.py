@@ -182,7 +182,10 @@ class Certificates:
         by_name = [row for row in self.all() if row.name == which]
         by_digits = [row for row in self.all() if len(which) >= SHORTEST and row.fingerprint.startswith(which.lower())]
         if not (rows := by_name or by_digits):
-            raise ConfigError(f"no certificate is registered under '{short(which)}'; `protofed certs list` has them")
+            raise ConfigError(
+                f"no certificate is registered under '{short(which)}'; "
+                "`protofed certs list --server HOST:PORT` has them"
+            )
         if len({(row.party, row.name) for row in rows}) > 1:
             holders = ", ".join(f"{row.party} {row.name}" for row in rows)
             raise ConfigError(f"'{short(which)}' is more than one ({holders}); give a fingerprint")
