@@ -123,9 +123,9 @@ def test_a_key_of_another_kind_is_not_the_certificates(site: Path) -> None:
     assert found.value.problem is IdentityProblem.KEY_OTHER
 
 
-@pytest.mark.parametrize("party", [Party.OPERATOR, Party.SERVER])
-def test_another_partys_certificate_is_refused(party: Party, site: Path) -> None:
-    with pytest.raises(IdentityError, match=f"'hospital-a'.*certs request --{party}") as found:
+@pytest.mark.parametrize(("party", "whose"), [(Party.OPERATOR, "an operator's"), (Party.SERVER, "a server's")])
+def test_another_partys_certificate_is_refused(party: Party, whose: str, site: Path) -> None:
+    with pytest.raises(IdentityError, match=f"'hospital-a'; expected {whose}: .*certs request --{party}") as found:
         read_identity(site, party, NOW)
     assert found.value.problem is IdentityProblem.ANOTHERS
 

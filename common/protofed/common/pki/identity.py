@@ -114,9 +114,10 @@ def check_identity(folder: Path, files: Files, party: Party, now: datetime) -> I
     path = folder / CERTIFICATE
     certificate = read_certificate(files[CERTIFICATE], str(path))
     if certificate.party != party:
+        article = "an" if party is Party.OPERATOR else "a"
         raise IdentityError(
             IdentityProblem.ANOTHERS,
-            f"{path} is the {certificate}; expected a {party}'s: give another --identity folder, "
+            f"{path} is the {certificate}; expected {article} {party}'s: give another --identity folder, "
             f"or make one by `protofed certs request --{party}`",
         )
     if not has_usage(load(files[CERTIFICATE], str(path))[0], party):
