@@ -68,6 +68,16 @@ def test_an_argument_that_was_not_given_overrides_nothing(server: Path) -> None:
     assert (settings.listen, len(settings.recipes)) == ("127.0.0.1:1", 2)
 
 
+def test_a_wrong_option_is_not_said_to_stand_in_the_file(client: Path) -> None:
+    with pytest.raises(ConfigError) as found:
+        read_settings(ClientSettings, client, {"roles": ["train"]})
+    assert str(found.value).startswith(f"settings ({client} and options): roles.0 = 'train': ")
+    client.write_text('roles = ["train"]\n' + CLIENT)
+    with pytest.raises(ConfigError) as found:
+        read_settings(ClientSettings, client, {"device": "cpu"})
+    assert str(found.value).startswith(f"{client}: roles.0 = 'train': ")
+
+
 def test_a_zero_is_an_argument(client: Path) -> None:
     client.write_text("partition_index = 4\n" + CLIENT)
     assert read_settings(ClientSettings, client, {"partition_index": None}).partition_index == 4

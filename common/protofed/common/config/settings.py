@@ -107,9 +107,15 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
     except SettingsError as error:  # of a list or a table in the environment, which pydantic-settings reads as JSON
         raise ConfigError(f"environment: {error}; expected JSON there") from error
     except ValidationError as error:
-        raise ConfigError(
-            f"{file or 'settings (options, environment, --settings file)'}: {explain(error, model, table)}"
-        ) from error
+        raise ConfigError(f"{_source(file, values, error)}: {explain(error, model, table)}") from error
+
+
+def _source(file: Path | None, given: Mapping[str, Any], error: ValidationError) -> str:
+    """Where what is wrong was written: the file, unless an option overrides it there."""
+    if file is None:
+        return "settings (options, environment, --settings file)"
+    wrong = {problem["loc"][0] for problem in error.errors() if problem["loc"]}
+    return f"settings ({file} and options)" if wrong & given.keys() else str(file)
 
 
 def _check_environment(model: type[BaseSettings]) -> None:
