@@ -214,7 +214,7 @@ def check_same(recipe: Recipe, known: RunRow) -> None:
     if not same_run(recipe, recipe_of(known)):
         raise StateError(
             f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
-            "or the server another state folder"
+            "or take another --state"
         )
 
 
