@@ -62,7 +62,7 @@ def show(
     path: Annotated[Path, typer.Argument(help="An audit log, or a state folder with one.")],
     run: Annotated[str | None, typer.Option(help="Only this run.")] = None,
     round: Annotated[
-        int | None, typer.Option(min=0, help="Only this round; 0: messages that belong to no round.")
+        int | None, typer.Option(min=0, help="Only this round; 0: the first model, and messages of no round (–).")
     ] = None,
     messages: Annotated[bool, typer.Option("--messages", help="List every message, not only totals.")] = False,
     bases: Annotated[
