@@ -32,7 +32,7 @@ def test_a_run_that_is_not_known_has_none() -> None:
 
 def test_a_run_without_sites_waits(make: MakeLab) -> None:
     found = seen(make())
-    assert (found.phase, found.began, found.ended, found.failed) == ("waiting for sites", False, False, False)
+    assert (found.phase, found.began, found.ended, found.failed) == ("not begun", False, False, False)
     assert (found.round, found.invited, found.reported, found.received, found.sent) == (0, 0, 0, 0, 0)
     assert (found.scores, found.scored_round, found.seconds) == ({}, 0, 0.0)
 

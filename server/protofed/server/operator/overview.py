@@ -18,7 +18,7 @@ class Overview:
 
     Attributes:
         began: a round was opened.
-        phase: in words: "waiting for sites", "making the model", "collecting", "summing: <step>", "refining",
+        phase: in words: "not begun", "making the model", "collecting", "summing: <step>", "refining",
             "evaluating", "waiting", "abandoned: <reason>", or how the run ended.
         invited, reported: sites of the current (or last) round's fits.
         seconds: from the opening of the first round until the run's end, or until now.
@@ -89,7 +89,7 @@ def _phase(last: RoundRow | None, asked: Collection[TaskKind]) -> str:
         asked: kinds of the newest attempt's tasks.
     """
     if last is None:
-        return "waiting for sites"
+        return "not begun"  # what it waits for, the queue or sites, is not known here
     if last.state is not None:
         return "evaluating" if any(kind in SCORINGS for kind in asked) and not last.scored else "waiting"
     if last.abandoned is not None:
