@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -287,7 +288,22 @@ def test_where_no_server_is_every_command_says_so(
     protofed: Terminal, command: tuple[str, ...], unused_port: int
 ) -> None:
     said = protofed.refuses(69, *command, "--server", f"127.0.0.1:{unused_port}", "--plaintext")
-    assert f"no answer from the server at 127.0.0.1:{unused_port}; start it, or give its address with --server" in said
+    assert f"no answer from the server at 127.0.0.1:{unused_port}; nothing listens at the server" in said
+
+
+def test_a_name_that_does_not_resolve_is_not_taken_for_a_server_that_is_down(
+    unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unresolved(*_: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unresolved)
+    address = f"localhost:{unused_port}"
+    with (
+        Operator(address, plaintext=True) as operator,
+        pytest.raises(UnavailableError, match=r"'localhost' .* does not resolve"),
+    ):
+        operator.runs()
 
 
 @pytest.mark.usefixtures("server")

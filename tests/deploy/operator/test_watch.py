@@ -222,7 +222,7 @@ def test_a_restarted_server_is_waited_for(
         watch(watcher, console)
     timer.join()
     text = written(console)
-    assert "trying again; start it, or give its address with --server" in text
+    assert "trying again; nothing listens at the server" in text
     assert text.index("no answer for") < text.index("it answers again, after") < text.index("aborted")
 
 

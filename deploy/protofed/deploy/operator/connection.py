@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from protofed.client.transport.channels import Channels
+from protofed.client.transport.diagnosis import DiagnosisCode, diagnose
 from protofed.common import codec
 from protofed.common.address import check_connection
 from protofed.common.config.recipe import Recipe
@@ -227,7 +228,9 @@ class Operator:
         except grpc.RpcError as error:
             code, text = error.code(), str(error.details())
             if code in _UNANSWERED:
-                raise UnavailableError(f"no answer from the server at {self._address}; {_remedy(text)}") from error
+                raise UnavailableError(
+                    f"no answer from the server at {self._address}; {_remedy(self._address, text)}"
+                ) from error
             raise _ERRORS.get(code, ProtocolError)(text) from error
 
 
@@ -255,12 +258,15 @@ def _download(fetch: Callable[[int, str], pb.DownloadChunk]) -> tuple[int, bytes
     return first.round, bytes(data)
 
 
-def _remedy(details: str) -> str:
-    """What to do about a failed connection, by the details of gRPC's error."""
+def _remedy(address: str, details: str) -> str:
+    """What to do about a failed connection, by the details of gRPC's error or, as a daemon does, by another try."""
     for phrase, remedy in _REMEDIES.items():
         if phrase in details:
             return remedy
-    return "start it, or give its address with --server"
+    diagnosis = diagnose(address, None)  # of the TCP connection: gRPC's words for a wrong name change by version
+    if diagnosis.kind is DiagnosisCode.FINE:
+        return "start it, or give its address with --server"
+    return diagnosis.text
 
 
 def plain(message: Message) -> dict[str, Any]:
