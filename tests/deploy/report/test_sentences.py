@@ -344,6 +344,11 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["2 of 3 classes are never found by the global model: mel and bcc."],
         ["is found least"],
     ),
+    "all found": (
+        {"classes.newest.sites.eva": {f"global.recall.{c}": 1.0 for c in range(3)}},
+        ["balanced accuracy"],
+        ["is found least"],
+    ),
     "a better round": (
         {"best": {"round": 1, "score": "global.accuracy", "value": 0.875, "kept": 1}},
         ["Round 1 was better (`global.accuracy` 87.5; chosen by it, it is optimistic), and its model is kept."],

@@ -280,7 +280,9 @@ def _least_found(record: RunRecord) -> list[str]:
         are = "is" if len(never) == 1 else "are"
         return [f"{len(never)} of {len(recalls)} classes {are} never found by the global model: {listed(never)}."]
     c = min(recalls, key=lambda number: recalls[number])
-    return [f"Class {record.name(c)} is found least by the global model: {percent(recalls[c])} of its test images."]
+    if (least := percent(recalls[c])) == percent(1.0):  # of all classes alike
+        return []
+    return [f"Class {record.name(c)} is found least by the global model: {least} of its test images."]
 
 
 def _better_round(record: RunRecord) -> list[str]:
