@@ -188,6 +188,13 @@ def test_a_column_that_no_run_will_have_is_refused_before_the_first_job(
     assert not (tmp_path / "out").exists()
 
 
+def test_each_known_column_is_named_once(recipe_of: Recipes, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as found:
+        compare([recipe_of("fedavg")], CompareRequest(tmp_path / "out", metrics=["x"]))
+    names = str(found.value).partition("expected one of: ")[2].split(", ")
+    assert len(names) == len(set(names))
+
+
 def test_columns_may_be_named(recipe_of: Recipes) -> None:
     recipe = recipe_of("fedavg")
     metrics = ["loss", "personal.pm_v:worst", "personal.pm_v:active", "global.accuracy:recent", "loss:std"]

@@ -105,7 +105,7 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
     possible = [ScoreNames(recipe.classes, recipe.evaluation.switched_on) for recipe in recipes]
     own = name == LOSS or OWN_METRIC.fullmatch(name)  # those of a plug-in's method are known when it has run
     if not own and all(scores.problem({name: 0.0}, tuple(Role)) for scores in possible):
-        raise unknown("metric", name, [*SCALARS, LOSS])
+        raise unknown("metric", name, SCALARS)
 
 
 def _mean(name: str, run: Summary) -> float | None:
