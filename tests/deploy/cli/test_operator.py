@@ -151,6 +151,7 @@ def test_no_date_is_cut_however_narrow_the_terminal_is() -> None:
     page = io.StringIO()
     Console(file=page, width=30, soft_wrap=True).print(tables.sites_table([info]))
     assert "2096-10-02" in page.getvalue()
+    assert "certificate until" in page.getvalue()
 
 
 @pytest.mark.usefixtures("server")

@@ -73,7 +73,7 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     if not sites:
         return Text("No site has enrolled yet.")
     secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
-    table = plain_table("site", "roles", "status", "task", "progress", *(["until"] if secure else []), "doing")
+    table = plain_table("site", "roles", "status", "task", "progress", *(["certificate until"] if secure else []), "doing")
     for info in sites:
         age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
         roles, doing = ", ".join(info.roles), info.excluded or info.activity_text
