@@ -514,6 +514,17 @@ def test_words_and_numbers_are_never_cut(width: int) -> None:
         assert any(word in line.split() for line in lines), lines
 
 
+def test_a_list_of_runs_has_the_reason_of_an_end_in_few_words() -> None:
+    why = "round 7 was abandoned 5 times: 3 of 3 sites cannot do the task (the last: policy; its log names the rule)"
+    info = pb.RunInfo(run="lesions", method="fednh", status="failed", reason=why, ended_at=1.0, round=7, rounds=40)
+    text = " ".join(shown(120, tables.runs_table([info])))
+    assert "round 7 was abandoned 5 times" in text
+    assert "its log" not in text
+    info.reason = "words " * 40
+    assert " ".join(shown(120, tables.runs_table([info]))).count("words") < 10
+    assert " ".join(shown(120, *tables.run_parts(pb.RunDetail(info=info), everything=False))).count("words") == 40
+
+
 def test_what_speaks_against_the_models_is_shown_above_the_rounds() -> None:
     warnings = [pb.ModelWarning(code="one-class", round=2, text="It calls every image 'nv'.")]
     detail = pb.RunDetail(rounds=[pb.RoundInfo(round=2)], attempts=1, model_warnings=warnings)

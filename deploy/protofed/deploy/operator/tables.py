@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from protofed.common.errors import short as cut
 from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.kept_scores import NOISE_KEEPS, NOT_IN_A_SUM, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
@@ -39,9 +40,14 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
             f"{info.reported}/{info.invited}",
             str(info.degraded) if info.degraded else "",
             f"{span(time.time() - info.began_at)} ago",
-            info.reason or short(waiting(info)) or info.phase,
+            _ended(info) or short(waiting(info)) or info.phase,
         )
     return table
+
+
+def _ended(info: pb.RunInfo) -> str:
+    """How a run ended, in so few words that the table keeps its lines; the whole reason is in `runs show`."""
+    return cut(info.reason.partition(": ")[0], 48)
 
 
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
@@ -73,7 +79,9 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     if not sites:
         return Text("No site has enrolled yet.")
     secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
-    table = plain_table("site", "roles", "status", "task", "progress", *(["certificate until"] if secure else []), "doing")
+    table = plain_table(
+        "site", "roles", "status", "task", "progress", *(["certificate until"] if secure else []), "doing"
+    )
     for info in sites:
         age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
         roles, doing = ", ".join(info.roles), info.excluded or info.activity_text
