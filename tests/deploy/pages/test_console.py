@@ -243,6 +243,14 @@ def test_a_site_is_excluded_with_a_reason_and_admitted(troubled: Browser) -> Non
     assert "admitted" in troubled.order("/sites/site-2/admit")
 
 
+def test_what_a_site_tells_of_its_machine_has_units(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [pb.SiteInfo(site="site-2", status="idle", telemetry={"disk_free_bytes": 59.7e9, "step_seconds": 0.25})]
+    monkeypatch.setattr(Operator, "sites", lambda *_: told)
+    text = troubled.get("/sites/site-2")
+    assert "0.25 s a step · disk 59.7 GB free" in text
+    assert "disk_free_bytes" not in text
+
+
 @pytest.mark.parametrize("order", ["forget", "regroup"])
 def test_what_cannot_be_taken_back_needs_a_tick(troubled: Browser, order: str) -> None:
     assert "tick the box" in troubled.post(f"/sites/site-2/{order}", {}, 400).text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
@@ -22,18 +22,10 @@ from protofed.deploy.operator.snapshot import (
     ScoreSnapshot,
     SiteSnapshot,
 )
+from protofed.deploy.operator.telemetry import machine_line
 
 NARROW, WIDE = 60, 110  # terminal columns below which a site's bar is left out, and from which telemetry is shown
 STRIP_CELL, STRIP_LABEL = 11, 10  # columns
-
-
-_TELEMETRY: dict[str, Callable[[float], str]] = {  # the most important first: the end is cut; zeros are not shown
-    "gpu_memory_bytes": lambda value: f"GPU {decimal(int(value))}",
-    "step_seconds": lambda value: f"{value:.3g} s a step",
-    "policy_refusals": lambda value: f"{value:.0f} refused by policy",
-    "disk_free_bytes": lambda value: f"disk {decimal(int(value))} free",
-    "bytes_released": lambda value: f"{decimal(int(value))} released",
-}
 
 
 class WatchScreen:
@@ -107,8 +99,7 @@ def _progress_bar(site: SiteSnapshot) -> Text:
 
 
 def _machine(site: SiteSnapshot) -> Text:
-    shown = {name: render(site.telemetry[name]) for name, render in _TELEMETRY.items() if site.telemetry.get(name)}
-    return _cut(" · ".join(shown.values()))
+    return _cut(machine_line(site.telemetry))
 
 
 def _problems(problems: Sequence[Problem], width: int) -> RenderableType:

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot_sites import printable, sites
+from protofed.deploy.operator.telemetry import machine_line
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.protos.v1 import operator_pb2 as pb
@@ -50,7 +51,8 @@ class SitePages:
         """One site, and what can be ordered."""
         info = self._info(request)
         (row,) = sites([info], None, ended=False)
-        return shell_of(request).page(request, "site.html.j2", {"info": info, "row": row})
+        context = {"info": info, "row": row, "machine": machine_line(row.telemetry)}
+        return shell_of(request).page(request, "site.html.j2", context)
 
     def exclude(self, request: Request) -> Response:
         """Have rounds no longer wait for it."""
