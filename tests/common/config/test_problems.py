@@ -94,6 +94,21 @@ def test_a_suggestion_is_of_the_same_table_or_names_the_other(table: dict[str, A
 
 
 @pytest.mark.parametrize(
+    ("partition", "path"),
+    [
+        ({"kind": "dirichlett"}, "data.partition = "),
+        ({"kind": "dirichlet", "sites": 2, "beta": "x"}, "data.partition.beta = 'x'"),
+        ({"kind": "shards", "sites": 2, "shards": "x"}, "data.partition.shards = 'x'"),
+        ({"kind": "shards", "sites": 2, "shards": 2, "bta": 1}, "unknown key 'data.partition.bta'"),
+        ({"kind": "shards", "shards": 2}, "'data.partition.sites' is missing"),
+        ({"sites": 2}, "'data.partition.kind' is missing"),
+    ],
+)
+def test_a_path_has_the_keys_that_were_written_and_no_kind_between_them(partition: dict[str, Any], path: str) -> None:
+    assert refusal(recipe(data={"source": "digits", "partition": partition}), Recipe).startswith(path)
+
+
+@pytest.mark.parametrize(
     ("name", "known", "similar"),
     [
         ("scaffold", ("solo", "fedavg"), ""),

@@ -106,7 +106,7 @@ UNKNOWN = {
     "plan__epoch": ("plan.epoch", "epochs"),
     "federation__qorum": ("federation.qorum", "quorum"),
     "data__sorce": ("data.sorce", "source"),
-    "data__partition__bta": ("data.partition.dirichlet.bta", "beta"),
+    "data__partition__bta": ("data.partition.bta", "beta"),
 }
 
 
@@ -273,13 +273,13 @@ def test_a_partition_is_chosen_by_its_kind(partition: dict[str, Any], expected: 
     [
         ({"kind": "dirichlett", "sites": 2, "beta": 1.0}, "'dirichlet'"),
         ({"sites": 2}, "kind"),
-        ({"kind": "shards", "sites": 2}, "'data.partition.shards.shards' is missing"),
-        ({"kind": "whole", "sites": 2}, "unknown key 'data.partition.whole.sites'"),
-        ({"kind": "shards", "sites": 2, "shards": 2, "beta": 0.3}, "unknown key 'data.partition.shards.beta'"),
-        ({"kind": "pathological", "sites": 2}, "'data.partition.pathological.classes_each' is missing"),
-        ({"kind": "pathological", "sites": 2, "classes_each": 0}, "data.partition.pathological.classes_each = 0"),
-        ({"kind": "pfllib-dirichlet", "sites": 0, "beta": 0.1}, "data.partition.pfllib-dirichlet.sites = 0"),
-        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0}, "data.partition.niid-bench-dirichlet.beta = 0"),
+        ({"kind": "shards", "sites": 2}, "'data.partition.shards' is missing"),
+        ({"kind": "whole", "sites": 2}, "unknown key 'data.partition.sites'"),
+        ({"kind": "shards", "sites": 2, "shards": 2, "beta": 0.3}, "unknown key 'data.partition.beta'"),
+        ({"kind": "pathological", "sites": 2}, "'data.partition.classes_each' is missing"),
+        ({"kind": "pathological", "sites": 2, "classes_each": 0}, "data.partition.classes_each = 0"),
+        ({"kind": "pfllib-dirichlet", "sites": 0, "beta": 0.1}, "data.partition.sites = 0"),
+        ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 0}, "data.partition.beta = 0"),
         ({"kind": "niid-bench-dirichlet", "sites": 2, "beta": 1, "min_classes": 2}, "unknown key"),
         ({"kind": "creff-dirichlet", "sites": 2, "beta": 1, "min_examples": 2}, "unknown key"),
         ("whole", "data.partition"),

@@ -30,7 +30,7 @@ def explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, 
         return other
     # Unknown keys first: a typo explains a missing key.
     problem = min(error.errors(), key=lambda details: details["type"] != "extra_forbidden")
-    path = ".".join(str(step) for step in problem["loc"])
+    path = ".".join(map(str, _written(model, problem["loc"])))
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{short(path)}'{_hint(model, problem['loc'])}"
     if problem["type"] == "missing":
@@ -67,6 +67,19 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
             called = "it belongs into" if wanted == key else f"it is called '{wanted}', of"
             return f": {called} {' or '.join(places)}"
     return "; remove it"
+
+
+def _written(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The keys of a path: pydantic puts the kind of a table that may be of several kinds between them."""
+    return tuple(step for end, step in enumerate(loc) if not _is_tag(model, loc[:end], step))
+
+
+def _is_tag(model: type[BaseModel], table: tuple[int | str, ...], step: int | str) -> bool:
+    """Whether a step from a table is the table's kind, or that of a plug-in's, and no key."""
+    kinds = _models_at(model, table)
+    if len(kinds) < 2 or isinstance(step, int):
+        return False
+    return any(_is_kind(kind, step) for kind in kinds) or not any(step in kind.model_fields for kind in kinds)
 
 
 def _models_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> Collection[type[BaseModel]]:
