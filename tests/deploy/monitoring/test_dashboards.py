@@ -27,6 +27,7 @@ OF_PROMETHEUS = {"up", "ALERTS"}
 OF_TARGET = {"job", "instance", "le"}
 KNOWINGLY_UNUSED = {
     "protofed_denied_calls_total": "who it is stands in the log and in `sites list`; a daemon of this version stops",
+    "protofed_client_withheld_updates_total": "dashboards are the coordinator's, who must not learn which site it is",
     "protofed_client_build_info": "read when a site reports a problem; the server refuses what does not fit",
 }
 RECORDED = {rule["record"]: rule["expr"] for rule in rules("recording")}

@@ -101,7 +101,8 @@ def by_class(record: RunRecord) -> Section:
     # By the worse of both models: a class that either of them misses must not be left out of the drawing.
     least = {c: min(recalls[c] for recalls in newest.values() if c in recalls) for c in scored}
     drawn_classes = sorted(sorted(least, key=lambda c: (least[c], c))[:MOST_CLASSES])
-    description = f"Recall of each class in %, from 0 to 100. {_least(record, newest)}."
+    least = _least(record, newest)
+    description = f"Recall of each class in %, from 0 to 100.{f' {least}.' if least else ''}"
     some_classes = f"Recall of the {len(drawn_classes)} classes that are found least"
     title = "Recall by class" if len(drawn_classes) == len(scored) else some_classes
     numbers = _recall_table(record, rounds)
@@ -230,7 +231,7 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
 def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
     sentences = []
     for whose, recalls in newest.items():
-        if recalls:
+        if recalls and min(recalls.values()) < 1:  # where all are found, none is found least
             worst, recall = min(recalls.items(), key=lambda item: (item[1], item[0]))
             find = "finds" if whose == "global" else "find"
             sentences.append(f"{WHOSE[whose]} {find} class {record.name(worst)} least: {percent(recall)}")
