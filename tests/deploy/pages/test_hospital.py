@@ -472,6 +472,20 @@ def test_own_scores_by_round_and_whether_they_left(pages: Pages, state: Path, of
     assert 'id="handed-in"' not in browser.get(f"/runs/{RUN}")
 
 
+def test_own_scores_that_left_in_a_secure_sum_have_not_stayed(pages: Pages, state: Path) -> None:
+    kept = OwnScores(state / SCORES)
+    kept.record("kept", 3, {"loss": 0.5})
+    journal = Journal(state / AUDIT)
+    at: dict[str, Any] = {"run": "kept", "round": 3, "attempt": 1, "sites": ["ann", "bob", "eva"]}
+    journal.append("summed", subject="scores", scores=["loss"], **at)
+    journal.close()
+    text = pages().get("/runs/kept")
+    assert "in a secure sum, as part of a mean over sites: rounds 3" in text
+    assert "scores of rounds 3 in a secure sum" in text
+    assert "no, it stayed" not in text
+    assert "this site gave loss" in pages().get("/left")
+
+
 def test_what_is_not_there_is_said(pages: Pages, offered: Recipe) -> None:
     browser = pages()
     browser.get("/runs/none", 400)

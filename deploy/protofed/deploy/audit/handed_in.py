@@ -14,6 +14,7 @@ from protofed.common.storage.segments import segments
 
 # Others move chunks, or nothing of the data; `BeginUpload` may be answered by the receipt of an earlier attempt.
 _CALLS = ("CommitUpload", "ReportScores", "BeginUpload")
+_WANTED = (*(f'"call":"{call}"'.encode() for call in _CALLS), b'"event":"summed"')  # in a record that counts
 _COUNTED = ("accepted", "duplicate")
 UNLISTED = "…"  # among a round's names: more scores left than the log lists by name
 
@@ -26,13 +27,15 @@ class HandedIn:
         updates: whose update counts at the server; round 0: the first model, which has nothing of the data.
         unanswered: whose update was committed without an answer: the server may have it.
         scores: whose scores were reported and not refused.
-        names: the scores that left, by round: reported, or beside an update.
+        names: the scores that left by themselves, by round: reported, or beside an update.
+        summed: the scores that left in a secure sum alone, by round: the server has a mean over sites.
     """
 
     updates: set[int] = field(default_factory=set)
     unanswered: set[int] = field(default_factory=set)
     scores: set[int] = field(default_factory=set)
     names: dict[int, set[str]] = field(default_factory=dict)
+    summed: dict[int, set[str]] = field(default_factory=dict)
 
 
 def handed_in(path: Path, run: str) -> HandedIn:
@@ -59,7 +62,10 @@ def handed_in(path: Path, run: str) -> HandedIn:
                 result.scores.add(number)
         elif event == "answered" and message in sent:
             _answered(result, *sent[message], facts)
+        elif event == "summed" and facts.get("run") == run and facts.get("scores"):  # a sum of updates has none
+            result.summed.setdefault(int(facts.get("round", 0)), set()).update(facts["scores"])
     result.unanswered -= result.updates
+    result.summed = {number: names - result.names.get(number, set()) for number, names in result.summed.items()}
     return result
 
 
@@ -73,13 +79,12 @@ def _answered(result: HandedIn, call: str, number: int, facts: dict[str, Any]) -
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Event and facts of the records of `_CALLS`; half a line at the end, being written, is none."""
-    wanted = tuple(f'"call":"{call}"'.encode() for call in _CALLS)
+    """Event and facts of the records that count; half a line at the end, being written, is none."""
     for segment in segments(path):
         try:
             with segment.path.open("rb") as file:
                 for line in file:
-                    if any(call in line for call in wanted):
+                    if any(wanted in line for wanted in _WANTED):
                         with suppress(ValueError, KeyError, TypeError):
                             record = json.loads(line)
                             yield record["event"], record["facts"]

@@ -283,7 +283,8 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             return f"identity of {fields.get('site')} pinned on first use, code {fields.get('code')}"
         case "summed":
             at = f"round {fields.get('round')} of run {fields.get('run')}, attempt {fields.get('attempt')}"
-            return f"secure sum opened, {at}: the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}"
+            own = f"; this site gave {', '.join(names)}" if (names := fields.get("scores", ())) else ""
+            return f"secure sum opened, {at}: the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}{own}"
         case "privacy":
             of_all = f"epsilon of all fits {_number(fields.get('epsilon'))} at delta {_number(fields.get('delta'))}"
             budget = "" if fields.get("budget") is None else f", of {_number(fields.get('budget'))}"

@@ -129,6 +129,8 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
         lines.append(f"  perhaps the updates of rounds {rounds_text(unanswered)}: sent, and never answered")
     if scores:
         lines.append(f"  scores, rounds {rounds_text(scores)}")
+    if summed := {number for number, names in sent.summed.items() if names}:
+        lines.append(f"  scores in a secure sum, as part of a mean over sites, rounds {rounds_text(summed)}")
     if not lines:
         return ["nothing of it was handed in before, by the audit log"]
     more = f"each message: protofed audit show {state} --run {run}"

@@ -1,6 +1,7 @@
 """What the hospital's pages draw: own scores, bytes that left by part, and privacy spent.
 
-All is readable in black and white. A filled mark left the site, a hollow one stayed.
+All is readable in black and white. A filled mark left the site, a half-filled one in a secure sum alone, a
+hollow one stayed.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def scores_sketch(table: OwnScoreTable, majority: Mapping[str, float]) -> Sketch
     lines += [f"always the commonest class: {majority[of]:.1%} of {of}.accuracy" for of in panels if of in majority]
     said = "; ".join(lines)
     title = "This site's own scores over the rounds"
-    return Sketch(title, f"{said}. Filled marks: scores that left. Hollow: that stayed.", draw)
+    return Sketch(
+        title, f"{said}. Filled marks: scores that left. Half filled: in a secure sum alone. Hollow: that stayed.", draw
+    )
 
 
 def by_run_sketch(parts: Mapping[tuple[str, str], int]) -> Sketch | None:
@@ -165,10 +168,8 @@ def _score_panel(axes: Axes, table: OwnScoreTable, prefix: str, names: Sequence[
         label = MEASURES.get(name.rpartition(".")[2], name)
         axes.plot(at, values, color=colour, linewidth=1.3, label=label, marker=marker, ms=4.5, markevery=[])
         for number in thinned(range(len(at)), MOST_MARKS):
-            left = name in table.sent.names.get(at[number], ())
-            axes.plot(
-                at[number], values[number], marker, ms=4.5, color=colour, mfc=colour if left else "white", zorder=3
-            )
+            look = _mark(table, name, at[number], colour)
+            axes.plot(at[number], values[number], marker, ms=4.5, color=colour, zorder=3, **look)
     if majority is not None:
         axes.axhline(100 * majority, color="0.35", linewidth=1.2, linestyle="--", label="always the commonest class")
     if share:
@@ -180,6 +181,15 @@ def _score_panel(axes: Axes, table: OwnScoreTable, prefix: str, names: Sequence[
     _count_axis(axes, "round")
     if share:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8)
+
+
+def _mark(table: OwnScoreTable, name: str, round: int, colour: str) -> dict[str, Any]:
+    """How a score's mark is filled, by whether it left."""
+    if name in table.sent.names.get(round, ()):
+        return {"mfc": colour}
+    if name in table.sent.summed.get(round, ()):
+        return {"mfc": colour, "mfcalt": "white", "fillstyle": "bottom"}
+    return {"mfc": "white"}
 
 
 def _flat_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figure:
@@ -247,8 +257,14 @@ def _first_and_last(table: OwnScoreTable, name: str) -> str:
     form = "{:.3f}" if lower_is_better(name) else "{:.1%}"
     said = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
     left = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)
-    stayed = "all stayed" if not left else "all left" if left == len(rounds) else f"{left} of {len(rounds)} left"
-    return f"{name}: {said[0]}, {said[1]}, {stayed}"
+    summed = sum(name in table.sent.summed.get(scored.round, ()) for scored in rounds)
+    words = [f"{_of(left, len(rounds))} left"] if left else []
+    words += [f"{_of(summed, len(rounds))} left in a secure sum"] if summed else []
+    return f"{name}: {said[0]}, {said[1]}, {', '.join(words) or 'all stayed'}"
+
+
+def _of(some: int, every: int) -> str:
+    return "all" if some == every else f"{some} of {every}"
 
 
 def _count_axis(axes: Axes, label: str) -> None:

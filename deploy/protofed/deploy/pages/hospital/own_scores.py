@@ -23,7 +23,7 @@ class OwnScoreTable:
         names: of the columns; `meanings` of each.
         every: all rounds, the oldest first.
         rounds: the newest of them, the newest first.
-        left: by name, in which rounds it left, in words; empty: it stayed.
+        left: by name, in which rounds it left, and in which in a secure sum alone, in words; empty: it stayed.
         sent: what was handed in of the run.
     """
 
@@ -58,5 +58,9 @@ def own_scores(site: Site, run: str) -> OwnScoreTable:
 
 def _left(name: str, rounds: Sequence[ScoredRound], sent: HandedIn) -> str:
     gone = {scored.round for scored in rounds if name in sent.names.get(scored.round, ())}
+    summed = {scored.round for scored in rounds if name in sent.summed.get(scored.round, ())}
     unlisted = any(UNLISTED in sent.names.get(scored.round, ()) for scored in rounds)
-    return f"rounds {rounds_text(gone)}" if gone else ALL_LISTED if unlisted else ""
+    words = [f"rounds {rounds_text(gone)}"] if gone else [ALL_LISTED] if unlisted else []
+    if summed:
+        words.append(f"in a secure sum, as part of a mean over sites: rounds {rounds_text(summed)}")
+    return "; ".join(words)

@@ -191,4 +191,6 @@ def _handed_in(sent: HandedIn) -> Sequence[str]:
         lines.append(f"perhaps the updates of rounds {rounds_text(sent.unanswered)}: sent, and never answered")
     if sent.scores:
         lines.append(f"scores of rounds {rounds_text(sent.scores)}")
+    if summed := {number for number, names in sent.summed.items() if names}:
+        lines.append(f"scores of rounds {rounds_text(summed)} in a secure sum: the server has the mean over its sites")
     return lines
