@@ -71,6 +71,22 @@ def test_the_audit_log_has_who_was_pinned_and_forgotten_and_by_whom(
     assert called(capfd, "audit", "verify", tmp_path)[0] == 0
 
 
+def test_the_own_code_is_no_other_sites(tmp_path: Path, run: Run) -> None:
+    own = json.loads(run("list", "--state", tmp_path, "--json")[1])["own"]
+    for code in (own["code"], own["code"].lower().replace("-", ""), own["fingerprint"]):
+        exit_code, _, err = run("pin", "north", code, "--state", tmp_path)
+        assert (exit_code, "this site's own code" in err) == (78, True)
+    assert Peers(tmp_path).pins() == {}
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_name_that_was_never_met_is_said(tmp_path: Path, run: Run) -> None:
+    Peers(tmp_path).trust([advert(b"1" * 32)])
+    code = codes.code(fingerprint(b"2" * 32))
+    assert "has been met" in run("pin", "nroth", code, "--state", tmp_path)[1]
+    assert "has been met" not in run("pin", "north", code, "--state", tmp_path, "--yes")[1]
+
+
 def test_what_is_no_code_or_no_pinned_site_is_refused(tmp_path: Path, run: Run) -> None:
     assert run("pin", "north", "1234", "--state", tmp_path)[0] == 78
     assert run("forget", "north", "--state", tmp_path, "--yes")[0] == 78

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from protofed.client.sums import own_identity
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, SecureSumError, StateError, unknown
 from protofed.common.ids import check_id
@@ -153,9 +154,15 @@ class Peers:
         """Pin the identity of a code that a person gave, in place of another one.
 
         Raises:
-            ConfigError: the site's name, or the code, is none.
+            ConfigError: the site's name, or the code, is none, or the code is this site's own.
+            StateError: the pins cannot be read or written.
         """
-        codes.differences(code, "0" * 64)  # refuses what is no code
+        own = fingerprint(own_identity.load_or_create(self._folder).public_key().public_bytes_raw())
+        if not codes.differences(code, own):
+            raise ConfigError(
+                f"{code} is this site's own code; expected that of {site}, as a person there reads it out from "
+                "`protofed client peers list`"
+            )
         plain = code.strip().lower().removeprefix("sha256:").replace(":", "").replace(" ", "")
         peer = Peer(plain if len(plain.replace("-", "")) == 64 else _grouped(code), stamp(self._now()), by)
         with self._alone():

@@ -69,7 +69,12 @@ def pin(
         confirm(f"Pin {site} anew, in place of {before.code}?")
     pinned = pins.pin(site, code, decide.user_name())
     decide.record(state, Decision(Act.PIN, pinned.at, pinned.by, peer=site, code=pinned.code))
-    _say(f"pinned: {site}  {pinned.code}; the daemon goes by it from the next sum on")
+    then = "the daemon goes by it from the next sum on"
+    if before is None:
+        then = (
+            f"no site of that name has been met yet: it counts once one is (if mistyped: `client peers forget {site}`)"
+        )
+    _say(f"pinned: {site}  {pinned.code}; {then}")
 
 
 @peers.command("forget")
