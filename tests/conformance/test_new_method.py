@@ -15,7 +15,7 @@ from tests.support.processes import Processes
 from tests.support.warm_processes import WarmProcess
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, StateError
 from protofed.deploy import shipped
 from protofed.deploy.templates.new_method import TEMPLATES, new_method
 from protofed.server.storage.database import LEDGER_FILE
@@ -159,6 +159,12 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         new_method("my-method", tmp_path)
     assert not os.listdir(tmp_path / "my-method")
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateError, match="--into"):
+        new_method("my-method", tmp_path / "file")
 
 
 def test_hyphens_become_what_python_takes(tmp_path: Path) -> None:

@@ -454,3 +454,15 @@ def test_a_file_that_is_far_too_long_is_not_read(certs: Cli, tmp_path: Path) -> 
 )
 def test_every_command_has_help(command: str, certs: Cli) -> None:
     assert "Usage" in done(certs(*filter(None, [command]), "--help"))
+
+
+def test_a_folder_that_cannot_be_made_or_entered_is_named(certs: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("file").touch()
+    refused(certs("request", "--site", "north", "--identity", "file/north"), "file/north", "a folder of yours", code=74)
+    refused(certs("init", "--ca", "file/ca"), "file/ca", "a folder of yours", code=74)
+
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    refused(certs("request", "--site", "north", "--identity", "theirs"), "theirs: Permission denied", code=74)

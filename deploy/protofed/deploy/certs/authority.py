@@ -60,14 +60,14 @@ def make_authority(
 
     Raises:
         ConfigError: the folder has a CA already, or part of one, or the name is invalid.
-        OutOfSpaceError, DiskFailureError: the folder cannot be written.
+        StateError: the folder cannot be entered or written.
     """
-    if (folder / KEY).exists() and not (folder / CERTIFICATE).exists():
+    if certs_files.is_there(folder / KEY) and not certs_files.is_there(folder / CERTIFICATE):
         raise ConfigError(
             f"{folder} has a CA's key and not its certificate {CERTIFICATE}: bring that back; if there never was one, "
             f"for `protofed certs init` was interrupted, remove {folder / KEY}"
         )
-    if (folder / CERTIFICATE).exists():
+    if certs_files.is_there(folder / CERTIFICATE):
         raise ConfigError(
             f"{folder} has a CA already: `protofed certs issue` and `sign` use it; take another folder for a new one"
         )
@@ -75,7 +75,7 @@ def make_authority(
         raise ConfigError(f"name {short(name)!r}: expected 1 to 48 printable characters")
     key = certs_files.make_key(folder / KEY, passphrase)
     certificate = _self_signed(name.strip(), key, now or datetime.now(UTC), days)
-    (folder / ISSUED).mkdir(exist_ok=True)
+    certs_files.make_folder(folder / ISSUED)
     storage_files.write(folder / CERTIFICATE, certificate.public_bytes(Encoding.PEM))
     return Authority(folder, certificate, key)
 
@@ -86,7 +86,7 @@ def read_authority(folder: Path, passphrase: bytes | None = None) -> Authority:
     Raises:
         ConfigError: there is none, its key cannot be read, or the key belongs to another certificate.
     """
-    if not (folder / CERTIFICATE).exists():
+    if not certs_files.is_there(folder / CERTIFICATE):
         raise ConfigError(f"{folder} has no CA; make one by `protofed certs init --ca {folder}`")
     certificate = load(certs_files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))[0]
     key = certs_files.read_key(folder / KEY, passphrase)

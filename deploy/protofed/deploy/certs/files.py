@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, StateError
 from protofed.common.pki.certificate import UNREADABLE
 from protofed.common.pki.codes import code
 from protofed.common.storage import files
@@ -60,13 +60,37 @@ def make_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePri
     """Make a P-256 key and write it durably to `path` (mode 0600); missing folders are made with mode 0700.
 
     Raises:
-        OutOfSpaceError, DiskFailureError: it cannot be written.
+        StateError: it, or its folder, cannot be written.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     encryption = BestAvailableEncryption(passphrase) if passphrase else NoEncryption()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(path.parent)
     _write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
     return key
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that only its owner can enter, if it is not there yet.
+
+    Raises:
+        StateError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StateError(f"cannot make the folder {folder}: {error.strerror}; name a folder of yours") from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is such a file.
+
+    Raises:
+        StateError: its folder cannot be entered.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        raise StateError(f"cannot look into {path.parent}: {error.strerror}; name a folder of yours") from error
 
 
 def read_key(path: Path, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:

@@ -90,7 +90,7 @@ def renew(folder: Path) -> bytes:
     Raises:
         ConfigError: the folder has no certificate.
     """
-    if not (folder / CERTIFICATE).exists():
+    if not certs_files.is_there(folder / CERTIFICATE):
         raise ConfigError(f"{folder} has no certificate to renew; `protofed certs request` asks for the first one")
     old = read_certificate(certs_files.read(folder / CERTIFICATE), str(folder / CERTIFICATE))
     return make_request(old.party, old.name, old.hosts, _key(folder / NEXT_KEY))
@@ -145,7 +145,7 @@ def issue(
 
     Raises:
         ConfigError: the folder has a certificate, the name has a valid one, or the name or a host is invalid.
-        OutOfSpaceError, DiskFailureError: a folder cannot be written.
+        StateError: a folder cannot be made or written.
     """
     check_issue(folder, party, name, hosts)
     asked = read_request(request(folder, party, name, hosts), "the request")
@@ -158,7 +158,7 @@ def check_issue(folder: Path, party: Party, name: str, hosts: Sequence[str] = ()
     Raises:
         ConfigError: the folder has a certificate already, or the name or a host is invalid.
     """
-    if (folder / CERTIFICATE).exists():
+    if certs_files.is_there(folder / CERTIFICATE):
         raise ConfigError(
             f"{folder} has a certificate already; `protofed certs renew --identity {folder}` asks for the next one"
         )
@@ -207,7 +207,7 @@ def install(
     Raises:
         ConfigError: it is no bundle, is not for this folder's key, party and name, is not valid now, has a CA that is
             none of `ca_codes`, or changes the CAs without `new_ca`.
-        OutOfSpaceError, DiskFailureError: the folder cannot be written; installing again continues where it stopped.
+        StateError: the folder cannot be entered or written; installing again continues where it stopped.
     """
     bundle = read_bundle(data, "the bundle")
     _check_authorities(bundle, ca_codes)

@@ -146,7 +146,8 @@ def _issue(authority: Authority, party: Local, days: int, output: Output, *, ren
 def _accept(identity: Path, operator: str, issued: Bundle) -> None:
     """Let the server of an identity folder accept an operator, who then registers all others."""
     from protofed.common.storage import files
+    from protofed.deploy.certs.files import make_folder
 
     folder = identity / FIRST_OPERATORS
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     files.write(folder / f"{operator}.pem", issued.certificate_pem)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from string import Template
 
-from protofed.common.errors import ConfigError, short
+from protofed.common.errors import ConfigError, StateError, short
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.server.method import server_methods
 
@@ -25,8 +25,8 @@ def new_method(name: str, into: Path) -> list[Path]:
         The files, in reading order.
 
     Raises:
-        ConfigError: the name is not valid for a method and a package, or is taken; or the folder exists or cannot be
-            written.
+        ConfigError: the name is not valid for a method and a package, or is taken; or the folder exists.
+        StateError: the folder cannot be written.
     """
     package = check_name(name)
     root, filled = into / name, {"name": name, "package": package, "cls": _class_name(name)}
@@ -48,7 +48,7 @@ def new_method(name: str, into: Path) -> list[Path]:
     except FileExistsError as error:
         raise ConfigError(f"{root} exists; choose another name, or another folder by --into") from error
     except OSError as error:
-        raise ConfigError(f"cannot write {root}: {error.strerror}") from error
+        raise StateError(f"cannot write into {root}: {error.strerror}; give --into a folder of yours") from error
     return list(files.values())
 
 
