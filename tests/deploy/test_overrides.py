@@ -77,6 +77,16 @@ def test_a_dry_run_prints_the_changed_recipe_and_what_leaves_a_site_and_makes_no
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_what_leaves_in_a_secure_sum_alone() -> None:
+    recipe = shipped.recipe("digits-fednh-secure")
+    lines = dry("simulate", "digits-fednh-secure").stdout.splitlines()
+    plan = site_plan(recipe)
+    assert any(line.endswith(f"as one masked vector, {plan.sent_bytes[1]:,} bytes") for line in lines)
+    own = [line for line in lines if ": personal." in line or line.endswith(": loss")]
+    assert len(own) > 1
+    assert all(line.startswith("# leaves a site in a secure sum alone, ") for line in own)
+
+
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS)
 def test_a_dry_run_refuses_what_a_method_does_not_know(words: tuple[object, ...], tmp_path: Path) -> None:
     found = dry(*folder_of(words, tmp_path), "--set", "method.momentun=0.5")

@@ -142,6 +142,17 @@ def test_sizes_are_those_of_the_tensors(recipe_of: RecipeOf) -> None:
     assert plan.received_bytes == body + 4 + 10 * 64 * 4
 
 
+def test_under_secure_sums_the_size_is_that_of_the_masked_vector(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fedavg", federation=SECURE))
+    numbers = sum(tensor.spec.nbytes for tensor in plan.outgoing) // 4 + 1  # of float32; and the weight
+    assert plan.masked == numbers
+    assert plan.sent_bytes == (8 * numbers, 8 * numbers)
+    assert plain(plan)["bytes_per_round"]["sent_most"] == 8 * numbers
+    shown = " ".join(printed(plan, 100).split())
+    assert f"one masked vector of {numbers:,} numbers" in shown
+    assert site_plan(recipe_of("fedavg")).masked is None
+
+
 def test_a_part_that_is_not_allowed_is_refused_by_its_rule(recipe_of: RecipeOf) -> None:
     plan = site_plan(recipe_of("fednh"), policy("fednh", parts={"body", "head"}))
     assert {tensor.spec.part: tensor.refused_by for tensor in plan.outgoing} == {

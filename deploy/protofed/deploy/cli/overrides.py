@@ -93,7 +93,11 @@ def _outgoing(recipe: Recipe) -> Iterator[str]:
     plan = site_plan(recipe, everything(recipe))
     parts = ", ".join(dict.fromkeys(tensor.spec.part.value for tensor in plan.outgoing)) or "no tensors"
     count = " and the number of examples" if plan.count_needed else ""
-    yield f"leaves a site each round: {parts}{count}; at most {plan.sent_bytes[1]:,} bytes"
-    for of, names in plan.scalars.items():
-        yield f"leaves a site as numbers, {of}: {', '.join(names)}"
+    size = f"{plan.sent_bytes[1]:,} bytes"
+    masked = f"as one masked vector, {size}" if plan.masked is not None else f"at most {size}"
+    yield f"leaves a site each round: {parts}{count}; {masked}"
+    for how, scores in (("as numbers", plan.released), ("in a secure sum alone", plan.summed)):
+        for of, names in scores.items():
+            if names:
+                yield f"leaves a site {how}, {of}: {', '.join(names)}"
     yield "a site's policy can withhold any of it: `protofed client preview RECIPE --policy standard`"

@@ -41,6 +41,8 @@ from protofed.server.rounds.broadcast import sent
 from protofed.server.rounds.resume import as_begun, round_context
 from protofed.server.rounds.secure_sums import layout_of
 
+WORD_BYTES = np.dtype(np.uint64).itemsize  # of a number under masks
+
 
 @dataclass(frozen=True)
 class OutgoingTensor:
@@ -62,6 +64,8 @@ class SitePlan:
 
     Attributes:
         outgoing: the largest possible update, tensor by tensor.
+        masked: in a run with secure sums, how many numbers of 8 bytes the masked vector has that is sent in its place;
+            None: the update is sent as it is.
         incoming: the broadcast from round 2 on; that of round 1 may lack parts that sites make.
         scalars: names of the scores that the site offers, by the model and data that they are of.
         released: likewise, those that the policy releases by themselves; all without a policy.
@@ -83,6 +87,7 @@ class SitePlan:
 
     recipe: Recipe
     outgoing: tuple[OutgoingTensor, ...]
+    masked: int | None
     incoming: tuple[TensorSpec, ...]
     scalars: ScoreNames
     released: ScoreNames
@@ -102,7 +107,9 @@ class SitePlan:
 
     @property
     def sent_bytes(self) -> tuple[int, int]:
-        """Bytes of an update: the least, of a site that has none of the classes, and the most."""
+        """Bytes that leave for an update: the least, of a site that has none of the classes, and the most."""
+        if self.masked is not None:
+            return (self.masked * WORD_BYTES,) * 2
         return sum(t.spec.nbytes for t in self.outgoing if not t.optional), sum(t.spec.nbytes for t in self.outgoing)
 
     @property
@@ -159,6 +166,7 @@ def site_plan(
             for specs, optional in ((expected.required, False), (expected.optional, True))
             for spec in specs
         ),
+        masked=None if layout is None else layout.size,
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
         released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
@@ -194,7 +202,12 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "leaves": [{**_plain(t.spec), "optional": t.optional, "refused": t.refused_by} for t in plan.outgoing],
         "comes": [_plain(spec) for spec in plan.incoming],
         "discloses": {part: part.discloses for part in dict.fromkeys(t.spec.part for t in plan.outgoing)},
-        "bytes_per_round": {"sent_least": least, "sent_most": most, "received": plan.received_bytes},
+        "bytes_per_round": {
+            "sent_least": least,
+            "sent_most": most,
+            "masked": plan.masked is not None,
+            "received": plan.received_bytes,
+        },
         "scalars": plan.scalars,
         "released_scalars": plan.released,
         "summed_scalars": plan.summed,

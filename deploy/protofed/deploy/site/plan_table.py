@@ -84,6 +84,9 @@ def _table(*columns: str) -> Table:
 
 def _total(plan: SitePlan) -> str:
     least, most = plan.sent_bytes
+    if plan.masked is not None:
+        vector = f"one masked vector of {plan.masked:,} numbers, 8 bytes each, {_mb(most)} MB a round"
+        return f"In their place {vector} is sent, whichever classes the site has."
     return f"In all {_mb(most)} MB a round" + (f", {_mb(least)} MB of it always." if least != most else ".")
 
 
