@@ -61,6 +61,7 @@ def simulate(
         from protofed.deploy import shipped
         from protofed.deploy.experiments.crews import crew
         from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
+        from protofed.deploy.site.simulated_policy import check_simulated
 
     read = shipped.recipe(recipe, assignments or ())
     if dry_run:
@@ -68,6 +69,8 @@ def simulate(
         return
     keep_memory()
     rules = None if policy is None else shipped.policy(policy)
+    if rules is not None:
+        check_simulated(read, rules)
     shown = simulate_with_progress(read, state, device, rules, crew(workers, ray, device))
     if as_json:
         more: dict[str, object] = {"warnings": [warning.plain() for warning in shown.warnings]}

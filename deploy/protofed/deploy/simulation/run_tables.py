@@ -95,7 +95,8 @@ def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None]
 
 
 RELEASES_ALL = (
-    "Simulated sites release all scores, their own too; --policy standard shows what a server gets under that policy."
+    "Simulated sites release all scores, their own too. What a server gets under a policy of hospitals, for example: "
+    "protofed simulate digits-trio --policy standard."
 )
 KEEPS_OWN = "With [plan.dp] simulated sites keep losses and scores of their own, as all sites do: these have no noise."
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
