@@ -331,6 +331,15 @@ def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
             assert tensor.spec.part.discloses in " ".join(by_part.split())
 
 
+def test_an_option_is_named_where_there_is_one(recipe_of: RecipeOf) -> None:
+    plan = site_plan(recipe_of("fedavg"))
+    assert ["--tensors" in printed(plan, 100, tensors=tensors) for tensors in (False, True, None)] == [
+        True,
+        False,
+        False,
+    ]
+
+
 def test_brackets_of_a_reason_are_no_markup(recipe_of: RecipeOf) -> None:
     plan = replace(site_plan(recipe_of("fednh"), policy("fednh")), refusals=("remove [data] [/]",), rules=("see [x]",))
     shown = printed(plan, 100, policy="mine")

@@ -157,7 +157,7 @@ client.add_typer(peers, name="peers")
 client.add_typer(group, name="group")
 
 
-def _show_plan(view: PlanView, *, tensors: bool = False, as_json: bool = False) -> None:
+def _show_plan(view: PlanView, *, tensors: bool | None = None, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(view.plain(), indent=2))  # noqa: T201
     else:

@@ -35,8 +35,8 @@ class PlanView:
 
         return plain(self.plan)
 
-    def show(self, console: Console, *, tensors: bool = False) -> None:
-        """Print it as tables."""
+    def show(self, console: Console, *, tensors: bool | None = None) -> None:
+        """Print it as tables; `tensors` as of `plan_table.show`."""
         from protofed.deploy.site import plan_table
 
         plan_table.show(self.plan, console, tensors=tensors, policy=self.policy)

@@ -18,11 +18,11 @@ from protofed.deploy.site.plan_request import limits_table, lines
 MODEL = f"{Part.BODY} and {Part.HEAD}"
 
 
-def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str | None = None) -> None:
+def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, policy: str | None = None) -> None:
     """Print the plan.
 
     Args:
-        tensors: a row for every tensor, rather than for every part.
+        tensors: a row for every tensor; else for every part, None for a command that has no --tensors.
         policy: the name of the policy that the plan was made with; None: without one.
     """
     has_policy, recipe = policy is not None, plan.recipe
@@ -51,7 +51,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool = False, policy: str
         console.print(f"\n[bold]{title}[/bold]", highlight=False)
         for block in blocks:
             console.print(block, highlight=False)
-    if not tensors:
+    if tensors is False:
         console.print("\n--tensors lists every tensor by name, shape and dtype.", highlight=False, style="dim")
 
 
