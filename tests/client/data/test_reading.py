@@ -102,7 +102,7 @@ def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path)
     damaged(tmp_path, "nv/Doe.png", "Doe.txt", "Roe.txt")
     (tmp_path / "mel" / "Doe.png").touch()
     with pytest.raises(
-        DataError, match=r"4 of 24 images .*: 2 in no class's folder, 1 .*, 1 .*allows 0; `protofed client check`"
+        DataError, match=r"4 of 24 images .*: 2 in no class's folder, 1 .*, 1 .*allows 0: remove .* raise it"
     ) as said:
         folder(tmp_path)
     assert "1 empty" in str(said.value)

@@ -100,7 +100,15 @@ def open_image(path: Path, window: tuple[float, float] | None) -> Image:
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders raise anything on damaged files; their texts may quote the content
-        raise UnreadableImageError(f"truncated, damaged or of no known type ({type(error).__name__})") from error
+        raise UnreadableImageError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    from PIL.Image import DecompressionBombError
+
+    if isinstance(error, DecompressionBombError):
+        return f"far too many pixels; expected at most {MOST_PIXELS:,}"
+    return "truncated, damaged or of no known type"
 
 
 def _check_file(path: Path) -> None:

@@ -120,8 +120,8 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
         listed = ", ".join(f"{times} {reason}" for reason, times in counts.most_common(MOST_REASONS))
         raise UnreadableImagesError(
             f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MOST_REASONS else ''}; "
-            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}; "
-            "`protofed client check` lists them",
+            f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}: remove or replace these files, "
+            "which `protofed client check` lists, or raise it",
             unreadable,
         )
     if count:

@@ -97,7 +97,7 @@ def check(
 
 
 def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> PlanView | None:
-    """What would leave under the settings' policy, for the examples that were counted."""
+    """What would leave under the settings' policy, for the examples that were read."""
     from protofed.deploy.site.check_result import TRAIN
 
     if (recipe := result.request.recipe) is None:
@@ -107,6 +107,7 @@ def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> P
         recipe,
         None if settings.policy == _PLACEHOLDER else settings.policy,
         examples=None if trained is None else int(trained.sum()),
+        contrast=result.contrast,
         progress_shown=not as_json,
     )
 

@@ -47,6 +47,7 @@ def plan_view(
     name: str | None,
     *,
     examples: int | None,
+    contrast: float | None = None,
     offer: Offer | None = None,
     progress_shown: bool = True,
     state: Path | None = None,
@@ -55,7 +56,7 @@ def plan_view(
 
     Args:
         name: the policy, by name or file; None: no policy.
-        examples: training examples here; None: unknown.
+        examples, contrast: of the training examples here, as of `site_plan`; None: unknown.
         state: the site's state folder, whose ledger says what is spent; None: unknown.
 
     Raises:
@@ -72,7 +73,9 @@ def plan_view(
         policy = None if name is None else _policy(name)
         digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
         spent = None if state is None else read(state / FILE)
-        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, examples=examples, spent=spent)
+        plan = site_plan(
+            recipe, policy, digest=digest, cohort=cohort, examples=examples, contrast=contrast, spent=spent
+        )
     return PlanView(plan, None if name is None else Path(name).stem)
 
 

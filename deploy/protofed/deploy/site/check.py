@@ -59,6 +59,7 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         moments=mean_and_std([image for image in survey.images if image.split in ("train", DRAWN)] or survey.images),
         min_samples=min_samples,
         memory=(_needed_bytes(survey, loaded, request.input), _available_bytes()),
+        contrast=trained.contrast() if (trained := _sets(loaded).get(TRAIN)) is not None else None,
         refusal=refusal,
     )
 

@@ -71,6 +71,7 @@ class SiteCheck:
         moments: means and stds by channel, [channels] each, of pixels in 0..1; None: there is no readable image.
         min_samples: examples below which the policy makes a class absent; None: no policy was given.
         memory: bytes that the images need, and bytes that are available (None: unknown).
+        contrast: of the images that the daemon trains on, as `Examples.contrast`; None: it trains on none.
         refusal: the reason why the daemon would not take part; None: it would.
     """
 
@@ -88,6 +89,7 @@ class SiteCheck:
     moments: tuple[list[float], list[float]] | None
     min_samples: int | None
     memory: tuple[int, int | None]
+    contrast: float | None
     refusal: str | None
 
     @property

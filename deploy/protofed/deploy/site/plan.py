@@ -125,6 +125,7 @@ def site_plan(
     digest: Digest | None = None,
     cohort: int | None = None,
     examples: int | None = None,
+    contrast: float | None = None,
     spent: Spent | None = None,
 ) -> SitePlan:
     """What a site would send, receive and keep, and which of it its policy allows.
@@ -133,6 +134,7 @@ def site_plan(
         digest: of the recipe's JSON as the server sent it; None: of the recipe as it is read here.
         cohort: sites that a round aggregates at least, as the server announced; None: not known.
         examples: of the site's training set; None: not known, and the limits that depend on it are left out.
+        contrast: of the site's training images, as `Examples.contrast`; None: likewise.
         spent: of the site's privacy, before this run; None: not known.
 
     Raises:
@@ -154,7 +156,9 @@ def site_plan(
     scalars = offered_scores(recipe, global_model=server.global_model)
     refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
     offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
-    facts = RunFacts(offered, client.sends, plugins, cohort, examples, own_losses=own_losses_of(client))
+    if recipe.plan.dp is not None:  # images are not asked, as at a site
+        contrast = None
+    facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, own_losses_of(client))
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
     refusals = () if policy is None else _refusals(policy, recipe, client, update, model[Part.HEAD], layout)
