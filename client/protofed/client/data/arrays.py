@@ -171,16 +171,18 @@ def _npz(data: Data) -> Halves:
 def _read_npz(path: Path | None) -> dict[str, NDArray[Any]]:
     if path is None:
         raise DataError("source npz has no data.root; set it to the .npz file")
+    expected = "expected an .npz of plain arrays train_images, train_labels, test_images, test_labels"
     wanted = [f"{half}_{kind}" for half in ("train", "test") for kind in ("images", "labels", *_COLUMNS)]
     try:
         # NumPy itself leaves a damaged file open
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in wanted if key in archive}
-    except _FOREIGN as error:
+    except FileNotFoundError as error:
         raise DataError(
-            f"cannot read {path} ({_line(error)}); expected an .npz of plain arrays train_images, train_labels, "
-            "test_images, test_labels"
+            f"there is no file {path}; set data.root to it, or PROTOFED_DATA to the folder that it is in; {expected}"
         ) from error
+    except _FOREIGN as error:
+        raise DataError(f"cannot read {path} ({_line(error)}); {expected}") from error
 
 
 def _half(arrays: dict[str, NDArray[Any]], half: str, path: Path | None) -> DataSplit | None:
