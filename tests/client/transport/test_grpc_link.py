@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import pytest
 from google_crc32c import value as crc32c
+from structlog.testing import capture_logs
 from tests.support.audit_logs import MemoryAuditLog, audit
 
 from protofed.client.privacy.policy import Policy, Released, ReleasedScores
@@ -359,6 +360,18 @@ def test_a_daemon_says_who_it_is_and_what_it_offers(
     assert (request.caller.site, request.caller.instance) == ("ann", "instance")
     assert request.protocol_version == PROTOCOL_VERSION
     assert {wire.role.unpack(role) for role in request.roles} == set(Role)
+
+
+@pytest.mark.parametrize("first", [RUN, Finished("no run", last=True)])
+def test_the_first_answer_and_no_later_one_is_logged(
+    first: Assignment | Finished, server: ScriptedServicer, link: GrpcLink
+) -> None:
+    server.on["Enroll"] = lambda *_: wire.pack_enrolled(first)
+    with capture_logs() as lines:
+        link.enroll()
+        link.enroll()
+    (line,) = [line for line in lines if line["event"] == "connected"]
+    assert line.get("run") == (first.run if isinstance(first, Assignment) else None)
 
 
 @pytest.mark.parametrize("answer", [Wait(2.5), Finished("done", last=True), None])

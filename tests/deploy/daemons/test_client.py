@@ -395,3 +395,11 @@ def test_a_revoked_daemon_that_cannot_wait_ends(when_revoked: str, encrypted: bo
     settings: Any = SimpleNamespace(when_revoked=when_revoked)
     with pytest.raises(RevokedError):
         client._until_replaced(settings, identity, DaemonStatus(), take_part)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_that_is_stopped_says_so(number: signal.Signals) -> None:
+    with capture_logs() as lines, signals.stoppable():
+        os.kill(os.getpid(), number)
+        time.sleep(PATIENCE_S)
+    assert [(line["event"], line["reason"]) for line in lines] == [("stopped", number.name)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -78,6 +79,7 @@ def test_plain_text_says_what_it_means(server: ServerProcess) -> None:
         assert operator.certificates() == []
     server.stop()
     assert f"listening on {address} (plain text: any program on this machine may call" in server.log()
+    assert re.search(r"stopping.*SIGTERM", server.log()), "and that it was stopped"
 
 
 def test_a_connection_that_nobody_chose_or_that_cannot_be_is_refused_before_anything_is_made(

@@ -98,11 +98,13 @@ class GrpcLink:
         on_release: Callable[[Task, Released], None] = lambda _task, _released: None,
         check_run: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._address = address
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
         limits: dict[str, Any] = {"give_up_after_s": give_up_after_s, "check_run": check_run}
         self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, **limits)
         self._downloads, self._on_release = downloads or MemoryDownloads(), on_release
         self._pool = ThreadPoolExecutor(IN_FLIGHT, "chunks")
+        self._connected = False  # once: that the server has accepted the daemon is logged, and no later call
         self.bytes_moved, self._bytes_lock = 0, threading.Lock()  # the pool's threads count
 
     @property
@@ -135,7 +137,14 @@ class GrpcLink:
             raise ProtocolError(str(error)) from error
         if response.WhichOneof("answer") == "assignment":
             self._calls.record_run(response.assignment)
-        return wire.unpack_enrolled(response)
+        answer = wire.unpack_enrolled(response)
+        if not self._connected:
+            more = (
+                {"run": answer.run} if isinstance(answer, Assignment) else {"why": "the server has no run at present"}
+            )
+            log.info("connected", server=self._address, **more)
+            self._connected = True
+        return answer
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:
         """See `Link.next_task`."""

@@ -168,8 +168,13 @@ def _announce(state: Path, address: str, metrics: str) -> None:
 def _stopped_by_signals() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
+
+    def on_signal(reason: str) -> None:
+        log.info("stopping", reason=reason)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number.name)
     return stop
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+import structlog
+
+log = structlog.get_logger()
 
 
 class StoppedError(BaseException):
@@ -15,15 +18,16 @@ class StoppedError(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """SIGTERM and SIGINT end the work inside the context without an error; main thread only."""
+    """SIGTERM and SIGINT end the work inside the context without an error, which is logged; main thread only."""
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise StoppedError
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise StoppedError(signal.Signals(number).name)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with contextlib.suppress(StoppedError):
-            yield
+        yield
+    except StoppedError as stopped:
+        log.info("stopped", reason=str(stopped))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
