@@ -171,7 +171,7 @@ def test_compare_has_columns_of_them_and_simulate_a_line(
     capsys.readouterr()
     shown = simulate_with_progress(recipe, None, "cpu")
     assert json.loads(json.dumps(shown.held_out)) == result.held_out
-    assert f"2 held-out sites, after one round of their own training: PM(V) {100 * mean:.1f}" in capsys.readouterr().err
+    assert f"2 held-out sites, after one round of their own training: PM(V) {100 * mean:.1f}" in capsys.readouterr().out
     show_dry_run([recipe], simulated=True)
     assert (
         "sites: 6 and an evaluator, of digits data, partition dirichlet, the last 2 held out" in capsys.readouterr().out

@@ -74,7 +74,7 @@ def test_a_simulation_with_noise_says_that_own_scores_stay_and_a_sum_changes_not
     plan = {"batch_size": 16, "lr": 0.1, **({"dp": DP} if noisy else {})}
     federation = {"min_sites": 3, "quorum": 1.0, "secure": secure}
     simulate_with_progress(recipe_of("fedavg", rounds=1, plan=plan, federation=federation), None, "cpu")
-    shown = " ".join(capsys.readouterr().err.split())
+    shown = " ".join(capsys.readouterr().out.split())
     assert (KEEPS_OWN in shown) is noisy
     assert (RELEASES_ALL in shown) is (not noisy and not secure)
 
@@ -84,3 +84,14 @@ def printed(table: Table) -> str:
     console.print(table)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_the_table_is_what_the_command_prints_and_json_has_its_place(
+    recipe_of: RecipeOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = recipe_of("fedavg", rounds=1)
+    for as_json in (False, True):
+        simulate_with_progress(recipe, None, "cpu", as_json=as_json)
+        printed_, said = capsys.readouterr()
+        assert ("PM(V)" in printed_, "PM(V)" in said) == (not as_json, as_json)
+        assert printed_ == "" or not as_json

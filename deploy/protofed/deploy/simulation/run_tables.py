@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -99,6 +100,7 @@ RELEASES_ALL = (
     "protofed simulate digits-trio --policy standard."
 )
 KEEPS_OWN = "With [plan.dp] simulated sites keep losses and scores of their own, as all sites do: these have no noise."
+FILE_WIDTH = 120  # of a table that goes into a file
 HEADLINES = ("global.accuracy", "personal.pm_v", "personal.pm_l")
 CAPTION = (
     "GM: the global model on the test set that all share, and the mean over its classes. PM(V): each site's own model "
@@ -133,7 +135,13 @@ class Simulated(NamedTuple):
 
 
 def simulate_with_progress(
-    recipe: Recipe, state: Path | None, device: str, policy: Path | None = None, crew: NewCrew | None = None
+    recipe: Recipe,
+    state: Path | None,
+    device: str,
+    policy: Path | None = None,
+    crew: NewCrew | None = None,
+    *,
+    as_json: bool = False,
 ) -> Simulated:
     """Simulate a recipe behind a progress bar, then show its scores, and what speaks against its models.
 
@@ -142,6 +150,7 @@ def simulate_with_progress(
         device: auto, cpu, cuda or cuda:N.
         policy: file with the policy of all sites; None: everything that the method sends may leave.
         crew: as in `simulation`.
+        as_json: standard output is for the caller's JSON: the scores are shown on standard error, as the bar is.
 
     Raises:
         PolicyViolationError: there is no such policy.
@@ -165,7 +174,7 @@ def simulate_with_progress(
         assert view is not None  # noqa: S101  (it was just run)
         held_out = {} if view.failed else held_out_scores(running)
         bar.to(view.round, view.phase)  # which may be fewer than planned
-    console = Console(stderr=True)
+    console = Console(stderr=as_json, width=None if as_json or sys.stdout.isatty() else FILE_WIDTH)
     console.print(scores_table([recipe], {recipe.name: view}, recipe.name))
     console.print(rates(view, recipe.classes), highlight=False)
     if view.phase != "completed" and not view.failed:
