@@ -23,6 +23,7 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
 from protofed.deploy.cli.renamed import replacement_message
 from protofed.deploy.logs import setup
+from protofed.deploy.simulation import run_tables
 
 Cli = Callable[..., tuple[int, str, str]]
 RECIPE = shipped.folder("recipes") / "digits-fednh.toml"
@@ -310,6 +311,18 @@ def test_ctrl_c_while_a_class_is_made_ends_quietly(protofed: Cli, monkeypatch: p
         raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
 
     monkeypatch.setattr(shipped, "recipe", interrupted)
+    assert protofed("simulate", "digits-fednh")[::2] == (130, "")
+
+
+def test_an_interrupted_simulation_with_a_state_says_how_it_goes_on(
+    protofed: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_tables, "simulate_with_progress", interrupted)
+    code, _, err = protofed("simulate", "digits-fednh", "--state", tmp_path / "mine")
+    assert (code, "same command" in err, "mine" in err) == (130, True, True)
     assert protofed("simulate", "digits-fednh")[::2] == (130, "")
 
 

@@ -71,7 +71,12 @@ def simulate(
     rules = None if policy is None else shipped.policy(policy)
     if rules is not None:
         check_simulated(read, rules)
-    shown = simulate_with_progress(read, state, device, rules, crew(workers, ray, device), as_json=as_json)
+    try:
+        shown = simulate_with_progress(read, state, device, rules, crew(workers, ray, device), as_json=as_json)
+    except KeyboardInterrupt:
+        if state is not None:
+            typer.echo(f"interrupted; the same command goes on from what is in {state}", err=True)
+        raise
     if as_json:
         more: dict[str, object] = {"warnings": [warning.plain() for warning in shown.warnings]}
         if shown.held_out:
