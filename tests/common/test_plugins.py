@@ -105,6 +105,14 @@ def test_an_unknown_name_is_told_the_nearest_plugins_among_them(typo: str, meant
 
 
 @pytest.mark.usefixtures("registered")
+def test_who_wrote_one_is_told_how_it_becomes_known() -> None:
+    for name, told in (("my-method", True), ("proxx", False)):
+        with pytest.raises(ConfigError) as caught:
+            half("client").get(name)
+        assert ("pip install -e" in str(caught.value)) is told
+
+
+@pytest.mark.usefixtures("registered")
 def test_kinds_are_told_apart() -> None:
     assert is_plugin(PluginKind.METHOD, "prox")
     assert is_plugin(PluginKind.MODEL, "net")

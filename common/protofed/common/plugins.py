@@ -30,7 +30,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from protofed.common.errors import ConfigError, short, unknown
+from protofed.common.errors import ConfigError, nearest, short, unknown
 
 P = TypeVar("P")
 
@@ -110,13 +110,23 @@ def load(kind: PluginKind, name: str, known: Iterable[str], allowed: Container[s
     """
     path = path_of(kind, name)
     if path is None:
-        raise unknown(kind, name, {*known, *_entry_points(kind)})
+        raise _unknown(kind, name, {*known, *_entry_points(kind)})
     if name not in (_allowed if allowed is None else allowed):
         raise ConfigError(
             f"{kind} '{short(name)}' is a plug-in that is not allowed here: add it to `plugins` in the site's policy, "
             "or in the server's settings"
         )
     return import_object(path, f"{kind} '{name}'")
+
+
+def _unknown(kind: PluginKind, name: str, known: set[str]) -> ConfigError:
+    error = unknown(kind, name, known)
+    if nearest(name, known):  # a typo
+        return error
+    return ConfigError(
+        f"{error}; for a {kind} of your own run `pip install -e .` in the folder of its package, or name it "
+        "package.module:ATTRIBUTE"
+    )
 
 
 def import_object(path: str, label: str) -> Any:
