@@ -47,7 +47,7 @@ def round_(tmp_path: Path) -> Round:
 
 def shown(round_: Round, capfd: pytest.CaptureFixture[str]) -> str:
     """What a person at ann's reads."""
-    code, text, _ = called(capfd, "audit", "show", round_.daemons["ann"].folder, "--run", "run")
+    code, text, _ = called(capfd, "audit", "show", round_.daemons["ann"].folder)
     assert code == 0
     return " ".join(text.split())
 

@@ -14,7 +14,7 @@ from tests.support.command_line import called
 
 from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec
-from protofed.common.errors import PolicyViolationError
+from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Task, TaskKind
@@ -291,10 +291,20 @@ def test_one_run_or_round_is_told_alone(protofed: Protofed, server_log: Path) ->
     _, out, _ = protofed("show", server_log, "--round", "2", "--json", "--messages")
     assert list(rounds(out)) == [2]
     assert {message["round"] for message in json.loads(out)["messages"]} == {2}
-    _, out, _ = protofed("show", server_log, "--run", "other")
-    assert "No messages" in out
     _, out, _ = protofed("show", server_log, "--run", "run-1", "--json")
     assert {row["run"] for row in json.loads(out)["rounds"]} == {"run-1"}
+
+
+def test_a_run_that_no_record_names_is_refused_with_those_that_are_named(
+    protofed: Protofed, server_log: Path, site_log: Path, tmp_path: Path
+) -> None:
+    for log in (server_log, site_log):
+        code, out, err = protofed("show", log, "--run", "nosuch")
+        assert (code, out, "run-1" in err) == (ConfigError.exit_code, "", True)
+    (tmp_path / "audit.jsonl").touch()
+    code, _, err = protofed("show", tmp_path, "--run", "nosuch")
+    assert (code, "nosuch" in err) == (ConfigError.exit_code, True)
+    assert protofed("show", server_log, "--run", "run-1", "--round", "99")[0] == 0
 
 
 def test_the_tables_fit_a_terminal(protofed: Protofed, server_log: Path, site_log: Path) -> None:

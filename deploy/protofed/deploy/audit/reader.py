@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.client.state.decisions import Act
-from protofed.common.errors import ProtocolError
+from protofed.common.errors import ConfigError, ProtocolError, unknown
 from protofed.common.ids import read_id
 from protofed.common.storage.journal import HalfLineError, Record, TamperedError
 from protofed.deploy.audit.verify import AuditError, read
@@ -107,12 +107,14 @@ class AuditSummary:
         messages: one by one, if they were requested.
         notes: (time, text) of records other than messages: the policy that counts, whose certificate the server showed,
             calls that could not be recorded.
+        runs: every run that a record names, whichever were requested.
     """
 
     rounds: dict[tuple[str, int], RoundSummary] = field(default_factory=dict)
     tasks: dict[tuple[str, int, str, str], TasksGiven] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
+    runs: set[str] = field(default_factory=set)
 
 
 def summarize(
@@ -127,6 +129,7 @@ def summarize(
 
     Raises:
         AuditError: the log was changed; names the first bad record and its line.
+        ConfigError: no record names the run.
     """
     summary = AuditSummary()
     reader = SummaryReader(summary, run, round, messages)
@@ -137,6 +140,9 @@ def summarize(
         summary.notes.append(("", str(end)))
     except TamperedError as error:
         raise AuditError(str(error)) from error
+    if run is not None and run not in summary.runs:
+        none = ConfigError(f"{path} has no records of run {run}, or any other")
+        raise unknown("run", run, summary.runs) if summary.runs else none
     return summary
 
 
@@ -157,6 +163,9 @@ class SummaryReader:
     def read(self, record: Record) -> None:
         """Add a record."""
         fields: Mapping[str, Any] = record.facts
+        named = fields.get("run") or fields.get("facts", {}).get("run", "")
+        if isinstance(named, str) and (run := _run(named)):
+            self._summary.runs.add(run)
         match record.event:
             case "sent" | "call":
                 self._message(self._with_round(_message(record.at, fields)))
