@@ -72,7 +72,8 @@ def show(
 ) -> None:
     """List what left a site and which tasks it was given, or what a server received and sent, by run and round.
 
-    Two sites that were given the same models print the same with --bases; only cwfedavg makes one for each site.
+    Two sites that were given the same models print the same with --bases. Methods that make one for each site, or for a
+    cluster, are cwfedavg (without secure sums), fedamp, fedfomo and cfl.
 
     Example: `protofed audit show /var/lib/protofed --run RUN --messages`
     """
