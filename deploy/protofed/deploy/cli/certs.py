@@ -15,6 +15,7 @@ from rich.measure import Measurement
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli.certs_local import init, issue
 from protofed.deploy.cli.certs_options import (
+    BundleOut,
     Ca,
     CertificateDays,
     Host,
@@ -22,10 +23,10 @@ from protofed.deploy.cli.certs_options import (
     Online,
     OperatorIdentity,
     OperatorName,
-    Out,
     Passphrase,
     Plaintext,
     Renewal,
+    RequestOut,
     Roles,
     Server,
     ServerName,
@@ -54,7 +55,7 @@ def request(
         str | None, typer.Option("--server-name", "--server", help="Request for the server with this name.")
     ] = None,
     host: Host = None,
-    out: Out = None,
+    out: RequestOut = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a private key, which stays here, and a request to send to the CA's operator.
@@ -72,7 +73,7 @@ def request(
 
 
 @certs.command("renew")
-def renew(identity: Identity, out: Out = None, as_json: AsJson = False) -> None:
+def renew(identity: Identity, out: RequestOut = None, as_json: AsJson = False) -> None:
     """Create a new key and a request for the same name. The current certificate stays in use until `install`.
 
     Example: `protofed certs renew --identity identity --out north.request`
@@ -102,7 +103,7 @@ def sign(
     renewal: Renewal = False,
     days: CertificateDays = 365,
     also: Annotated[Path | None, typer.Option(help="Another CA's ca.pem that the party should also trust.")] = None,
-    out: Out = None,
+    out: BundleOut = None,
     passphrase_file: Passphrase = None,
     role: Roles = None,
     server: Online = None,
