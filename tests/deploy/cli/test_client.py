@@ -47,7 +47,12 @@ def test_a_run_is_approved_after_its_plan_was_shown(
     standard = POLICIES / "standard.toml"
     code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", standard, "--yes")
     assert code == 0
-    shown = (f"{recipe.name}: method fednh", "Leaves the site", "fewer than 10", "standard lets the site take part")
+    shown = (
+        f"{recipe.name}: method fednh",
+        "Leaves the site",
+        "fewer than 10",
+        "standard.toml lets the site take part",
+    )
     places = [" ".join(out.split()).index(text) for text in (*shown, f"approved: run {recipe.name}")]
     assert places == sorted(places)
     assert max(map(len, out.splitlines())) <= 100
@@ -72,7 +77,9 @@ def test_a_run_that_the_policy_refuses_is_not_approved(
     strict = POLICIES / "strict.toml"
     code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", strict, "--yes")
     assert code == 77
-    assert "strict refuses this run" in out
+    assert "strict.toml refuses this run" in out
+    code, out, _ = run("approve", recipe.name, "--state", tmp_path, "--policy", "strict", "--yes")
+    assert (code, "policy strict refuses this run" in out) == (77, True)
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.WAITING
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan, and the policy that it was made under."""
+    """A plan, and the policy that it was made under, as a sentence names it."""
 
     plan: SitePlan
     policy: str | None
@@ -76,7 +76,13 @@ def plan_view(
         plan = site_plan(
             recipe, policy, digest=digest, cohort=cohort, examples=examples, contrast=contrast, spent=spent
         )
-    return PlanView(plan, None if name is None else Path(name).stem)
+    return PlanView(plan, None if name is None else _named(name))
+
+
+def _named(policy: str) -> str:
+    """A file by its name, `policy.toml`; one that comes with protofed as `policy standard`."""
+    path = Path(policy)
+    return path.name if path.suffix or "/" in policy else f"policy {policy}"
 
 
 def _policy(name: str) -> Policy:
