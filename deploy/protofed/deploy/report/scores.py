@@ -101,8 +101,8 @@ def by_class(record: RunRecord) -> Section:
     # By the worse of both models: a class that either of them misses must not be left out of the drawing.
     least = {c: min(recalls[c] for recalls in newest.values() if c in recalls) for c in scored}
     drawn_classes = sorted(sorted(least, key=lambda c: (least[c], c))[:MOST_CLASSES])
-    least = _least(record, newest)
-    description = f"Recall of each class in %, from 0 to 100.{f' {least}.' if least else ''}"
+    sentence = _least(record, newest)
+    description = f"Recall of each class in %, from 0 to 100.{f' {sentence}.' if sentence else ''}"
     some_classes = f"Recall of the {len(drawn_classes)} classes that are found least"
     title = "Recall by class" if len(drawn_classes) == len(scored) else some_classes
     numbers = _recall_table(record, rounds)
@@ -229,6 +229,7 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
 
 
 def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
+    """Which class each of the models finds least; empty where all find all."""
     sentences = []
     for whose, recalls in newest.items():
         if recalls and min(recalls.values()) < 1:  # where all are found, none is found least
