@@ -68,9 +68,8 @@ def check_total(layout: SumLayout, total: Array, fixed_point: FixedPoint, sites:
     if not within or (layout.form.weighting == "uniform" and weight != sites):
         raise SecureSumError(
             "withheld",
-            "its numbers are random, as a site gives them whose policy, because of its images, lets nothing of its "
-            "update leave. It alone knows that it is the one; its log and `protofed client doctor` say why. More "
-            "or larger steps (plan.epochs, plan.lr, a smaller plan.batch_size) keep limits.steps and min_step_sum",
+            "its numbers are random: a site's policy keeps its update back because of its images. Which site that is, "
+            "only the site itself knows; its log and `protofed client doctor` say why",
         )
 
 
