@@ -36,7 +36,7 @@ def test_it_is_the_images_own(
 def test_there_are_always_two_classes(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", test_images=np.zeros((2, 3, 3), np.uint8), test_labels=np.zeros(2, np.int64))
     assert infer_input(Data(source="npz", root=tmp_path / "a.npz"))[1] == 2
-    with pytest.raises(DataError, match="cannot read"):
+    with pytest.raises(DataError, match="there is no file"):
         infer_input(Data(source="npz", root=tmp_path / "none.npz"))
 
 

@@ -53,8 +53,9 @@ def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: P
 
 
 def test_a_site_that_is_ready_shows_the_code_to_read_aloud_and_says_what_one_alone_cannot_see(tmp_path: Path) -> None:
-    own_identity.load_or_create(tmp_path)
-    Peers(tmp_path).pin("north", code_of(tmp_path), "ann")
+    for folder in (tmp_path, tmp_path / "north"):
+        own_identity.load_or_create(folder)
+    Peers(tmp_path).pin("north", code_of(tmp_path / "north"), "ann")
     text = checked(tmp_path)
     assert (
         f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); 1 other site pinned, 1 of them" in text
