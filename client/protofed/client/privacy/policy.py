@@ -12,7 +12,7 @@ import numpy as np
 from protofed.client.privacy import update_checks
 from protofed.client.privacy.rules import PolicyRules as PolicyRules
 from protofed.client.privacy.rules import PrivacyBudget
-from protofed.client.privacy.score_disclosures import counts_own_classes, is_own, tells_of_classes
+from protofed.client.privacy.score_disclosures import answers_about_classes, is_own, tells_of_classes
 from protofed.client.privacy.update_checks import GateContext as GateContext
 from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
@@ -150,10 +150,10 @@ class Policy:
                 f"{path}: metrics: '{telling[0]}' tells which classes the site has, which hide_class_presence = true "
                 "hides; leave only global.* without *.local.* in metrics, or set hide_class_presence = false"
             )
-        if uneven := sorted(filter(counts_own_classes, rules.summed_metrics)):
+        if uneven := sorted(filter(answers_about_classes, rules.summed_metrics)):
             raise ConfigError(
-                f"{path}: summed_metrics: '{uneven[0]}' is taken by the classes that a site has: of models that a "
-                "server chooses, the sum over three sites tells which classes each has; remove it"
+                f"{path}: summed_metrics: '{uneven[0]}' answers about the classes of a site, of models that a server "
+                "chooses, and the sum of three answers tells which each has; remove it"
             )
         if rules.secure == "required" and "none" not in rules.limits.robust:
             raise ConfigError(

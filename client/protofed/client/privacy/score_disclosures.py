@@ -19,8 +19,11 @@ def tells_of_classes(name: str) -> bool:
     return is_own(name) and name != LOSS
 
 
-def counts_own_classes(name: str) -> bool:
-    """Whether a score is taken by the classes that the site has: a sum over three does not hide which these are."""
+def answers_about_classes(name: str) -> bool:
+    """Whether a score of a model that a server chose tells of the site's classes what a sum over three does not hide.
+
+    It is no mean over images, or over other images at each site: what it adds up to depends on who has what.
+    """
     return name == "personal.pm_v" or (LOCAL in name and name.rpartition(".")[2] != "accuracy")
 
 
