@@ -108,7 +108,7 @@ class BaseGuard:
         if self._answered is None or self._answered[0] != asked:
             self._answered = asked, self._images_problem(run, base, asked[2])
         problem = self._answered[1]
-        if problem is not None and not (is_summed(self._site, run) and task.kind is TaskKind.FIT):
+        if problem is not None and not (is_summed(self._site, run.recipe) and task.kind is TaskKind.FIT):
             raise base_refusal(task, problem)
         return problem
 

@@ -35,7 +35,7 @@ class Scorer:
     def roles(self, run: PreparedRun, task: Task) -> frozenset[Role]:
         """Whose scores a task is for: in a run with secure sums a trainer's are taken for a sum of them alone."""
         roles = frozenset(self._site.roles)
-        if not is_summed(self._site, run):
+        if not is_summed(self._site, run.recipe):
             return roles
         return roles & {Role.TRAINER} if task.kind is TaskKind.SCORE_SUM else roles - {Role.TRAINER}
 

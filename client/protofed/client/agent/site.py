@@ -222,9 +222,9 @@ class PreparedRun:
             )
 
 
-def is_summed(site: Site, run: PreparedRun) -> bool:
+def is_summed(site: Site, recipe: Recipe) -> bool:
     """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
-    return run.recipe.federation.secure and not site.simulated
+    return recipe.federation.secure and not site.simulated
 
 
 def prepare(site: Site, assignment: Assignment) -> PreparedRun:
@@ -255,8 +255,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         data = site.load_data(recipe)
         if Role.TRAINER in site.roles:
             site.policy.admit_noise(recipe, grouped=data.train.units is not None)
-        summed = recipe.federation.secure and not site.simulated
-        withheld = _refused_by_images(recipe, site, data, facts, summed=summed)
+        withheld = _refused_by_images(recipe, site, data, facts)
         cost = check_dp(recipe, method, model, data, site.policy.rules)
         secret = site.store.secret if not site.simulated else lambda: SIMULATED_SECRET
         dp = None if cost is None else DpSource(secret(), cost, recipe.fingerprint())
@@ -268,9 +267,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
 
 
-def _refused_by_images(
-    recipe: Recipe, site: Site, data: SiteData, facts: RunFacts, *, summed: bool
-) -> PolicyRefusedError | None:
+def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFacts) -> PolicyRefusedError | None:
     """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
 
     A server could offer one run after the other, and count the images by which are declined. So where updates leave in
@@ -287,7 +284,7 @@ def _refused_by_images(
         of_images = replace(facts, examples=len(data.train), contrast=contrast)
         run_limits.admit(recipe, site.policy.rules.limits, of_images)
     except PolicyRefusedError as refusal:
-        if not summed:
+        if not is_summed(site, recipe):
             raise
         return refusal
     return None

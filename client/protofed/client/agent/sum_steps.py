@@ -38,7 +38,7 @@ def check_member(site: Site, run: PreparedRun) -> None:
     Raises:
         TaskFailedError: it cannot.
     """
-    if is_summed(site, run) and site.membership is None:
+    if is_summed(site, run.recipe) and site.membership is None:
         text = f"run {run.recipe.name} has federation.secure = true, and this site has no identity for secure sums"
         raise TaskFailedError(FailureReason.REFUSED, text)
 
@@ -309,7 +309,7 @@ def _summed(session: Session) -> dict[str, Fact]:
 
 
 def _check_summed(site: Site, run: PreparedRun, task: Task) -> None:
-    if not is_summed(site, run) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
+    if not is_summed(site, run.recipe) or task.kind not in (*SUM_STEPS, TaskKind.SCORE_SUM):
         raise TaskFailedError(FailureReason.REFUSED, f"a {task.kind} task, which this run, or version, has not")
 
 

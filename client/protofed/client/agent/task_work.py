@@ -203,7 +203,7 @@ class TaskWork:
                 return
         self._begun(task)
         self._passed(task, lambda: self._task_guard.check_fit(task))
-        if summed := is_summed(self._site, run):
+        if summed := is_summed(self._site, run.recipe):
             self._passed(task, lambda: self._sums.check_open(run, task))
         base = self._bases.get(task)
         withheld = self._withheld(run, task, base)
@@ -243,7 +243,7 @@ class TaskWork:
         return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)
 
     def _withheld(self, run: PreparedRun, task: Task, base: Payload) -> bool:
-        """Whether the site's images decide that nothing of a fit leaves; the site is told, and the server is not whose.
+        """Whether the site's images decide that nothing of a fit leaves; only the site learns that it is this one.
 
         A server that saw it would learn of the images, one question at a time. The fit takes its time as every other.
         """
@@ -269,7 +269,7 @@ class TaskWork:
             # It was trained, and its noise was counted, by other rules than those by which it would leave now.
             text = "the run was offered again with another recipe than this update was trained by"
             raise TaskFailedError(FailureReason.REFUSED, text)
-        if is_summed(self._site, run):
+        if is_summed(self._site, run.recipe):
             base = partial(self._bases.get, task)
             self._push(task, self._passed(task, lambda: self._sums.begin(run, task, update, base)))
         elif task.subject is None or self._site.simulated:
@@ -307,7 +307,7 @@ class TaskWork:
         log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
         self._task_guard.settled(task)
         if task.kind is TaskKind.FIT and not (
-            receipt.verdict in COUNTED and is_summed(self._site, self._prepared(task))
+            receipt.verdict in COUNTED and is_summed(self._site, self._prepared(task).recipe)
         ):
             settles = task  # the keys of a secure sum count only with the numbers that follow
         if settles is not None:
