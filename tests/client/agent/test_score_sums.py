@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Round
+from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Daemon, Round
 from tests.support.sum_server import SumServer
 
 from protofed.client.agent.score_report import Scorer
@@ -23,6 +23,7 @@ from protofed.common.protocol.messages import SUM_STEPS, Receipt, Task, TaskKind
 from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.statistics import Spread
+from protofed.common.storage.journal import Fact
 
 READ = Recipe.model_validate(SECURE)
 NAMES = score_sums.names_of(ScoreNames(READ.classes, READ.evaluation.switched_on))
@@ -155,3 +156,21 @@ def test_scores_are_summed_once_and_of_the_round_that_the_site_scored(tmp_path: 
     assert ann.made.declined()[-1] == ("again", FailureReason.POLICY)
     assert "scored once" in ann.refused[-1]
     assert ann.made.link.scores == []
+
+
+def masked(daemon: Daemon) -> list[Fact]:
+    return [facts["scores"] for event, facts in daemon.recorded if event == "masked"]
+
+
+def test_a_site_records_which_scores_leave_as_they_leave_and_only_those(tmp_path: Path) -> None:
+    """Whether the sum is opened takes no further word of it, as where it is killed then."""
+    accuracy = {**ALL, "summed_metrics": frozenset({"personal.accuracy"})}
+    round_ = ScoreRound(tmp_path, {site: ALL if site in SITES[:2] else accuracy for site in SITES})
+    round_.until(TaskKind.MASK)
+    daemons = round_.daemons.values()
+    assert all(masked(daemon) == [] for daemon in daemons)
+    round_.until(TaskKind.AGREE)
+    assert all(masked(daemon) == [["personal.accuracy"]] for daemon in daemons)  # two alone would give the others
+    assert round_.opened().keys() == {"personal.accuracy"}
+    assert all(len(masked(daemon)) == 1 for daemon in daemons)
+    assert {event for daemon in daemons for event, _ in daemon.recorded} == {"pinned", "masked", "summed"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from protofed.common.protocol.sum_messages import RosterMessage, payload_of
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
+from protofed.common.storage.journal import Fact
 from protofed.server.rounds.secure_sums import check_total
 
 SITES = ("ann", "bob", "cleo", "dan")
@@ -49,15 +51,18 @@ class Daemon:
     """One site's daemon, which may be killed at any call."""
 
     def __init__(self, folder: Path, name: str, recipe: dict[str, Any] = SECURE) -> None:
-        self.folder, self.refused = folder / name, list[str]()
+        self.folder, self.refused, self.recorded = folder / name, list[str](), list[tuple[str, Mapping[str, Fact]]]()
         self.made = AgentHarness(DiskStore(self.folder), recipe, dict(RULES), name=name)
         self.agent = self._start()
 
     def _start(self) -> Agent:
         agent = self.made.agent()
-        agent._site.membership = membership_of(self.folder, lambda: None)
+        agent._site.membership = membership_of(self.folder, lambda: None, record=self._record)
         agent._work._on_refusal = lambda _, violation: self.refused.append(str(violation))
         return agent
+
+    def _record(self, event: str, facts: Mapping[str, Fact]) -> None:
+        self.recorded.append((event, facts))
 
     def killed(self) -> None:
         self.made.restart(self.folder)

@@ -85,11 +85,12 @@ def test_what_left_is_read_from_the_audit_log_and_the_rest_has_stayed(
 def test_what_left_in_a_secure_sum_has_not_stayed(run: Run, kept: OwnScores, tmp_path: Path) -> None:
     log = Journal(tmp_path / AUDIT_FILE)
     log.append("sent", call="ReportScores", digest="a", facts={"run": "digits", "round": 1, "scores": {"loss": 1.0}})
-    at: dict[str, Any] = {"attempt": 1, "sites": ["ann", "bob", "eva"]}
-    log.append("summed", run="digits", round=1, subject="scores", scores=["loss", "personal.recall.3"], **at)
-    log.append("summed", run="digits", round=2, subject="scores", scores=["loss"], **at)
-    log.append("summed", run="digits", round=3, subject="update", **at)
-    log.append("summed", run="another", round=3, subject="scores", scores=["personal.pm_l"], **at)
+    at: dict[str, Any] = {"attempt": 1, "subject": "scores"}
+    log.append("masked", run="digits", round=1, scores=["loss", "personal.recall.3"], **at)
+    log.append("masked", run="digits", round=2, scores=["loss"], **at)
+    log.append("masked", run="digits", round=3, scores=[], **at)
+    log.append("summed", run="digits", round=3, sites=["ann", "bob", "eva"], **at)
+    log.append("masked", run="another", round=3, scores=["personal.pm_l"], **at)
     log.close()
     out = run("--state", tmp_path)[1]
     told = [line for line in out.splitlines() if line.startswith(("left", "stayed"))]

@@ -476,14 +476,17 @@ def test_own_scores_that_left_in_a_secure_sum_have_not_stayed(pages: Pages, stat
     kept = OwnScores(state / SCORES)
     kept.record("kept", 3, {"loss": 0.5})
     journal = Journal(state / AUDIT)
-    at: dict[str, Any] = {"run": "kept", "round": 3, "attempt": 1, "sites": ["ann", "bob", "eva"]}
-    journal.append("summed", subject="scores", scores=["loss"], **at)
+    at: dict[str, Any] = {"run": "kept", "round": 3, "attempt": 1, "subject": "scores"}
+    journal.append("masked", scores=["loss"], **at)
+    journal.append("summed", sites=["ann", "bob", "eva"], **at)
     journal.close()
     text = pages().get("/runs/kept")
     assert "in a secure sum, as part of a mean over sites: rounds 3" in text
     assert "scores of rounds 3 in a secure sum" in text
     assert "no, it stayed" not in text
-    assert "this site gave loss" in pages().get("/left")
+    notes = pages().get("/left")
+    assert "left under masks, round 3 of run kept, attempt 1: loss" in notes
+    assert "secure sum opened, round 3 of run kept, attempt 1: the scores of ann, bob, eva" in notes
 
 
 def test_what_is_not_there_is_said(pages: Pages, offered: Recipe) -> None:

@@ -117,8 +117,6 @@ class SumSteps:
             session = replace(session, scores=score_sums.summable(names, self._summed_scores(run, task, scores)))
             membership.sessions.save(session)
             reach("sum-begun")
-            more = self._scores_in(run, session)
-            log.info("own scores leave in a sum", run=task.run, round=task.round, **more)
             return self._released(session)
 
     def _summed_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Scores:
@@ -149,7 +147,7 @@ class SumSteps:
             session = self._session(run, task)
             before, (session, payload) = session, self._worked(run, task, session, membership.sessions.opened(session))
             if Vector.VALUES in session.revealed and Vector.VALUES not in before.revealed:
-                membership.record("summed", {**_summed(session), **self._scores_in(run, session)})
+                membership.record("summed", {**_of(session), "sites": list(session.survivors[Vector.VALUES])})
             membership.sessions.save(session)
             reach(f"sum-{task.kind}")
             return self._site.policy.release_step(payload)
@@ -218,6 +216,7 @@ class SumSteps:
                 fixed_point, fewest = _rules(run, session)
                 released = self._released_vector(run, session, task)
                 kept = steps.open_flags(session, blob, released.flags(), fewest)
+                self._record_scores(run, session, released.flags(), kept)
                 words = self._leaving(run, session, task, released.words(fixed_point, kept))
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
@@ -260,13 +259,16 @@ class SumSteps:
             )
         return self._site.policy.release_sum(update, session.layout, run.gate_context())
 
-    def _scores_in(self, run: PreparedRun, session: Session) -> dict[str, Fact]:
-        """Which of the site's scores are in a sum of scores; of their values the site has its own record."""
-        if session.subject is not Subject.SCORES:
-            return {}
-        names = _score_names(run)
-        leaving = self._site.policy.release_score_sum(session.scores, names, noisy=run.noisy).flags().nonzero()[0]
-        return {"scores": [names[row] for row in leaving]}
+    def _record_scores(self, run: PreparedRun, session: Session, flags: Array, kept: Array | None) -> None:
+        """Write which of the site's scores are about to leave under masks, where scores are summed.
+
+        Of their values the site has its own record. Not left for when the sum opens: that takes no word of this site.
+        """
+        if session.subject is Subject.SCORES and Vector.VALUES not in session.sent:
+            names = _score_names(run)
+            leaving: list[Fact] = [names[row] for row in (flags if kept is None else flags * kept).nonzero()[0]]
+            self._membership().record("masked", {**_of(session), "scores": leaving})
+            log.info("own scores leave in a sum", run=session.run, round=session.round, scores=leaving)
 
     def _session(self, run: PreparedRun, task: Task) -> Session:
         subject = task.subject or Subject.UPDATE
@@ -302,10 +304,9 @@ class SumSteps:
         return self._site.membership
 
 
-def _summed(session: Session) -> dict[str, Fact]:
-    """What the audit log has of a sum that this site lets the server open."""
-    at: dict[str, Fact] = {"run": session.run, "round": session.round, "attempt": session.attempt}
-    return {**at, "subject": session.subject, "sites": list(session.survivors[Vector.VALUES])}
+def _of(session: Session) -> dict[str, Fact]:
+    """Which sum a record of the audit log is of."""
+    return {"run": session.run, "round": session.round, "attempt": session.attempt, "subject": session.subject}
 
 
 def _check_summed(site: Site, run: PreparedRun, task: Task) -> None:

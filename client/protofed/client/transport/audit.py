@@ -147,10 +147,11 @@ class ClientAudit:
         self._add(event, facts)
 
     def secure_sum(self, event: str, facts: Mapping[str, Fact]) -> None:
-        """What a site does in secure sums: `pinned`, an identity on first use; `summed`, before it opens a sum.
+        """What a site does in secure sums: `pinned`, an identity on first use; `masked`, `summed`, before it does so.
 
         Args:
-            facts: of `pinned`: site, code; of `summed`: run, round, attempt, subject, the sites that are summed.
+            facts: of `pinned`: site, code; of the others run, round, attempt and subject; of `masked` the scores that
+                leave under masks, of `summed` the sites whose sum this site helps to open.
         """
         self._add(event, facts)
 

@@ -14,7 +14,7 @@ from protofed.common.storage.segments import segments
 
 # Others move chunks, or nothing of the data; `BeginUpload` may be answered by the receipt of an earlier attempt.
 _CALLS = ("CommitUpload", "ReportScores", "BeginUpload")
-_WANTED = (*(f'"call":"{call}"'.encode() for call in _CALLS), b'"event":"summed"')  # in a record that counts
+_WANTED = (*(f'"call":"{call}"'.encode() for call in _CALLS), b'"event":"masked"')  # in a record that counts
 _COUNTED = ("accepted", "duplicate")
 UNLISTED = "…"  # among a round's names: more scores left than the log lists by name
 
@@ -28,7 +28,7 @@ class HandedIn:
         unanswered: whose update was committed without an answer: the server may have it.
         scores: whose scores were reported and not refused.
         names: the scores that left by themselves, by round: reported, or beside an update.
-        summed: the scores that left in a secure sum alone, by round: the server has a mean over sites.
+        summed: the scores that left in a secure sum alone, by round: the server has a mean over sites, or nothing.
     """
 
     updates: set[int] = field(default_factory=set)
@@ -62,7 +62,7 @@ def handed_in(path: Path, run: str) -> HandedIn:
                 result.scores.add(number)
         elif event == "answered" and message in sent:
             _answered(result, *sent[message], facts)
-        elif event == "summed" and facts.get("run") == run and facts.get("scores"):  # a sum of updates has none
+        elif event == "masked" and facts.get("run") == run:
             result.summed.setdefault(int(facts.get("round", 0)), set()).update(facts["scores"])
     result.unanswered -= result.updates
     result.summed = {number: names - result.names.get(number, set()) for number, names in result.summed.items()}

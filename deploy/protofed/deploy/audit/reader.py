@@ -176,7 +176,7 @@ class SummaryReader:
             case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
                 self._of(*key).errors[POLICY] += 1
                 self._summary.notes.append((record.at, _note(record.event, fields)))
-            case "summed" if self._selected(fields.get("run", ""), fields.get("round", 0)):
+            case "masked" | "summed" if self._selected(fields.get("run", ""), fields.get("round", 0)):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case "privacy" if self._selected(fields.get("run", ""), fields.get("round", 0)):
                 self._summary.notes.append((record.at, _note(record.event, fields)))
@@ -290,10 +290,11 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             return f"{server} {fields.get('certificate')} {fields.get('why')}"
         case "pinned":
             return f"identity of {fields.get('site')} pinned on first use, code {fields.get('code')}"
+        case "masked":
+            return f"left under masks, {_sum(fields)}: {', '.join(fields.get('scores', ())) or 'no score'}"
         case "summed":
-            at = f"round {fields.get('round')} of run {fields.get('run')}, attempt {fields.get('attempt')}"
-            own = f"; this site gave {', '.join(names)}" if (names := fields.get("scores", ())) else ""
-            return f"secure sum opened, {at}: the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}{own}"
+            of = f"the {fields.get('subject')} of {', '.join(fields.get('sites', ()))}"
+            return f"secure sum opened, {_sum(fields)}: {of}"
         case "privacy":
             of_all = f"epsilon of all fits {_number(fields.get('epsilon'))} at delta {_number(fields.get('delta'))}"
             budget = "" if fields.get("budget") is None else f", of {_number(fields.get('budget'))}"
@@ -307,6 +308,10 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
             return f"{peer} without lines of their own: {_calls(fields['calls'])}; {fields.get('bytes')} bytes"
         case _:
             return f"half a line of {fields.get('bytes')} bytes, left by a killed process, was cut off"
+
+
+def _sum(fields: Mapping[str, Any]) -> str:
+    return f"round {fields.get('round')} of run {fields.get('run')}, attempt {fields.get('attempt')}"
 
 
 def _number(value: object) -> str:
