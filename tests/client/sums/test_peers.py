@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 from tests.support.pki import Authority
 
 from protofed.client.sums import own_identity
 from protofed.client.sums.membership import membership_of
-from protofed.client.sums.peers import FILE, Peers, fingerprint
+from protofed.client.sums.own_identity import fingerprint
+from protofed.client.sums.peers import FILE, Peers
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.pki import codes
 from protofed.common.pki.endorsement import Endorsement, check_endorsement, endorsed
@@ -71,8 +73,11 @@ def test_forgotten_and_damaged_pins(tmp_path: Path) -> None:
 
 
 def test_the_identity_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
-    first = own_identity.load_or_create(tmp_path)
-    assert own_identity.load_or_create(tmp_path).private_bytes_raw() == first.private_bytes_raw()
+    with capture_logs() as lines:
+        first = own_identity.load_or_create(tmp_path)
+        assert own_identity.load_or_create(tmp_path).private_bytes_raw() == first.private_bytes_raw()
+    made = codes.code(fingerprint(first.public_key().public_bytes_raw()))
+    assert [(line["event"], line["code"]) for line in lines] == [("identity for secure sums made", made)]
     path = tmp_path / own_identity.FILE
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"")

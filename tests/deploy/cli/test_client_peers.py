@@ -11,7 +11,8 @@ import pytest
 from tests.support.command_line import called
 
 from protofed.client.sums.membership import membership_of
-from protofed.client.sums.peers import Peers, fingerprint
+from protofed.client.sums.own_identity import fingerprint
+from protofed.client.sums.peers import Peers
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.common.errors import SecureSumError
 from protofed.common.pki import codes

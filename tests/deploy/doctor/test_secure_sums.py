@@ -12,7 +12,8 @@ from tests.support.pki import Authority
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.sums import own_identity
-from protofed.client.sums.peers import FILE, Peers, fingerprint
+from protofed.client.sums.own_identity import fingerprint
+from protofed.client.sums.peers import FILE, Peers
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki import codes
 from protofed.common.pki.identity import Identity, Party, read_identity

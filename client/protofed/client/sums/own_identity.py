@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
+import structlog
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -14,9 +16,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from protofed.common.errors import StateError
+from protofed.common.pki import codes
 from protofed.common.storage import files
 
+log = structlog.get_logger()
 FILE = "sum-identity.pem"
+
+
+def fingerprint(identity: bytes) -> str:
+    """SHA-256 of a public identity, 64 hexadecimal digits."""
+    return hashlib.sha256(identity).hexdigest()
 
 
 def load_or_create(folder: Path) -> Ed25519PrivateKey:
@@ -30,6 +39,9 @@ def load_or_create(folder: Path) -> Ed25519PrivateKey:
     if not path.exists():
         made = Ed25519PrivateKey.generate()
         files.write(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        code = codes.code(fingerprint(made.public_key().public_bytes_raw()))
+        why = "new in this state folder: sites that pinned another one of this site's refuse it until they pin this one"
+        log.info("identity for secure sums made", code=code, folder=str(folder), why=why)
     return load(folder)
 
 

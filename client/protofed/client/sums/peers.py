@@ -7,7 +7,6 @@ there. From then on another identity is refused until a person pins that one.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.sums import own_identity
+from protofed.client.sums.own_identity import fingerprint
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, SecureSumError, StateError, unknown
 from protofed.common.ids import check_id
@@ -60,11 +60,6 @@ class Peer:
 
 Pins: TypeAlias = Mapping[SiteId, Peer]
 _PINS = TypeAdapter(dict[SiteId, Peer])
-
-
-def fingerprint(identity: bytes) -> str:
-    """SHA-256 of a public identity, 64 hexadecimal digits."""
-    return hashlib.sha256(identity).hexdigest()
 
 
 def is_pinned(peer: Peer, identity: bytes) -> bool:

@@ -28,7 +28,8 @@ def list_(state: State, as_json: AsJson = False) -> None:
     Example: `protofed client peers list --state /var/lib/protofed`
     """
     from protofed.client.sums import own_identity
-    from protofed.client.sums.peers import Peers, fingerprint
+    from protofed.client.sums.own_identity import fingerprint
+    from protofed.client.sums.peers import Peers
     from protofed.deploy.site import decide
 
     decide.act_as_owner(state)

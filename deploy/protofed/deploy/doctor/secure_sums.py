@@ -170,6 +170,6 @@ def _contested(site: SiteId, peer: Peer) -> str:
 
 
 def _code(key: Ed25519PrivateKey) -> str:
-    from protofed.client.sums.peers import fingerprint
+    from protofed.client.sums.own_identity import fingerprint
 
     return codes.code(fingerprint(key.public_key().public_bytes_raw()))
