@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -155,13 +156,18 @@ def server_at(
 
 
 def test_a_daemon_is_ready_while_its_server_answers_and_counts_what_its_audit_log_says(
-    tmp_path: Path, server_at: tuple[str, Callable[[], LiveServer]]
+    tmp_path: Path, server_at: tuple[str, Callable[[], LiveServer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, start = server_at
     watcher = Watcher(tmp_path, address, RULES)
+    dumps: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        resource, "setrlimit", lambda what, to: dumps.append(to) if what == resource.RLIMIT_CORE else None
+    )
 
     def look() -> None:
         watcher.until(lambda: watcher.get("/readyz")[0] == 503, "it looks for its server")
+        assert dumps == [(0, 0)]
         assert watcher.get("/readyz")[1].startswith(f"enrolled: {address} has not done what this daemon asked for")
         assert watcher.get("/healthz")[0] == 200
         assert counted(watcher.samples(), "registered") == {}

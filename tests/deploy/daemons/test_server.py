@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -73,10 +74,11 @@ def test_it_tells_how_it_is_spoken_to_and_when_its_certificate_ends(server: Serv
     assert (server.folder / "state" / "audit.jsonl").read_bytes()
 
 
-def test_plain_text_says_what_it_means(server: ServerProcess) -> None:
+def test_plain_text_says_what_it_means_and_a_crash_would_dump_no_memory(server: ServerProcess) -> None:
     address = server.serve("--plaintext")
     with Operator(address, plaintext=True) as operator:
         assert operator.certificates() == []
+    assert resource.prlimit(server.running[-1].pid, resource.RLIMIT_CORE) == (0, 0)
     server.stop()
     assert f"listening on {address} (plain text: any program on this machine may call" in server.log()
     assert re.search(r"stopping.*SIGTERM", server.log()), "and that it was stopped"

@@ -30,7 +30,7 @@ from protofed.common.storage.journal import Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client_ranks
+from protofed.deploy.daemons import client_ranks, core_dumps
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
 from protofed.deploy.daemons.metrics_endpoint import serve_metrics
 from protofed.deploy.daemons.signals import stoppable
@@ -79,6 +79,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         FencedError: a newer daemon of this site has enrolled.
         RevokedError: the site's certificate was revoked.
     """
+    core_dumps.forbid()
     setup.hide_site(settings)
     client_ranks.check_download(settings, launch := launched(os.environ))
     if launch is not None and launch.rank:

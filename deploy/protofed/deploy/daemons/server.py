@@ -22,6 +22,7 @@ from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
+from protofed.deploy.daemons import core_dumps
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
 from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
@@ -79,6 +80,7 @@ def run_server(
         UnavailableError: the port is taken.
         RunFailedError: a run failed (only with `until_finished`).
     """
+    core_dumps.forbid()
     setup.hide_server(settings)
     plugins.allow(settings.plugins)
     check_connection(settings.listen, settings.identity, settings.plaintext)
