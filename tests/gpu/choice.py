@@ -15,7 +15,7 @@ from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.data.site_data import CPU, SiteData
 from protofed.client.models.split import dump, load
 from protofed.common.config.recipe import Augment
-from protofed.common.errors import ConfigError
+from protofed.common.errors import UnavailableError
 
 WAYS: tuple[Augment, ...] = ("none", *AUGMENTATIONS)
 
@@ -41,7 +41,7 @@ def work(proof: Proof) -> Iterator[Found]:
 def _absent(name: str) -> Finding:
     try:
         return Finding(f"device = '{name}'", f"picked {pick(name)}", "refused", Status.FAILED)
-    except ConfigError:
+    except UnavailableError:
         return Finding(f"device = '{name}', which is not there", "refused", "refused")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from protofed.client.agent.device import pick
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, UnavailableError
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -36,7 +36,7 @@ def test_picks(gpus: int, name: str, picked: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("gpus", "name"), [(0, "cuda"), (0, "cuda:0"), (1, "cuda:1"), (2, "cuda:7")])
 def test_a_gpu_that_is_not_there_is_refused(gpus: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus)
-    with pytest.raises(ConfigError, match=rf"'{name}'.*{gpus}.*'cpu'"):
+    with pytest.raises(UnavailableError, match=rf"'{name}'.*{gpus}.*'cpu'"):
         pick(name)
 
 
@@ -48,7 +48,7 @@ def test_other_names_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gpu_too_many_of_this_very_machine() -> None:
-    with pytest.raises(ConfigError, match="this machine offers"):
+    with pytest.raises(UnavailableError, match="this machine offers"):
         pick(f"cuda:{torch.cuda.device_count()}")
 
 

@@ -6,14 +6,15 @@ import re
 
 import torch
 
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, UnavailableError
 
 
 def pick(name: str) -> torch.device:
     """The device of the name `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
 
     Raises:
-        ConfigError: another name, or a GPU that is not there.
+        ConfigError: another name.
+        UnavailableError: a GPU that is not there, as while its driver loads.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -24,5 +25,5 @@ def pick(name: str) -> torch.device:
         raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count()
     if int(match[1] or 0) >= count:
-        raise ConfigError(f"device '{name}': this machine offers {count} GPUs to PyTorch; take another or 'cpu'")
+        raise UnavailableError(f"device '{name}': this machine offers {count} GPUs to PyTorch; take another or 'cpu'")
     return torch.device(name)

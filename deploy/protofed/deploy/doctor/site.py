@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from protofed.client.privacy.score_disclosures import is_own, on_own_images
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.protocol.messages import Assignment, Role
 from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.doctor import machine
@@ -73,7 +73,7 @@ class SiteUnderCheck:
 
         try:
             where = device.pick(settings.device)
-        except ConfigError as error:
+        except (ConfigError, UnavailableError) as error:
             raise CheckFailedError("device-absent", f"{error}{_absence_reason(settings.device)}") from error
         try:
             _check_compute(where)
