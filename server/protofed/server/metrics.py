@@ -163,7 +163,12 @@ CERT_EXPIRY = Metric(
     "Unix time at which the last certificate of a name ends.",
 )
 EVENT_LOOP_LAG = Metric("protofed_event_loop_lag_seconds", "gauge", (), "Seconds by which the event loop is late.")
-STATE_DISK_FREE = Metric("protofed_state_disk_free_bytes", "gauge", (), "Bytes free on the state folder's disk.")
+STATE_DISK_FREE = Metric(
+    "protofed_state_disk_free_bytes",
+    "gauge",
+    (),
+    "Bytes free on the disk of the state, or of the blobs if less.",
+)
 NOTIFICATIONS = Metric(
     "protofed_notifications_total",
     "counter",

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from protofed.server.operator.run_record import run_record
 from protofed.server.rounds import phases
 from protofed.server.rounds.model_warnings import WarningCode
 from protofed.server.rounds.waiting import WaitReason
-from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.blobs import BLOBS, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow
@@ -406,6 +407,23 @@ def test_the_disk_and_the_loop(read: Scraped) -> None:
     assert free > 0
     read.lag = 0.25
     assert read("event_loop_lag_seconds") == 0.25
+
+
+def test_blobs_on_a_disk_of_their_own_count_where_it_has_less_room(
+    read: Scraped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere, state = tmp_path / "elsewhere", read.collector._sources.state
+    elsewhere.mkdir()
+    (state / BLOBS).symlink_to(elsewhere)
+    rooms = {elsewhere: 5, state: 7}
+
+    def usage(folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=rooms[folder.resolve()])
+
+    monkeypatch.setattr("protofed.server.monitoring.collector.shutil.disk_usage", usage)
+    assert read("state_disk_free_bytes") == 5
+    rooms[elsewhere] = 9
+    assert read("state_disk_free_bytes") == 7
 
 
 # What cannot be read

@@ -36,6 +36,7 @@ from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.waiting import Waiting, WaitReason
+from protofed.server.storage.blobs import BLOBS
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 from protofed.server.verdicts import RoundOutcome
@@ -284,7 +285,11 @@ def _certificates(sources: CollectorSources) -> Families:
 
 
 def _disk(sources: CollectorSources) -> Families:
-    yield metrics.STATE_DISK_FREE.family({(): shutil.disk_usage(sources.state).free})
+    folders, blobs = [sources.state], sources.state / BLOBS
+    if blobs.exists():  # it may be a link to a disk of its own
+        folders.append(blobs)
+    free = min(shutil.disk_usage(folder).free for folder in folders)
+    yield metrics.STATE_DISK_FREE.family({(): free})
 
 
 def _one_hot(metric: Metric, run: str, current: str, phase_names: Iterable[str]) -> Family:
