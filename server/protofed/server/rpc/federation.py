@@ -57,17 +57,15 @@ from protofed.server.rounds.intake import Commit, UploadIntake
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.chunk_replies import ChunkReplies
 from protofed.server.rpc.commit_groups import CommitGroups
+from protofed.server.rpc.examinations import Examinations, Examined
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
-from protofed.server.verdicts import UpdateProblem
 
 log = structlog.get_logger()
 T = TypeVar("T")
 LONGEST_WAIT_S = 20.0  # no call is held open for a round, which proxies and connection ages would break
-# At a time, of all sites: each takes its update's size of memory. Two threads remain for chunks.
-EXAMINATIONS = 2
 MEMORY_RETRY_S = 30.0  # memory is short until an aggregation or an examination ends
 UPLOADS_KEPT_S = 24 * 3600.0  # of an unfinished upload, after its last chunk
 
@@ -104,7 +102,7 @@ class FederationService(rpc.FederationServicer):
     ) -> None:
         self._runs, self._blobs, self._executors, self._notifier = runs, blobs, executors, notifier
         self._memory, self._metrics, self._budgets = memory, metrics, budgets
-        self._examinations = asyncio.Semaphore(EXAMINATIONS)
+        self._examinations = Examinations(executors.transfer)
         self._commits = CommitGroups(runs, blobs, executors.control)
         self._replies = ChunkReplies(blobs, executors.transfer)
         self._uploads: dict[str, _Announced] = {}  # by upload id; after a restart, sites begin their uploads again
@@ -219,12 +217,16 @@ class FederationService(rpc.FederationServicer):
         told = site, instance, task_id, manifest
         receipt = await self._control(lambda: self._runs.of(announced.run).intake.verdict_if_closed(*told))
         if receipt is None:
-            self._spend(EXAMINED, announced, manifest.total_bytes)
             found = await self._examined(announced)
             weight = request.weight if request.HasField("weight") else None
             commit = Commit(*told, dict(request.metrics), weight, found)
-            receipt = await self._commits.judge(announced.run, commit)
+            try:
+                receipt = await self._commits.judge(announced.run, commit)
+            except IncompleteUploadError:  # its bytes are gone; those that are sent again are checked again
+                self._examinations.forget(announced.upload)
+                raise
         self._uploads.pop(request.upload, None)  # only now: a commit that failed is repeated with the same upload
+        self._examinations.forget(announced.upload)
         self._equivocal.discard(request.upload)
         reach("commit-recorded")
         await self._close(announced.upload, receipt.verdict)
@@ -249,23 +251,17 @@ class FederationService(rpc.FederationServicer):
         self._blobs.uploads.drop_but(upload.site, upload.task_id)  # a site has one open invitation at a time
         return self._blobs.uploads.begin(upload, total)
 
-    async def _examined(self, announced: _Announced) -> UpdateProblem | float:
-        """Check and examine an upload, `EXAMINATIONS` at a time, also if the calls that wait for them are cut short."""
+    async def _examined(self, announced: _Announced) -> Examined:
+        """Check and examine an upload; its site's budget pays when that begins."""
+        upload, manifest, intake, base = announced.upload, announced.manifest, announced.intake, announced.base
 
-        def examine() -> UpdateProblem | float:
-            data = self._blobs.check(announced.upload)
-            of_site = announced.upload.site, announced.upload.task_id
-            return announced.intake.examine(*of_site, announced.manifest, data, announced.base)
+        def examine() -> Examined:
+            return intake.examine(upload.site, upload.task_id, manifest, self._blobs.check(upload), base)
 
-        def ended(work: asyncio.Future[Any]) -> None:
-            self._examinations.release()
-            if not work.cancelled():
-                work.exception()  # nobody else asks for it after a call was cut short, and asyncio would complain
+        def begin() -> None:
+            self._spend(EXAMINED, announced, manifest.total_bytes)
 
-        await self._examinations.acquire()
-        work = asyncio.get_running_loop().run_in_executor(self._executors.transfer, examine)
-        work.add_done_callback(ended)
-        return await asyncio.shield(work)  # a thread cannot be cancelled
+        return await self._examinations.result(upload, (intake, manifest, base), begin, examine)
 
     def _spend(self, budget: Budget, announced: _Announced, amount: int) -> None:
         upload = announced.upload
@@ -284,6 +280,7 @@ class FederationService(rpc.FederationServicer):
     def _forget(self) -> None:
         self._uploads = {key: known for key, known in self._uploads.items() if known.upload in self._blobs.uploads}
         self._equivocal &= self._uploads.keys()
+        self._examinations.forget_but({known.upload for known in self._uploads.values()})
 
     def _count_resumed(self, upload: Upload, received: Collection[int]) -> int:
         """Count the chunks received before; each once, however often the upload is begun again."""
