@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +31,7 @@ from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.server import Served, serve
 from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.uploads import Uploads
 
 Code = grpc.StatusCode
 RUN = "small-fedavg"
@@ -278,6 +280,49 @@ def test_a_failed_disk_ends_the_server_without_a_word_of_it_to_the_peer(tmp_path
     with pytest.raises(DiskFailureError, match="Input/output error"):
         asyncio.run(main())
     assert said == [(Code.RESOURCE_EXHAUSTED, "the server cannot store anything now; try again later")]
+
+
+def test_deadlines_do_not_wait_for_the_threads_that_read_and_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are busy, as while whole updates are examined on a slow disk."""
+    monkeypatch.setattr("protofed.server.rpc.server.TICK_S", 0.001)
+    monkeypatch.setattr("protofed.server.rpc.server.COLLECT_EVERY_S", 0.0)
+    executors, let_go, ticks = Executors(), threading.Event(), []
+    busy = [executors.transfer.submit(let_go.wait, 20) for _ in range(8)]
+
+    async def main() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+
+        class Ticking(Idle):
+            def tick(self) -> None:
+                ticks.append(loop.time())
+                if len(ticks) == 5:
+                    let_go.set()
+                    loop.call_soon_threadsafe(stop.set)
+
+        runs: Any = Ticking()
+        served = Served(
+            runs, runs, FolderBlobs(tmp_path), ServerAudit(tmp_path / AUDIT_FILE), executors, TaskNotifier(), None
+        )
+        await serve(served, "127.0.0.1:0", stop, started=lambda _: None, until_finished=False)
+
+    asyncio.run(main())
+    assert all(job.result() for job in busy), "the ticks let them go; else they would have gone by themselves"
+
+
+def test_a_disk_that_fails_while_abandoned_uploads_are_removed_ends_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise DiskFailureError("cannot write /state: Input/output error")
+
+    monkeypatch.setattr(Uploads, "collect", broken)
+    runs: Any = Idle()
+    audit = ServerAudit(tmp_path / AUDIT_FILE)
+    served = Served(runs, runs, FolderBlobs(tmp_path), audit, Executors(), TaskNotifier(), None)
+    with pytest.raises(DiskFailureError, match="Input/output error"):
+        asyncio.run(serve(served, "127.0.0.1:0", asyncio.Event(), started=lambda _: None, until_finished=False))
 
 
 def test_an_upload_goes_on_where_it_broke_off(client: RawClient) -> None:

@@ -270,14 +270,16 @@ async def _tick(served: Served, service: FederationService, stop: asyncio.Event,
         waiting_log.note()
 
     finished_at: float | None = None
-    collect_at = loop.time()
+    # Beside the ticks: it waits for threads that may be busy for minutes, and no deadline may.
+    collecting, collect_at = asyncio.create_task(service.collect()), loop.time() + COLLECT_EVERY_S
     try:
         while not stop.is_set():
             reach("loop")
             await loop.run_in_executor(served.executors.control, tick)
-            if loop.time() >= collect_at:
-                await service.collect()
-                collect_at = loop.time() + COLLECT_EVERY_S
+            if collecting.done():
+                collecting.result()  # a disk that has failed ends the server
+                if loop.time() >= collect_at:
+                    collecting, collect_at = asyncio.create_task(service.collect()), loop.time() + COLLECT_EVERY_S
             if until_finished and runs.finished:
                 # Sites learn of the end at their next call, which may be a NextTask that waits; lost ones never do.
                 finished_at = finished_at or loop.time()
@@ -285,6 +287,7 @@ async def _tick(served: Served, service: FederationService, stop: asyncio.Event,
                     stop.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), TICK_S)
+        await collecting
     finally:
         stop.set()  # a broken coordinator ends the server: nothing is acknowledged that is not durable
 
