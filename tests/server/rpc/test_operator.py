@@ -10,12 +10,16 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 from tests.support.disturbed_run import RUN, SITES, close_channels, disturbed_run
+from tests.support.raw_client import MODEL, RawClient
 
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import NamedOptions, Recipe
 from protofed.common.errors import OutOfSpaceError
+from protofed.protos.v1 import federation_pb2
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.operator.service import OperatorApi
+from protofed.server.operator.verification import VerificationResult, Verified
 from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
 
 Code = grpc.StatusCode
@@ -31,6 +35,10 @@ class Desk:
 
     def call(self, name: str, request: Message) -> Any:
         return getattr(self._stub, name)(request, timeout=20)
+
+    def begin(self, name: str, request: Message) -> Any:
+        """The call's future."""
+        return getattr(self._stub, name).future(request, timeout=60)
 
     def refused(self, name: str, request: Message) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.RpcError) as raised:
@@ -149,7 +157,31 @@ def test_what_reads_long_leaves_the_coordinators_connections_alone(
     assert troubled.call("GetRunRecord", pb.GetRunRecordRequest(run=RUN)).data
     assert troubled.call("GetState", pb.GetStateRequest(run=RUN)).data
     assert troubled.call("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1)).finding == "same"
-    assert "transfer" not in threads
+    assert not threads & {"transfer", "operators"}
+
+
+def test_sites_are_served_while_operators_verify(
+    live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, verifying = threading.Event(), threading.Semaphore(0)
+
+    def verify(*_: Any) -> Verified:
+        verifying.release()
+        assert let_go.wait(60)
+        return Verified(VerificationResult.SAME, Digest("0" * 64), None, "")
+
+    monkeypatch.setattr(OperatorApi, "verify", verify)
+    desk = Desk(live_server(recipe_of("fedavg", federation={"min_sites": 1, "quorum": 1})))
+    site = RawClient(desk.server.address, RUN, "site-1").enroll()
+    try:
+        calls = [desk.begin("VerifyRound", pb.VerifyRoundRequest(run=RUN, round=1, attempt=1)) for _ in range(4)]
+        assert all(verifying.acquire(timeout=20) for _ in calls)
+        assert site.push(site.task(), MODEL).verdict == federation_pb2.VERDICT_ACCEPTED
+    finally:
+        let_go.set()
+    assert [call.result().finding for call in calls] == ["same"] * 4
+    desk.channel.close()
+    close_channels([site])
 
 
 def test_a_published_state_comes_out_again(troubled: Desk) -> None:

@@ -19,13 +19,15 @@ class Executors:
 
     Attributes:
         control: the coordinator's only thread, so that its state needs no locks.
-        transfer: chunks, examination of updates, downloads.
+        transfer: sites' chunks, examination of updates.
+        operators: their downloads and verifications, each of which may take as long as an aggregation.
         work: aggregation, one at a time.
     """
 
     def __init__(self) -> None:
         self.control = ThreadPoolExecutor(1, "control")
         self.transfer = ThreadPoolExecutor(4, "transfer")
+        self.operators = ThreadPoolExecutor(4, "operators")
         self.work = ThreadPoolExecutor(1, "work")
 
     def aggregate(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
@@ -34,7 +36,7 @@ class Executors:
 
     def close(self) -> None:
         """Wait for all submitted work; `work` first, since the end of an aggregation is submitted to `control`."""
-        for pool in (self.work, self.control, self.transfer):
+        for pool in (self.work, self.control, self.transfer, self.operators):
             pool.shutdown()
 
 

@@ -69,7 +69,7 @@ class OperatorService(rpc.OperatorServicer):
 
     async def VerifyRound(self, request: pb.VerifyRoundRequest, context: Any) -> pb.VerifyRoundResponse:
         verify = self._operator.verify
-        verified = await self._transfer(lambda: verify(request.run, request.round, request.attempt))
+        verified = await self._read(lambda: verify(request.run, request.round, request.attempt))
         return pb.VerifyRoundResponse(
             finding=verified.finding,
             published=verified.published,
@@ -79,11 +79,11 @@ class OperatorService(rpc.OperatorServicer):
 
     async def GetRunRecord(self, request: pb.GetRunRecordRequest, context: Any) -> pb.DownloadChunk:
         downloads = self._operator.downloads
-        return _chunk(await self._transfer(lambda: downloads.run_record(request.run, request.offset, request.digest)))
+        return _chunk(await self._read(lambda: downloads.run_record(request.run, request.offset, request.digest)))
 
     async def GetState(self, request: pb.GetStateRequest, context: Any) -> pb.DownloadChunk:
         downloads, number = self._operator.downloads, request.round if request.HasField("round") else None
-        return _chunk(await self._transfer(lambda: downloads.state(request.run, number, request.offset)))
+        return _chunk(await self._read(lambda: downloads.state(request.run, number, request.offset)))
 
     async def ListSites(self, request: pb.ListSitesRequest, context: Any) -> pb.ListSitesResponse:
         return pb.ListSitesResponse(sites=[_site(report) for report in await self._control(self._operator.sites)])
@@ -129,9 +129,9 @@ class OperatorService(rpc.OperatorServicer):
     async def _control(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executors.control, function)
 
-    async def _transfer(self, function: Callable[[], T]) -> T:
-        """For slow reads, which neither the coordinator nor an aggregation must wait for."""
-        return await asyncio.get_running_loop().run_in_executor(self._executors.transfer, function)
+    async def _read(self, function: Callable[[], T]) -> T:
+        """For slow reads, which neither the coordinator, nor an aggregation, nor a site must wait for."""
+        return await asyncio.get_running_loop().run_in_executor(self._executors.operators, function)
 
 
 def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
