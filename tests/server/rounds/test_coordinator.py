@@ -322,6 +322,21 @@ def test_an_update_that_rotted_on_disk_is_set_aside_by_name_and_never_averaged(r
     assert lab.ledger.rounds("test")[1].complete is False  # the run says that it is degraded
 
 
+def test_a_model_that_rots_while_sites_fetch_it_is_written_again_for_the_next_attempt(
+    make: MakeLab, tmp_path: Path
+) -> None:
+    """Sites refuse it by its digest; the state is in memory."""
+    lab = make(blobs=FolderBlobs(tmp_path)).begin()
+    base = lab.task("ann").base_digest
+    assert base is not None
+    (tmp_path / base).write_bytes(b"rotten")
+    for site in ("ann", "bob"):  # cyd alone is no quorum
+        lab.beat(site, lab.task(site).task_id, activity=Activity.FAILED, failure=FailureReason.REFUSED)
+    lab.later(20.0, alive=("ann", "bob", "cyd"))
+    assert (lab.task("ann").attempt, lab.task("ann").base_digest) == (2, base)
+    assert lab.has(base)
+
+
 def test_too_few_updates_that_can_still_be_read_abandon_the_attempt_and_leave_the_state(
     rotting: Callable[..., Lab],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from protofed.server.methods.fedic import FEDICServer
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
-from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.verdicts import RejectionCode, RoundOutcome
 
 if TYPE_CHECKING:
@@ -188,6 +189,23 @@ def test_one_that_cannot_is_followed_by_another(make: MakeLab) -> None:
     lab.push(other, lab.model(4.0))
     assert lab.value == 4.0
     assert statuses(lab) == {first: "failed", other: "reported"}
+
+
+def test_an_aggregate_that_rots_while_it_is_refined_is_written_again_for_the_next_one(
+    make: MakeLab, tmp_path: Path
+) -> None:
+    lab = make(**FEDIC, blobs=FolderBlobs(tmp_path))
+    lab.enroll("eve", role=Role.EVALUATOR)
+    trained(lab.begin())
+    (first,) = [site for site in ("eva", "eve") if lab.asked(site)]
+    (other,) = {"eva", "eve"} - {first}
+    sent = lab.task(first).base_digest
+    assert sent is not None
+    (tmp_path / sent).write_bytes(b"rotten")
+    lab.beat(first, lab.task(first).task_id, failure=FailureReason.REFUSED)
+    lab.later(60.0, alive=(first, other))
+    assert lab.task(other).base_digest == sent
+    assert lab.has(sent)
 
 
 def test_one_that_is_late_is_asked_again_with_another_task(refining: Lab) -> None:

@@ -100,3 +100,21 @@ def test_what_is_kept_is_bounded(blobs: CountingBlobs, threads: ThreadPoolExecut
     asyncio.run(scenario())
     assert blobs.reads == 4, "the first went for the third, which is still there"
     assert len(replies._replies) == 2
+
+
+def test_what_was_read_of_a_rotten_blob_is_not_kept_once_it_is_mended(
+    blobs: CountingBlobs, threads: ThreadPoolExecutor
+) -> None:
+    address = blobs.put(DATA)
+    replies = ChunkReplies(blobs, threads)
+
+    async def scenario() -> tuple[bytes, bytes]:
+        (blobs._folder / address).write_bytes(b"rotten")
+        assert (await replies.parts(address)).size == len(b"rotten")
+        rotten = await replies.get(address, 0)
+        blobs.put(DATA)
+        assert (await replies.parts(address)).size == len(DATA)
+        return rotten, await replies.get(address, 0)
+
+    rotten, sound = (pb.Chunk.FromString(reply).data for reply in asyncio.run(scenario()))
+    assert (rotten, sound) == (b"rotten", DATA[:CHUNK_BYTES])

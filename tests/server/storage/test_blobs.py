@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import structlog
 from google_crc32c import value as crc32c
 from tests.support.fsyncs import watch_fsyncs
 
@@ -259,7 +260,11 @@ def test_putting_heals_a_blob_that_changed_on_disk(folder: FolderBlobs, tmp_path
     assert not folder.damaged(address)
     (tmp_path / address).write_bytes(b"date")
     assert folder.damaged(address)
-    assert folder.put(b"data") == address
+    with structlog.testing.capture_logs() as logs:
+        assert folder.put(b"data") == folder.put(b"data") == address
+        folder.put(b"new")
+    assert [line["digest"] for line in logs] == [address]
+    assert folder.repairs == 1
     assert folder.get(address) == b"data"
 
 

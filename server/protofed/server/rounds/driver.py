@@ -334,7 +334,7 @@ class Driver:
         write: Callable[[Sequence[TaskRow]], None],
         subject: Subject | None = None,
     ) -> None:
-        bases = {} if self._state is None else self._publisher.broadcasts(self._state, sorted(sites))
+        bases = {} if self._state is None else self._publisher.broadcasts(self._state, sorted(sites), attempt)
         self.invitations.send(kind, number, attempt, sorted(sites), bases, write, subject)
 
     def _work(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:

@@ -219,12 +219,20 @@ class Publisher:
         self._stored.clear()
         return Published(self.store(state, state)[0], state, prototype_statistics(before, state))
 
-    def broadcasts(self, state: Payload, sites: Sequence[SiteId]) -> dict[SiteId, tuple[Digest, int]]:
+    def recheck(self) -> None:
+        """Look at the disk before anything stored is relied on again: what has changed there is written anew."""
+        self._stored.clear()
+
+    def broadcasts(self, state: Payload, sites: Sequence[SiteId], attempt: int = 1) -> dict[SiteId, tuple[Digest, int]]:
         """By site, digest and bytes of what it is sent.
+
+        A round that is tried again may have failed because its blobs rotted: sites refuse what has another digest.
 
         Equal payloads are stored once: those of the same arrays are encoded once, too, and the store finds the others
         by their content. What a method computes for each site anew is not kept in memory.
         """
+        if attempt > 1:
+            self.recheck()
         return {site: self.store(sent(self._method, state, site), state) for site in sites}
 
     def uncache(self, rows: Sequence[UpdateRow]) -> None:

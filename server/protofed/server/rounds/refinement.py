@@ -82,6 +82,8 @@ class Refinements:
         """Invite the evaluator."""
         assert self.aggregate is not None  # noqa: S101  (it is durable)
         sites = sorted(phase.asked)
+        if phase.tries:  # the evaluator before may have failed because what it was sent had rotted on the disk
+            self._publisher.recheck()
         base = public_of(self._method.to_refine(self.aggregate.state))
         bases = dict.fromkeys(sites, self._publisher.store(base, self.aggregate.state))
         log.info("refinement asked for", run=self._run, round=phase.round, site=sites[0])

@@ -31,7 +31,7 @@ class BlobParts:
 class ChunkReplies:
     """Serialised `Chunk` messages, the newest `KEPT_BYTES` of them; used on the event loop only.
 
-    What is kept never goes stale: an address has one content.
+    An address has one content, so what is kept goes stale only when a blob that had rotted was written again.
     """
 
     def __init__(self, blobs: FolderBlobs, threads: Executor, kept_bytes: int = KEPT_BYTES) -> None:
@@ -39,6 +39,7 @@ class ChunkReplies:
         self._most = max(1, kept_bytes // CHUNK_BYTES)
         self._replies: OrderedDict[tuple[Digest, int], asyncio.Future[bytes]] = OrderedDict()
         self._parts: OrderedDict[Digest, BlobParts] = OrderedDict()
+        self._repairs = blobs.repairs
 
     async def parts(self, address: Digest) -> BlobParts:
         """A blob's size and parts.
@@ -46,6 +47,7 @@ class ChunkReplies:
         Raises:
             StateError: it cannot be read.
         """
+        self._forget_rotten()
         if (known := self._parts.get(address)) is None:
             known = await asyncio.get_running_loop().run_in_executor(self._threads, self._read_parts, address)
             self._parts[address] = known
@@ -60,6 +62,7 @@ class ChunkReplies:
             ProtocolError: the blob has no such chunk.
             StateError: it cannot be read.
         """
+        self._forget_rotten()
         key = (address, index)
         if (reply := self._replies.get(key)) is None:
             reply = asyncio.get_running_loop().run_in_executor(self._threads, self._made, address, index)
@@ -75,6 +78,13 @@ class ChunkReplies:
         if not data:
             raise ProtocolError(f"chunk {index} is past the end of the blob")
         return wire.pack_chunk(index, data)
+
+    def _forget_rotten(self) -> None:
+        """Forget all, which costs a read each, if any of it may have been read of a rotten blob."""
+        if self._repairs != self._blobs.repairs:
+            self._repairs = self._blobs.repairs
+            self._replies.clear()
+            self._parts.clear()
 
     def _forget_failed(self, key: tuple[Digest, int], done: asyncio.Future[bytes]) -> None:
         failed = done.cancelled() or done.exception() is not None

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+import structlog
+
 from protofed.common import failpoint
 from protofed.common.codec import Buffer, Digest, digest, is_digest
 from protofed.common.errors import OutOfSpaceError, StateError
@@ -17,6 +19,7 @@ from protofed.server.storage.filesystem import network_type_of
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.uploads import Quota, Upload, Uploads
 
+log = structlog.get_logger()
 B = TypeVar("B", bytes, memoryview)
 
 
@@ -82,7 +85,11 @@ class MemoryBlobs:
 
 
 class FolderBlobs:
-    """Blobs as files of a folder, with the uploads that become some of them beside them."""
+    """Blobs as files of a folder, with the uploads that become some of them beside them.
+
+    Attributes:
+        repairs: how many blobs that had changed on disk were put again: what was read of them before is worth nothing.
+    """
 
     def __init__(self, folder: Path, quota: Quota = Quota()) -> None:  # noqa: B008  (frozen)
         self._folder = folder
@@ -91,12 +98,17 @@ class FolderBlobs:
         # A page of a file on another machine that cannot be read later would kill the process, not raise an error.
         self._read = files.whole if network_type_of(folder) else files.mapped
         self.uploads = Uploads(folder / "uploads", quota, self._read)
+        self.repairs = 0
 
     def put(self, *data: Buffer) -> Digest:
         """Keep data durably."""
         address = digest(*data)
         if self.damaged(address):
+            is_repair = self.has(address)
             files.write_pieces(self._path(address), data)
+            if is_repair:
+                self.repairs += 1
+                log.error("a blob had changed on disk, and was written again; check the disk", digest=address)
         return address
 
     def get(self, address: Digest) -> bytes:
