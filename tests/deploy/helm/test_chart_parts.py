@@ -78,12 +78,23 @@ def test_a_network_lets_sites_reach_the_server_and_nobody_a_site() -> None:
     assert [rule["ports"][0]["port"] for rule in server["ingress"]] == [7443, 9464]
     assert server["ingress"][0]["from"][0]["podSelector"]["matchLabels"][component] == "site"
     assert server["ingress"][0]["from"][1] == {"ipBlock": {"cidr": "203.0.113.0/24"}}
-    assert server["egress"] == [{"ports": [{"port": 5432, "protocol": "TCP"}]}]
+    names = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
+    assert server["egress"] == [names, {"ports": [{"port": 5432, "protocol": "TCP"}]}]
     assert [rule["ports"][0]["port"] for rule in site["ingress"]] == [9464]
     assert [rule["ports"][0]["port"] for rule in site["egress"]] == [53, 7443]
     (alone,) = of_kind("hospital", "NetworkPolicy")
     assert alone["spec"]["ingress"] == []
     assert alone["spec"]["egress"][1]["to"] == [{"ipBlock": {"cidr": "203.0.113.5/32"}}]
+
+
+def test_a_server_that_may_call_nobody_asks_no_name_server() -> None:
+    values = case_values("full")
+    values["networkPolicy"]["serverEgress"] = []
+    (server,) = (
+        one for one in rendered(values) if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", "study-server")
+    )
+    assert server["spec"]["egress"] == []
+    assert "Egress" in server["spec"]["policyTypes"]
 
 
 def test_prometheus_finds_the_jobs_and_rules_that_the_alerts_are_written_for() -> None:
