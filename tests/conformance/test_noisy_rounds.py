@@ -22,7 +22,8 @@ from protofed.testing import conformance
 from protofed.testing.conformance import LEARNT, LONELY_CLASSES, LONG_TAIL, MethodConformance, MethodResult
 from protofed.testing.small_recipe import small_recipe
 
-METHODS = ("fednh", "fedprp", "cwfedavg")  # class means; a private head beside; class counts
+# Class means, a private head beside; class means; class counts.
+METHODS = ("fedprp", pytest.param("fednh", marks=pytest.mark.slow), pytest.param("cwfedavg", marks=pytest.mark.slow))
 OPTIONS: dict[str, dict[str, Any]] = {"fednh": {"scale": 1.0}, "fedprp": {"inter": 0.0, "head_epochs": 1}}
 DP = {"noise_multiplier": 0.3, "sampling_rate": 0.25, "class_noise_multiplier": 0.5, "min_noisy_count": 3.0}
 SOFT = {"noise_multiplier": 0.02, "class_noise_multiplier": 0.05}  # of means of features without a length of their own
@@ -64,6 +65,7 @@ class TestNoisyRounds(MethodConformance):
         options = {**table["method"], **OPTIONS.get(method, {})}
         return Recipe.model_validate({**table, "rounds": ROUNDS, "plan": plan, "method": options})
 
+    @pytest.mark.slow
     def test_it_learns(self, method: str, recipe: Recipe) -> None:
         score = "global.accuracy" if server_methods.get(method).global_model else "personal.balanced_accuracy"
         assert _last(recipe, score) > LEARNT
@@ -89,6 +91,7 @@ class TestNoisyRounds(MethodConformance):
             assert running.coordinator.published.address != simulated.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits-fedavg-dp", "digits-fednh-dp", "digits-fedavg-dp-sum"])
 def test_the_shipped_recipes_learn(name: str) -> None:
     recipe = shipped.recipe(name)

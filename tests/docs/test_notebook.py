@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from docs import notebooks
 from tests.support.notebook import METADATA, NOTEBOOK, executed
 
@@ -18,6 +19,7 @@ def kinds(notebook: object) -> list[list[tuple[str, tuple[str, ...]]]]:
     return [[(one["output_type"], tuple(sorted(one.get("data", ())))) for one in outputs] for outputs in cells]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_shows_what_it_has_been_saved_with(tmp_path: Path) -> None:
     found = executed(tmp_path)
     nbformat.validate(found)

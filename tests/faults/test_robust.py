@@ -29,6 +29,7 @@ def clean() -> Played:
     return played(made("fedavg", "none"))
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("rule", ["clip", "krum"])
 def test_row_75_where_nobody_attacks_a_rule_costs_nothing(clean: Played, rule: Robust) -> None:
     seen = played(made("fedavg", rule))
@@ -62,6 +63,7 @@ def test_row_75_without_a_rule_it_takes_more(clean: Played, attack: str) -> None
     assert played(made("fedavg", "none"), attack, BAD).accuracy < clean.accuracy - 0.15
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("attack", "rule", "more"),
     [
@@ -78,6 +80,7 @@ def test_row_75_three_of_ten_sites(attack: str, rule: Robust, more: float) -> No
     assert seen > without + more
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("rule", ["none", "clip", "krum"])
 def test_row_75_a_backdoor_within_the_honest_spread_is_not_stopped(clean: Played, rule: Robust) -> None:
     """As the documents say: the model is as good as before, and calls marked images what the site likes."""
@@ -92,6 +95,7 @@ def test_row_75_exchanged_prototypes_of_one_site_are_outvoted() -> None:
     assert seen.accuracy > clean.accuracy - 0.1
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("name", ["digits-fedavg", "digits-fednh"])
 @pytest.mark.parametrize(("rule", "at_most"), [("clip", 0), ("krum", 9)])
 def test_row_75_honest_sites_are_rarely_set_aside_for_their_rare_classes(name: str, rule: Robust, at_most: int) -> None:

@@ -77,7 +77,7 @@ class Authority:
 
         Args:
             hosts: DNS names and addresses; only a server's certificate has them.
-            begins, ends: from an hour ago for a year unless told otherwise.
+            begins, ends: from a day ago, since tests read the clock when they are collected, for a year from now.
             usage: of the key: serverAuth for a server, clientAuth else, unless told otherwise.
         """
         key = ec.generate_private_key(ec.SECP256R1())
@@ -114,7 +114,7 @@ def _builder(subject: x509.Name, begins: datetime | None, ends: datetime | None)
         x509.CertificateBuilder()
         .subject_name(subject)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begins or now - timedelta(hours=1))
+        .not_valid_before(begins or now - timedelta(days=1))
         .not_valid_after(ends or now + timedelta(days=365))
     )
 

@@ -93,6 +93,7 @@ def test_an_interruption_ends_what_runs_elsewhere(jobs: list[ExperimentJob], cap
     assert "the same command goes on from here" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_node_without_the_callers_folder_works_in_its_own_and_sends_all_of_it(
     jobs: list[ExperimentJob], tmp_path: Path
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_node_without_the_callers_folder_works_in_its_own_and_sends_all_of_it(
     assert (jobs[0].folder / "state").is_dir()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_on_a_node_says_why(recipe_of: Recipes, tmp_path: Path) -> None:
     (job,) = jobs_of([recipe_of("fedavg", federation={"min_sites": 9})], None, None, tmp_path)
     job.claim()

@@ -1,8 +1,11 @@
-"""Of every method, all that it has can be exported, and predicts what the run's scores say. A new one joins unasked."""
+"""Of every method, all that it has can be exported, and predicts what the run's scores say. A new one joins unasked.
+
+`make slow` has all of them, `make test` those of the mission.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +21,7 @@ from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.model_folder import ModelFacts
 from protofed.server.method import server_methods
 
+MISSION = ("cwfedavg", "fedavg", "fednh", "fedproc", "fedprp")
 METHODS = sorted(client_methods)
 GLOBAL = [name for name in METHODS if server_methods.get(name).global_model]
 BY_CLASS = [name for name in METHODS if hasattr(server_methods.get(name), "class_model")]
@@ -30,6 +34,10 @@ DATA = {
     "partition": {"kind": "dirichlet", "sites": 3, "beta": 0.1, "min_examples": 20, "min_classes": 2},
 }
 FEDERATION = {"min_sites": 3, "participation": 0.6, "quorum": 1.0, "heartbeat_s": 0.1}
+
+
+def _soonest(names: Sequence[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in MISSION else pytest.mark.slow) for name in names]
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ def check(folder: Path, done: FinishedRun, recorded: float) -> None:
     assert (by_torch == by_onnx).all()
 
 
-@pytest.mark.parametrize("method", GLOBAL)
+@pytest.mark.parametrize("method", _soonest(GLOBAL))
 def test_the_global_model_predicts_what_the_evaluator_scored(method: str, exported: Exported, tmp_path: Path) -> None:
     done, facts = exported(method, "global")
     recorded = done.scores["evaluator"]["global.accuracy"]
@@ -61,7 +69,7 @@ def test_the_global_model_predicts_what_the_evaluator_scored(method: str, export
     assert facts.scores.values["global.accuracy"] == recorded
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", _soonest(METHODS))
 def test_a_sites_own_model_predicts_what_the_site_scored(method: str, exported: Exported, tmp_path: Path) -> None:
     done, _ = exported(method, "personal")
     check(tmp_path, done, done.scores[SITE]["personal.accuracy"])
