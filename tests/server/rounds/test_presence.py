@@ -12,6 +12,7 @@ from protofed.common.errors import ExcludedError, FencedError, NotEnrolledError
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.rows import CertificateRow
 
 if TYPE_CHECKING:
     from tests.server.conftest import Clock
@@ -233,6 +234,22 @@ def test_an_excluded_site_stays_out_after_a_restart_and_is_not_presumed(
     assert again.exclusion("ann") is None
     again.enroll("ann", {TRAINER}, "two")
     assert SitePresence(ledger, clock).exclusion("ann") is None
+
+
+def test_a_site_is_presumed_unless_all_of_its_certificates_are_revoked(ledger: Ledger, clock: Clock) -> None:
+    def certificate(number: int, site: str, revoked_at: float | None) -> CertificateRow:
+        return CertificateRow(f"{number:064x}", "site", site, 0.0, 1e9, 0.0, revoked_at, roles=("trainer",))
+
+    for site in ("ann", "bob", "cyd", "dan"):
+        ledger.enroll(site, ["trainer"])
+    ledger.register(certificate(1, "ann", None))
+    ledger.register(certificate(2, "bob", 5.0))
+    ledger.register(certificate(3, "bob", 6.0))
+    ledger.register(certificate(4, "cyd", 5.0))
+    ledger.register(certificate(5, "cyd", None))  # registered again; dan has none: a server in plain text
+    presence = SitePresence(ledger, clock)
+    presence.presume()
+    assert presence.enrolled(TRAINER) == presence.ages().keys() == {"ann", "cyd", "dan"}
 
 
 def test_what_is_known_of_a_silent_site_is_said_in_words(presence: SitePresence, ledger: Ledger, clock: Clock) -> None:

@@ -50,9 +50,11 @@ class SitePresence:
         """After a restart in the middle of a run: count all known sites as alive until their stall timeout.
 
         Otherwise the first tick would see nobody alive and close or abandon the round before a daemon can call again.
+        Not a site that cannot call, as the operator excluded it or revoked its certificates: it would count for good.
         """
+        gone = self._excluded.keys() | self._ledger.revoked().keys()
         for site, roles in self._known.items():
-            if site not in self._excluded:
+            if site not in gone:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
     def enroll(
