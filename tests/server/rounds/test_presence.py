@@ -208,6 +208,42 @@ def test_a_presumed_site_has_to_enroll_before_it_is_heard(ledger: Ledger, clock:
     presence.seen("ann", "one")
 
 
+def test_a_presumed_site_that_trains_is_alive_by_its_heartbeats_and_one_that_hangs_is_not(
+    ledger: Ledger, clock: Clock
+) -> None:
+    """It enrolls only when its fit of hours ends."""
+    ledger.enroll("ann", ["trainer"])
+    presence = SitePresence(ledger, clock)
+    presence.presume()
+    assert presence.last_seen("ann") == "not heard of since the server started"
+
+    def beat(mark: Progress | None) -> None:
+        clock.now += 8.0
+        with pytest.raises(NotEnrolledError):
+            presence.seen("ann", "one", mark)
+
+    told = Progress("n", Activity.TRAINING, epoch=1, epochs=2, making_progress=True)
+    for _ in range(100):
+        beat(told)
+    assert presence.alive(TRAINER, 10.0) == {"ann"}
+    assert presence.last_seen("ann") == "training, epoch 1/2, last progress 0 s ago"
+    for _ in range(3):
+        beat(replace(told, making_progress=False))
+    assert presence.alive(TRAINER, 10.0) == frozenset()
+
+
+def test_a_presumed_site_that_is_idle_or_unknown_is_heard_only_when_it_enrolls(ledger: Ledger, clock: Clock) -> None:
+    ledger.enroll("ann", ["trainer"])
+    presence = SitePresence(ledger, clock)
+    presence.presume()
+    clock.now = 20.0
+    for site in ("ann", "eve"):
+        with pytest.raises(NotEnrolledError):
+            presence.seen(site, "one")
+    assert presence.alive(TRAINER, 10.0) == frozenset()
+    assert (presence.look("ann"), presence.look("eve")) == (None, None)
+
+
 def test_an_excluded_site_is_refused_in_every_call_and_counts_nowhere(presence: SitePresence, ledger: Ledger) -> None:
     presence.exclude("ann", "wrong labels")
     calls: list[Callable[[], object]] = [

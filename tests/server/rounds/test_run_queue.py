@@ -223,6 +223,33 @@ def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe
     assert runs.failed == ["one: disk"]
 
 
+def test_a_fit_from_before_a_restart_is_waited_for_and_ended_when_its_round_is_over() -> None:
+    """Its daemon has not enrolled again, and does so when the fit ends."""
+    lab = operator_lab()
+    lab.start("one", federation={"deadline_s": 3600.0, "grace": 0.5})
+    lab.enroll(*SITES)
+    lab.later(0.0)
+    lab.first_models()
+    cyd = lab.task("cyd")
+    del lab.here["cyd"]
+    lab.restart()
+    beat = "one", "cyd", "daemon-cyd", Progress(cyd.task_id, Activity.TRAINING, making_progress=True)
+    for site in ("ann", "bob"):
+        lab.push(site, lab.model(1.0))
+    for _ in range(100):  # far longer than stall_timeout_s
+        lab.later(5.0)
+        with pytest.raises(NotEnrolledError):
+            lab.runs.heartbeat(*beat)
+    assert lab.ledger.state("one", 1) is None
+    lab.later(51.0)  # it hangs
+    assert lab.ledger.state("one", 1) is not None
+    assert lab.runs.heartbeat(*beat) is Signal.ABORT
+    lab.operation.abort("one", "enough")
+    assert lab.runs.heartbeat(*beat) is Signal.ABORT
+    with pytest.raises(NotEnrolledError):  # an idle one enrolls at once
+        lab.runs.heartbeat("one", "cyd", "daemon-cyd", Progress("", Activity.IDLE))
+
+
 def test_a_heartbeat_of_another_run_is_aborted(two: RunQueue) -> None:
     for site in ("ann", "bob"):
         enroll(two, site)

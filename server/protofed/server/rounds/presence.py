@@ -14,7 +14,7 @@ from protofed.server.verdicts import EXCLUDED
 
 @dataclass(slots=True)
 class _Presence:
-    instance: str | None  # None: presumed alive, from before a restart
+    instance: str | None  # None: presumed alive, from before a restart; its heartbeats may be heard
     roles: frozenset[Role]  # claimed, and granted by the registration of the certificate
     mark: Hashable  # last value by which progress is told from repetition
     moved_at: float  # seconds of the presence's clock
@@ -78,7 +78,8 @@ class SitePresence:
         """Record a daemon's call. May be called from any thread.
 
         With a mark it counts as alive only while the mark changes or itself reports progress: a daemon whose training
-        hangs goes on beating, and must not be waited for.
+        hangs goes on beating, and must not be waited for. So it is with a daemon that is presumed: in a fit from before
+        a restart it calls for hours only by heartbeats, and enrolls when it asks for something.
 
         Raises:
             ExcludedError: the operator keeps the site out.
@@ -88,13 +89,12 @@ class SitePresence:
         self._check_admitted(site)
         presence = self._present.get(site)
         if presence is None or presence.instance is None:
+            if presence is not None and isinstance(mark, Progress):
+                self._heard(presence, mark)
             raise NotEnrolledError(f"site {site} is not enrolled here; enroll (again)")
         if presence.instance != instance:
             raise FencedError(f"a newer daemon of site {site} has enrolled; this one has to end")
-        if isinstance(mark, Progress):
-            presence.latest = mark
-        if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.making_progress):
-            presence.mark, presence.moved_at = mark, self._clock()
+        self._heard(presence, mark)
 
     def asks(self, site: SiteId, instance: str) -> None:
         """Record that a daemon asks for a task: whatever it said before, it takes tasks. May be called from any thread.
@@ -167,9 +167,9 @@ class SitePresence:
         return frozenset() if presence is None else presence.roles
 
     def look(self, site: SiteId) -> tuple[float, str] | None:
-        """Seconds since the daemon's last progress, and its activity in words; None: no daemon has enrolled."""
+        """Seconds since the daemon's last progress, and its activity in words; None: at most it is presumed."""
         presence = self._present.get(site)
-        if presence is None or presence.instance is None:
+        if presence is None or (presence.instance is None and presence.latest is None):
             return None
         return self._clock() - presence.moved_at, presence.paused.value or _activity(presence.mark)
 
@@ -208,6 +208,12 @@ class SitePresence:
             for site in self.enrolled(role)
             if (presence := self._present.get(site)) is not None and presence.moved_at >= since
         )
+
+    def _heard(self, presence: _Presence, mark: Hashable) -> None:
+        if isinstance(mark, Progress):
+            presence.latest = mark
+        if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.making_progress):
+            presence.mark, presence.moved_at = mark, self._clock()
 
     def _remember(self, site: SiteId, roles: list[str]) -> None:
         """Record a site's roles, if they changed: daemons that wait for a run enroll every few seconds."""

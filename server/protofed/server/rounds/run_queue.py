@@ -12,6 +12,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
     ConfigError,
     ConflictError,
+    NotEnrolledError,
     OutOfSpaceError,
     ProtocolError,
     StateError,
@@ -200,15 +201,25 @@ class RunQueue:
         """Record a site's progress; ABORT if the site is excluded or nobody waits for its task.
 
         An idle one may be called from any thread: it changes the site's presence alone.
+
+        Raises:
+            FencedError: a newer daemon of the site has enrolled.
+            NotEnrolledError: it has not enrolled, and its task, if it has one, is waited for.
         """
         if self._context.presence.exclusion(site) is not None:
             return Signal.ABORT
         current = self.current
-        if current is None or run != current.run:
-            self._context.presence.seen(site, instance)
+        try:
+            if current is None or run != current.run:
+                self._context.presence.seen(site, instance)
+                signal = Signal.ABORT
+            else:
+                signal = current.heartbeat(site, instance, progress)
+        except NotEnrolledError:
+            # A daemon in a fit from before a restart enrolls at its end, which the ABORT of a closed task brings about.
+            if progress.task_id in ("", self.invitation(site)):
+                raise
             signal = Signal.ABORT
-        else:
-            signal = current.heartbeat(site, instance, progress)
         self._context.presence.note(site, progress)
         return signal
 
