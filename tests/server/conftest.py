@@ -183,6 +183,9 @@ class Lab:
             keep_rounds=self.keep_rounds,
         )
         self.metrics = context.metrics
+        run = self.ledger.run(self.recipe.name)
+        if run is not None and run.outcome is None and self.ledger.newest(run.run) is not None:
+            self.presence.presume()  # as a queue of runs does
         self.coordinator = Coordinator(self.recipe, context)
         for site, role in self.here.items():
             self.presence.enroll(site, {role}, daemon(site))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sqlalchemy import Connection
-from tests.server.conftest import EVALUATOR, TRAINERS, Lab
+from tests.server.conftest import EVALUATOR, TRAINERS, Lab, recipe
 from tests.server.rounds.test_secure_rounds import SITES, Secure
+from tests.support.operator_lab import OperatorLab
 
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
@@ -224,6 +225,28 @@ def test_an_order_to_stop_is_refused_while_a_step_waits(lab: Lab, room: Room) ->
     lab.coordinator.stop("enough")
     assert isinstance(lab.phase, phases.FinishedPhase)
     assert (lab.phase.outcome, ended(lab, "abandoned")) == (RoundOutcome.ABORTED, 1)
+
+
+def test_a_roll_back_of_a_run_that_has_ended_ends_the_server_and_forgets_no_daemon(room: Room) -> None:
+    """Its ledger has gone back, and its journal not: the next start says which of them counts."""
+    lab = OperatorLab(recipe(), MemoryBlobs(), tight_ledger(room, "journal"))
+    lab.start("one")
+    lab.begin()
+    for value in (1.0, 2.0):
+        lab.round(ann=value, bob=value, cyd=value)
+    lab.start("two")
+    lab.later(0.0)
+    assert lab.statuses() == {"one": "completed", "two": "running"}
+    room.records = 0
+    for _ in range(2):
+        with pytest.raises(OutOfSpaceError):
+            lab.operation.roll_back("one", 1)
+    assert all(lab.presence.look(site) is not None for site in TRAINERS)
+    room.records = PLENTY
+    with pytest.raises(OutOfSpaceError):
+        lab.later(0.0)
+    lab.restart()
+    assert lab.statuses() == {"two": "running", "one": "queued"}
 
 
 def test_a_roll_back_forgets_the_step_that_waits(lab: Lab, room: Room) -> None:

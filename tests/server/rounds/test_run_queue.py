@@ -334,6 +334,30 @@ def test_it_goes_on_from_an_earlier_round_as_it_says(desk: OperatorLab) -> None:
     assert desk.value == 0.0
 
 
+def test_a_run_whose_end_could_not_be_recorded_ends_the_server(
+    desk: OperatorLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its phase says that it has ended, and the ledger that it goes on."""
+
+    def locked(*_end: object) -> None:
+        raise StateError("the ledger cannot be used: database is locked")
+
+    desk.operation.abort("two", "enough")
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.ledger, "end_run", locked)
+        with pytest.raises(StateError, match="locked"):
+            desk.round(ann=2.0, bob=2.0, cyd=2.0)
+    assert isinstance(desk.phase, phases.FinishedPhase)
+    assert not desk.runs.finished
+    assert desk.come_back("ann") == Finished("enough", last=False)  # its daemon does not end
+    for _ in range(2):
+        with pytest.raises(StateError, match="locked"):
+            desk.later(0.0)
+    desk.restart()
+    desk.later(desk.recipe.federation.score_deadline_s)
+    assert desk.statuses()["one"] == "completed"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "phrase"),
     [("fedavg", "fedhn", "did you mean 'fednh'?"), ("rounds", "ronds", "did you mean 'rounds'?")],

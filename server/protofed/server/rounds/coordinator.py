@@ -64,6 +64,11 @@ class Coordinator:
         """The newest state; None before there is a model."""
         return self._driver.published
 
+    @property
+    def broken(self) -> Exception | None:
+        """What broke the run, also as it ended: the process has to end and start again from the ledger."""
+        return self._driver.broken
+
     def deadline_began(self, row: RoundRow) -> float:
         """Since when the deadline of an open round counts, in Unix time: a restart of the server begins it again.
 

@@ -80,7 +80,7 @@ class Driver:
         self._ticks = TickSource(recipe, self._method, context, self._rules, self._scoring, self.sums)
         self._events = EventQueue(context.clock)
         self._draining = False
-        self._broken: Exception | None = None
+        self.broken: Exception | None = None  # only a new process, from the ledger, can go on
         self._published: Published | None = None
         self._ended_with: Digest | None = None  # the last state of a run that had ended before
         self._disk_full = False  # the last round could not be opened for that
@@ -149,8 +149,8 @@ class Driver:
         Raises:
             Exception: what broke the run earlier; the process has to end and start again from the ledger.
         """
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
         if self._republished:  # the last process published a state and died before it went on to scoring
             self._republished = False
             self.handle(self._ticks.aggregated(self.phase, paused=self.paused))
@@ -190,7 +190,7 @@ class Driver:
         try:
             self._ledger.roll_back(self._run, to)
         except StateError as error:
-            self._broken = error  # the ledger may have gone back, though its journal does not say so
+            self.broken = error  # the ledger may have gone back, though its journal does not say so
             raise
         self._aggregation.drop()
         self._events.clear()
@@ -236,7 +236,7 @@ class Driver:
             self._drain()
         except Exception as error:
             if not isinstance(error, OutOfSpaceError):  # which is of an order to stop: the run is as it was
-                self._broken = error  # half of an effect may be missing: only a restart, from the ledger, can go on
+                self.broken = error  # half of an effect may be missing: only a restart, from the ledger, can go on
             raise
         finally:
             self._draining = False
@@ -344,7 +344,7 @@ class Driver:
             try:
                 done(result)
             except Exception as error:
-                self._broken = error
+                self.broken = error
                 raise
 
         self._context.work(job, guarded)
@@ -380,7 +380,6 @@ class Driver:
         if self._refinements is not None and last.aggregate is not None and last.state is None:
             self._refinements.restore(last.aggregate)
         log.info("run resumed", run=self._run, round=last.round)
-        self._context.presence.presume()
         tasks = self._ledger.tasks(self._run, last.round, last.attempt)
         summing_scores = [task for task in tasks if task.kind in SUM_STEPS and task.subject is Subject.SCORES]
         self.invitations.take_up(summing_scores or tasks)  # a sum of scores waits for no evaluator

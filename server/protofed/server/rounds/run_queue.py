@@ -76,8 +76,11 @@ class RunQueue:
                 check_same(recipe, known[recipe.name])
             elif not context.simulated:
                 check_model(recipe)
-        for row in known.values():
-            if row.outcome is None and self._take_up(row):
+        unended = [row for row in known.values() if row.outcome is None]
+        if any(self._ledger.newest(row.run) is not None for row in unended):
+            context.presence.presume()  # only now: later it would forget the daemons that have enrolled
+        for row in unended:
+            if self._take_up(row):
                 context.metrics.run_recovered()
         for recipe in recipes:
             if recipe.name not in known:
@@ -98,8 +101,12 @@ class RunQueue:
 
     @property
     def finished(self) -> bool:
-        """Whether no run is left."""
-        return self.current is None
+        """Whether no run is left. One that broke as it ended is: the ledger may not have its end."""
+        return self.current is None and self._broken is None
+
+    @property
+    def _broken(self) -> Exception | None:
+        return next((run.broken for run in list(self._live.values()) if run.broken is not None), None)
 
     @property
     def failed(self) -> list[str]:
@@ -107,7 +114,13 @@ class RunQueue:
         return [f"{row.run}: {row.reason}" for row in self._ledger.runs() if row.failed and row.run in self._reportable]
 
     def tick(self) -> None:
-        """Act on what is due in the current run, and free the states of runs that have ended."""
+        """Act on what is due in the current run, and free the states of runs that have ended.
+
+        Raises:
+            Exception: what broke a run earlier, also one that has ended; the process has to end and start again.
+        """
+        if (broken := self._broken) is not None:
+            raise broken
         if (current := self.current) is not None:
             current.tick()
         ended = [run for run, coordinator in self._live.items() if isinstance(coordinator.phase, phases.FinishedPhase)]
