@@ -83,10 +83,14 @@ def protofed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def server(live_server: Callable[..., Any], recipe_of: RecipeOf, monkeypatch: pytest.MonkeyPatch) -> Any:
     """One run, which waits for sites."""
-    found = live_server(recipe_of("fedavg"))
-    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
+    return commanded(live_server(recipe_of("fedavg")), monkeypatch)
+
+
+def commanded(server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The server, which the operator's commands now call."""
+    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", server.address)
     monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
-    return found
+    return server
 
 
 @pytest.fixture
@@ -95,9 +99,7 @@ def troubled(
 ) -> Iterator[tuple[Any, Any]]:
     """A run in which several things went wrong, and the daemons of its sites."""
     found, daemons = disturbed_run(live_server, recipe_of)
-    monkeypatch.setenv("PROTOFED_OPERATOR_SERVER", found.address)
-    monkeypatch.setenv("PROTOFED_OPERATOR_PLAINTEXT", "1")
-    yield found, daemons
+    yield commanded(found, monkeypatch), daemons
     close_channels(daemons)
 
 
@@ -578,15 +580,29 @@ def test_a_best_round_whose_state_is_gone_is_told_so(kept: int, end: str) -> Non
     assert ("round 5" in str(error.value)) is (kept == 5)
 
 
-def test_a_run_goes_back_to_its_best_round(server: Any, protofed: Terminal) -> None:
-    assert "no best round" in protofed.refuses(78, "runs", "rollback", RUN, "best", "--yes")
-    assert "expected a number, or best" in protofed.refuses(78, "runs", "rollback", RUN, "first", "--yes")
-    for number, value in ((1, 0.75), (2, 0.5)):
+def scored(server: Any, *values: float) -> None:
+    """Rounds of the run that the server has published, from the first, with their accuracies."""
+    for number, value in enumerate(values, 1):
         address = server.blobs.put(codec.encode({Part.BODY: {"w": np.full(1, value, np.float32)}}))
         task = TaskRow(f"score-{number}", RUN, number, 1, "eva", TaskKind.SCORE, address, 0)
         server.ledger.open_round(RoundRow(RUN, number, 1, 1, 1), [task])
         server.ledger.publish(RUN, number, 1, address, complete=True)
         server.ledger.add_scores(task, {"global.accuracy": value})
+
+
+def test_no_round_follows_the_last_one_also_if_it_is_the_best(server: Any, protofed: Terminal) -> None:
+    scored(server, 0.5, 0.75, 0.9)
+    said = protofed.refuses(78, "runs", "rollback", RUN, "best", "--yes")
+    assert "is its last one, 3" in said
+    assert f"protofed export {RUN} --round best" in said
+    assert "round 3 is the last" in protofed.refuses(78, "runs", "rollback", RUN, 3, "--yes")
+    assert "continues after round 2" in protofed.says("runs", "rollback", RUN, 2, "--yes")
+
+
+def test_a_run_goes_back_to_its_best_round(server: Any, protofed: Terminal) -> None:
+    assert "no best round" in protofed.refuses(78, "runs", "rollback", RUN, "best", "--yes")
+    assert "expected a number, or best" in protofed.refuses(78, "runs", "rollback", RUN, "first", "--yes")
+    scored(server, 0.75, 0.5)
     assert protofed.json("runs", "show", RUN)["best"] == {
         "round": 1,
         "score": "global.accuracy",
@@ -607,8 +623,9 @@ def published(server: Any, rounds: range) -> None:
 
 
 def test_more_rounds_back_than_sites_go_need_force(
-    server: Any, protofed: Terminal, monkeypatch: pytest.MonkeyPatch
+    live_server: Callable[..., Any], recipe_of: RecipeOf, protofed: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    server = commanded(live_server(recipe_of("fedavg", rounds=9)), monkeypatch)
     published(server, range(1, 9))
     said = protofed.refuses(78, "runs", "rollback", RUN, 2, "--yes")
     assert "round 2 is 6 rounds back" in said

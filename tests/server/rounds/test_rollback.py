@@ -127,6 +127,26 @@ def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab
     assert lab.asked("ann") is TaskKind.FIT
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_last_round_is_refused_since_none_would_follow_it(make: MakeLab, *, ended: bool) -> None:
+    lab = make().begin()
+    lab.round(ann=1.0, bob=1.0, cyd=1.0)
+    for site in SITES:
+        lab.push(site, lab.model(2.0))
+    if ended:
+        lab.later(100.0)  # no score comes
+        assert isinstance(lab.phase, phases.FinishedPhase)
+    before = lab.phase
+    with pytest.raises(ConfigError, match="round 2 is the last"):
+        lab.coordinator.roll_back(2)
+    assert lab.phase == before
+    row = lab.ledger.run("test")
+    assert row is not None
+    assert row.outcome is (RoundOutcome.COMPLETED if ended else None)
+    lab.coordinator.roll_back(1)
+    assert lab.phase == phases.Idle(2)
+
+
 def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop: Later) -> None:
     lab = make(work=workshop)
     lab.enroll(*SITES)

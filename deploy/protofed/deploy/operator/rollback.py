@@ -61,10 +61,16 @@ def rollback_of(operator: Operator, run: str, text: str) -> Rollback:
         text: a round's number, or `best`.
 
     Raises:
-        ConfigError: it is neither, or there is no best round.
+        ConfigError: it is neither, there is no best round, or it is the run's last one.
     """
     detail = operator.show(run, 1)
-    return Rollback(run, _round(run, text, detail), _newest(operator, detail))
+    to = _round(run, text, detail)
+    if text == "best" and to == detail.info.rounds:
+        raise ConfigError(
+            f"the best round of run '{short(run)}' is its last one, {to}: the run ends with its best model, and no "
+            f"round would follow it. To use the model: protofed export {short(run)} --round best"
+        )
+    return Rollback(run, to, _newest(operator, detail))
 
 
 def _round(run: str, text: str, detail: pb.RunDetail) -> int:

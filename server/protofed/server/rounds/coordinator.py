@@ -108,7 +108,7 @@ class Coordinator:
         """Take up the state that a round published.
 
         Raises:
-            ConfigError: the round published no state, or its state is no longer kept.
+            ConfigError: the round published no state, its state is no longer kept, or no round would follow it.
             ConflictError: a round is being aggregated now.
         """
         self._driver.roll_back(to)

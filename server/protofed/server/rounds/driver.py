@@ -14,7 +14,7 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, ConflictError, OutOfSpaceError, StateError
+from protofed.common.errors import ConflictError, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import Subject
@@ -176,7 +176,7 @@ class Driver:
         """Go on from the state that a round published; later attempts stay in the ledger, marked as rolled back.
 
         Raises:
-            ConfigError: that round published none, its state is no longer kept, or the run would end there at once.
+            ConfigError: that round published none, its state is no longer kept, or no round would follow it.
             StateError: its state is damaged.
             ConflictError: a round is being aggregated now.
         """
@@ -184,8 +184,7 @@ class Driver:
         if self._aggregation.job is not None and not self._aggregation.waits_for_space:
             raise ConflictError("a round is being aggregated at this moment; try again in a few seconds")
         state = kept_state(self._ledger, self._context.blobs, self._run, to)
-        if early := self._rules.early_end(to, self._scoring.standstill_of(to)):
-            raise ConfigError(f"from round {to} the run would end again at once: {early}; go back to that round")
+        self._rules.check_continues(to, self._scoring.standstill_of(to))
         published = self._publisher.restore(state)  # before the ledger: a damaged state must not become current
         try:
             self._ledger.roll_back(self._run, to)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.errors import ConfigError
 from protofed.common.secure_sums.groups import Groups, summable
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.rounds.grouping import Grouping
@@ -58,6 +59,20 @@ class RoundRules:
             return ""
         by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
         return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
+
+    def check_continues(self, done: int, standstill: Standstill | None) -> None:
+        """Check that a run that is taken back to round `done` has a round before it.
+
+        Raises:
+            ConfigError: it would end there at once.
+        """
+        if done >= self.rounds:
+            raise ConfigError(
+                f"round {done} is the last of the run's recipe, and no round would follow it; to train on, go back to "
+                "an earlier round; its model can be exported as it is"
+            )
+        if early := self.early_end(done, standstill):
+            raise ConfigError(f"from round {done} the run would end again at once: {early}; go back to that round")
 
     @property
     def fewest(self) -> int:

@@ -306,7 +306,7 @@ class RunQueue:
         """Go on with a run from the state that a round published; one that had ended is queued again, as the last one.
 
         Raises:
-            ConfigError: that round published none, or its state is no longer kept.
+            ConfigError: that round published none, its state is no longer kept, or no round would follow it.
             ConflictError: a round is being aggregated now.
         """
         coordinator = self.of(run)
