@@ -50,6 +50,20 @@ def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(
             assert verified(lab, row.round, row.attempt).finding is VerificationResult.SAME
 
 
+@pytest.mark.parametrize("since", [(2, 1), (3, 1), (2, 2)])
+def test_a_clock_that_was_set_back_accuses_no_ledger(lab: Lab, since: tuple[int, int]) -> None:
+    lab.coordinator.roll_back(1)
+    lab.later(0.0)
+    for value in (7.0, 7.5):
+        lab.round(ann=value, bob=8.0, cyd=9.0)
+    with lab.ledger._write() as connection:
+        change = "update rounds set opened_at = opened_at - 3600, closed_at = closed_at - 3600"
+        connection.exec_driver_sql(f"{change} where round >= ? and attempt >= ?", since)
+    for row in lab.ledger.rounds("test", rolled_back=True):
+        if row.state is not None:
+            assert verified(lab, row.round, row.attempt).finding is VerificationResult.SAME
+
+
 def test_an_update_that_was_set_aside_is_not_used_here_either(lab: Lab) -> None:
     lab.round(ann=1.0, bob=74.0, cyd=3.0)
     assert [task.task_status for task in lab.ledger.tasks("test", 4) if task.kind == "fit"].count("set-aside") == 1

@@ -234,6 +234,17 @@ def test_a_group_that_was_dissolved_is_formed_anew_of_those_that_are_left_and_pa
         assert found.finding is VerificationResult.SAME, number
 
 
+def test_a_clock_that_was_set_back_hides_no_group_from_a_verification() -> None:
+    run = run_of(6)
+    run.finish()
+    run.finish(2)
+    assert len(groups_of(run)) == 2
+    with run.ledger._write() as connection:
+        connection.exec_driver_sql("update rounds set closed_at = closed_at - 3600 where round = 2")
+    assert run.ledger.groups(run.ledger.rounds("test")[2].closed_at) == ()
+    assert verify_round(run.ledger, run.lab.blobs, "test", 2, 1).finding is VerificationResult.SAME
+
+
 def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
     run = run_of(3)
     run.lab.coordinator.check_regrouping()

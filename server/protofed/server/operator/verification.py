@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 
 from protofed.common import codec
 from protofed.common.codec import Digest
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, SecureSumError, StateError, short
+from protofed.common.payload import Payload
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.secure_sums.groups import Groups
 from protofed.server.rounds.aggregation import WEIGHT_CAP
 from protofed.server.rounds.counting import capped
 from protofed.server.rounds.grouping import Grouping
@@ -18,7 +22,7 @@ from protofed.server.rounds.resume import method_of, recipe_of, round_context
 from protofed.server.rounds.robust_rule import RobustRule
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
-from protofed.server.storage.rows import RoundRow
+from protofed.server.storage.rows import RoundRow, UpdateRow
 
 
 class VerificationResult(StrEnum):
@@ -43,6 +47,10 @@ class Verified:
 def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, attempt: int) -> Verified:
     """Recompute the state of a published round from the state before it and the updates that it used.
 
+    The ledger has times, and no order, of attempts that were rolled back and of groups of sites; the server's clock may
+    have been set back. So what the times say is tried first, and then what else it may have been: bytes that come out
+    again were made so.
+
     Raises:
         ConfigError: there is no such round, it published nothing, or this version cannot read its recipe.
     """
@@ -51,43 +59,77 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
     attempts = [row for row in rows if (row.round, row.attempt) == (round, attempt)]
     if run_row is None or not attempts or attempts[0].state is None:
         raise ConfigError(f"run '{short(run)}' published nothing in attempt {attempt} of round {round}")
-    recipe, row, published = recipe_of(run_row), attempts[0], attempts[0].state
+    row, published = attempts[0], attempts[0].state
     used = [update for update in records.updates(run, round, attempt) if update.counts]
-    before = _state_before(row, rows)
-    inputs = [update.digest for update in used] + ([before] if before else [])
-    for address in [*inputs, published]:
-        if not blobs.has(address):
-            return Verified(
-                VerificationResult.NOT_KEPT, published, reason=f"discarded: {address[:12]}…, see keep_rounds"
-            )
-    rules, method = recipe.federation, method_of(recipe)
-    rule = RobustRule.of(recipe, method)
-    publisher = Publisher(method, blobs, rules.min_contributors, rules.fixed_point, recipe.fingerprint(), rule)
-    try:
-        blobs.get(published)  # raises if the published blob itself is damaged
+    tried = _Recomputation(recipe_of(run_row), blobs, row, published, used)
+    found = list[Verified]()
+    for before, known in product(_states_before(row, rows), _groups_then(records, row, rows)):
+        found.append(tried.verified(before, known))
+        if found[-1].finding is VerificationResult.SAME:
+            return found[-1]
+    return found[0]
+
+
+@dataclass(frozen=True)
+class _Recomputation:
+    """Of one published state, of the updates that it used."""
+
+    recipe: Recipe
+    blobs: Blobs
+    row: RoundRow
+    published: Digest
+    used: list[UpdateRow]
+
+    def verified(self, before: Digest | None, known: Groups) -> Verified:
+        """Whether it comes out from this state; None: it is a first one.
+
+        Args:
+            known: groups of secure sums.
+        """
+        for address in [*(update.digest for update in self.used), *([before] if before else []), self.published]:
+            if not self.blobs.has(address):
+                why = f"discarded: {address[:12]}…, see keep_rounds"
+                return Verified(VerificationResult.NOT_KEPT, self.published, reason=why)
+        try:
+            self.blobs.get(self.published)  # raises if the published blob itself is damaged
+            recomputed = codec.digest(codec.encode(self._state(before, known)))
+        except (SecureSumError, StateError) as error:
+            return Verified(VerificationResult.DAMAGED, self.published, reason=str(error))
+        finding = VerificationResult.SAME if recomputed == self.published else VerificationResult.DIFFERENT
+        return Verified(finding, self.published, recomputed)
+
+    def _state(self, before: Digest | None, known: Groups) -> Payload:
+        rules, method = self.recipe.federation, method_of(self.recipe)
+        rule, fingerprint = RobustRule.of(self.recipe, method), self.recipe.fingerprint()
+        publisher = Publisher(method, self.blobs, rules.min_contributors, rules.fixed_point, fingerprint, rule)
         state = publisher.restore(before).state if before else None
-        grouping = Grouping.of_run(recipe)
-        known = records.groups(row.closed_at)  # of then: one may have been dissolved since
-        trained = {update.task.site for update in used if update.task.kind is not TaskKind.REFINE}
+        grouping = Grouping.of_run(self.recipe)
+        trained = {update.task.site for update in self.used if update.task.kind is not TaskKind.REFINE}
         groups = () if grouping is None else grouping.begun(known, trained)
-        most = row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
-        counted = [capped(update, most) for update in used]
-        context = round_context(recipe, row.round, row.sites)
-        recomputed = codec.digest(codec.encode(publisher.recomputed(state, counted, context, groups)))
-    except (SecureSumError, StateError) as error:
-        return Verified(VerificationResult.DAMAGED, published, reason=str(error))
-    return Verified(
-        VerificationResult.SAME if recomputed == published else VerificationResult.DIFFERENT, published, recomputed
-    )
+        most = self.row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
+        counted = [capped(update, most) for update in self.used]
+        context = round_context(self.recipe, self.row.round, self.row.sites)
+        return publisher.recomputed(state, counted, context, groups)
 
 
-def _state_before(row: RoundRow, rows: list[RoundRow]) -> Digest | None:
-    """The state that a round started from.
+def _states_before(row: RoundRow, rows: list[RoundRow]) -> list[Digest | None]:
+    """The states that a round may have started from, the likeliest first; of a first model None.
 
-    After a roll-back a round number has several published attempts; the round used the newest that existed when it was
-    opened.
+    After a roll-back a round number has several published attempts. Those that count follow from each other; one that
+    was rolled back used the newest that existed when it was opened.
     """
-    earlier = [
-        r for r in rows if r.round == row.round - 1 and r.state is not None and (r.closed_at or 0) <= row.opened_at
-    ]
-    return max(earlier, key=lambda r: r.closed_at or 0).state if earlier else None
+    earlier = [r for r in rows if r.round == row.round - 1 and r.state is not None]
+    if not row.rolled_back:
+        earlier = [r for r in earlier if not r.rolled_back]
+    by_time = sorted(earlier, key=lambda r: r.closed_at or 0, reverse=True)
+    by_time.sort(key=lambda r: (r.closed_at or 0) > row.opened_at)
+    return list(dict.fromkeys(r.state for r in by_time)) or [None]
+
+
+def _groups_then(records: LedgerReader, row: RoundRow, rows: list[RoundRow]) -> list[Groups]:
+    """The groups of secure sums as they may have been when a round was closed, the likeliest first.
+
+    One may have been dissolved since.
+    """
+    latest = max(r.closed_at or 0 for r in rows if (r.round, r.attempt) <= (row.round, row.attempt))
+    return list(dict.fromkeys(records.groups(at) for at in (row.closed_at, latest, None)))
