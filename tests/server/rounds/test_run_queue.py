@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,7 +44,7 @@ from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.phases import Broken
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import NO_RUN, RunQueue
-from protofed.server.storage.blobs import MemoryBlobs
+from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.testing.small_recipe import small_recipe
 
@@ -320,6 +323,31 @@ def test_a_run_whose_state_is_gone_has_failed_and_the_next_one_goes_on(desk: Ope
     assert desk.runs.failed == [f"one: {reason_of(desk, 'one')}"]
     desk.later(0.0)
     assert desk.task(desk.makers()[0]).run == "two"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EMFILE, OutOfSpaceError), (errno.ENOMEM, OutOfSpaceError), (errno.EIO, StateError)]
+)
+def test_a_lack_of_handles_or_memory_at_the_start_is_no_end_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: type[StateError]
+) -> None:
+    """The server ends, and is started again; of a blob that cannot be read for good, the run has failed."""
+    desk = OperatorLab(recipe_of(), FolderBlobs(tmp_path), Ledger())
+    desk.start("one")
+    desk.begin()
+
+    def unreadable(_path: Path) -> Buffer:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.blobs, "_read", unreadable)
+        if code is OutOfSpaceError:
+            with pytest.raises(OutOfSpaceError):
+                desk.restart()
+        else:
+            desk.restart()
+    desk.restart()
+    assert desk.statuses() == {"one": "running" if code is OutOfSpaceError else "failed"}
 
 
 def test_it_goes_on_from_an_earlier_round_as_it_says(desk: OperatorLab) -> None:

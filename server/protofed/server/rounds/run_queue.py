@@ -12,6 +12,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
     ConfigError,
     ConflictError,
+    DiskFailureError,
     NotEnrolledError,
     OutOfSpaceError,
     ProtocolError,
@@ -59,7 +60,8 @@ class RunQueue:
 
     Raises:
         ConfigError: two recipes of one name, or a recipe that cannot be used.
-        StateError: the ledger holds a run of that name with another recipe.
+        StateError: the ledger holds a run of that name with another recipe, or disk, memory or file handles do not
+            suffice to take a run up.
     """
 
     def __init__(self, recipes: Sequence[Recipe], context: ServerContext) -> None:
@@ -355,10 +357,17 @@ class RunQueue:
         return coordinator
 
     def _take_up(self, row: RunRow) -> bool:
-        """Continue a run from its ledger rows, or end it FAILED; True if it continues."""
+        """Continue a run from its ledger rows, or end it FAILED; True if it continues.
+
+        Raises:
+            OutOfSpaceError, DiskFailureError: the fault is this machine's, and nothing is recorded of the run: the
+                server ends, and its next start takes the run up.
+        """
         self._reportable.add(row.run)
         try:
             self._live[row.run] = Coordinator(recipe_of(row), self._context)
+        except (OutOfSpaceError, DiskFailureError):
+            raise
         except (ConfigError, StateError) as error:
             log.exception("run cannot be taken up again", run=row.run)
             remedy = f"restore it, or `protofed runs rollback {row.run}` to an earlier round"
