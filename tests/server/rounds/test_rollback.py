@@ -77,6 +77,15 @@ def test_scores_of_rounds_that_were_rolled_back_are_not_told_and_do_not_stand_in
     assert sorted(far.ledger.scores("test")) == [1, 2]
 
 
+def test_a_site_that_comes_after_it_is_asked_for_its_scores_once_it_has_trained(far: Lab) -> None:
+    far.coordinator.roll_back(1)
+    far.enroll("dan")
+    far.later(0.0)
+    for site in (*SITES, "dan"):
+        far.push(site, far.model(5.0))
+    assert {site for site in far.here if far.asked(site) is TaskKind.SCORE} == {*SITES, "dan", "eva"}
+
+
 def test_a_restart_after_it_goes_on_from_there(far: Lab) -> None:
     far.coordinator.roll_back(1)
     far.restart()

@@ -45,9 +45,8 @@ class Scoring:
         self._run, self._ledger, self._memory, self._sums = recipe.name, context.ledger, memory, sums
         self._names = score_names(recipe) if recipe.federation.secure else ()
         self._metrics = context.metrics
-        self._trained, self._since = phases.NOBODY, 1  # sites with updates of the rounds up to this one
         self._asks_all = context.simulated  # sites that are never drawn score what they have installed
-        self.standstill = self.standstill_of(None)
+        self.forget()
 
     def standstill_of(self, until: int | None) -> Standstill | None:
         """How long no round was better; rounds after `until` are left out. None: as of `phases.Tick`."""
@@ -60,6 +59,7 @@ class Scoring:
     def forget(self) -> None:
         """Read the ledger again: rounds were rolled back."""
         self._memory.forget()
+        self._trained, self._since = phases.NOBODY, 1  # sites with updates of the rounds up to this one
         self.standstill = self.standstill_of(None)
 
     def askable(self, trainers: phases.Sites, groups: Groups, round: int) -> phases.Sites:
