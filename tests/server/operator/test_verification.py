@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from protofed.common.codec import Digest
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, OutOfSpaceError
 from protofed.server.operator.verification import VerificationResult, Verified, verify_round
 from protofed.server.storage.blobs import FolderBlobs
 
@@ -78,6 +79,15 @@ def test_a_blob_that_changed_is_named(lab: Lab, tmp_path: Path, what: str) -> No
     found = verified(lab, 2)
     assert found.finding is VerificationResult.DAMAGED
     assert "has changed on disk" in found.reason
+
+
+def test_a_lack_of_handles_is_no_damage(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_path: Path) -> memoryview:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(lab.blobs, "_read", unreadable)
+    with pytest.raises(OutOfSpaceError):
+        verified(lab, 2)
 
 
 def test_other_bytes_are_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

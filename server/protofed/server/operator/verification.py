@@ -10,7 +10,7 @@ from itertools import product
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, SecureSumError, StateError, short
+from protofed.common.errors import ConfigError, OutOfSpaceError, SecureSumError, StateError, short
 from protofed.common.payload import Payload
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.groups import Groups
@@ -53,6 +53,7 @@ def verify_round(records: LedgerReader, blobs: Blobs, run: str, round: int, atte
 
     Raises:
         ConfigError: there is no such round, it published nothing, or this version cannot read its recipe.
+        OutOfSpaceError: handles or memory do not suffice to read a blob now, which says nothing of it.
     """
     run_row = records.run(run)
     rows = records.rounds(run, rolled_back=True)
@@ -93,6 +94,8 @@ class _Recomputation:
         try:
             self.blobs.get(self.published)  # raises if the published blob itself is damaged
             recomputed = codec.digest(codec.encode(self._state(before, known)))
+        except OutOfSpaceError:
+            raise
         except (SecureSumError, StateError) as error:
             return Verified(VerificationResult.DAMAGED, self.published, reason=str(error))
         finding = VerificationResult.SAME if recomputed == self.published else VerificationResult.DIFFERENT
