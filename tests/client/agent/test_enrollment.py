@@ -98,8 +98,63 @@ def test_an_approved_run_needs_no_other_one_after_a_restart(
     again = harness.agent()
     harness.fit(1)
     work(again, 2)
-    assert harness.link.pause_reasons == [PauseReason.APPROVAL, PauseReason.APPROVAL, PauseReason.NONE]
+    assert harness.link.pause_reasons == [PauseReason.APPROVAL, PauseReason.NONE]  # APPROVAL would end its open task
     assert len(harness.link.pushed) == 1
+
+
+def test_a_restarted_daemon_presumes_the_approved_run_only_until_it_is_offered_one(
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
+) -> None:
+    harness, daemon = opened(MANUAL)
+    work(daemon, 1)
+    approvals.approve(approvals.offer("run"))
+    harness.restart(tmp_path / "state")
+    again, loads = harness.agent(), harness.counting_loads()
+    harness.link.run = "next"
+    harness.fit(1)
+    work(again, 3)
+    assert harness.link.pause_reasons[1:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert harness.pauses[1:] == [0.0, PAUSED_RETRY_S, PAUSED_RETRY_S]
+    assert (harness.link.calls["next_task"], harness.link.tried, loads) == (0, [], [])
+
+
+def test_a_restarted_daemon_that_finds_no_run_says_at_once_that_the_next_one_needs_an_approval(
+    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
+) -> None:
+    harness, daemon = opened(MANUAL)
+    work(daemon, 1)
+    approvals.approve(approvals.offer("run"))
+    harness.restart(tmp_path / "state")
+    again, told, over = harness.agent(), list[PauseReason](), Finished("nothing is queued", last=True)
+    harness.link.enroll = lambda reason, _wait_s: told.append(reason) or over  # type: ignore[method-assign, misc, assignment, func-returns-value]
+    assert [again.step(0.0), again.step(0.0)] == [Wait(0.0), over]
+    assert told == [PauseReason.NONE, PauseReason.APPROVAL]
+
+
+@pytest.mark.parametrize("decision", ["none", "denied", "withdrawn", "changed", "paused"])
+def test_a_restarted_daemon_presumes_no_run_that_is_not_approved(
+    decision: str,
+    opened: Callable[..., tuple[AgentHarness, Agent]],
+    approvals: Approvals,
+    tmp_path: Path,
+) -> None:
+    harness, daemon = opened(MANUAL)
+    work(daemon, 1)
+    if decision != "none":
+        approvals.approve(approvals.offer("run"))
+    if decision in ("denied", "withdrawn"):
+        approvals.deny(approvals.offer("run"), took_part=decision == "withdrawn")
+    if decision == "changed":
+        approvals.record_offer(Assignment("run", OTHER))
+    harness.restart(tmp_path / "state")
+    if decision == "paused":
+        pause = harness.store.pause
+        assert pause is not None
+        pause.begin()
+    work(harness.agent(), 1)
+    expected = PauseReason.PAUSED if decision == "paused" else PauseReason.APPROVAL
+    assert harness.link.pause_reasons[1] is expected
+    assert harness.link.calls["next_task"] == 0
 
 
 def test_an_approval_is_of_one_recipe(opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals) -> None:

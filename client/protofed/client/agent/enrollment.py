@@ -79,6 +79,12 @@ class TaskGate:
         """Whether a person at the site has denied the run, or left it."""
         return self._status(offered) in OUT
 
+    def presumed(self) -> Assignment | None:
+        """The run that was offered last, if a person approved it: a restarted daemon presumes that it goes on."""
+        offers = () if self._approvals is None else self._approvals.offers()[-1:]
+        last = next((Assignment(offer.run, offer.recipe, min_cohort=offer.min_cohort) for offer in offers), None)
+        return last if self._status(last) is ApprovalStatus.APPROVED else None
+
     def record_offer(self, offered: Assignment) -> None:
         """Record the run, and whether the policy approves it by itself, for `protofed client runs`."""
         self._record(offered, lambda approvals: self._record_offer(approvals, offered))
@@ -168,7 +174,8 @@ class Enrollment:
     """Enrolls the daemon as paused until its gate is open, then as one that takes tasks.
 
     The server counts only the latter among a round's sites. A daemon learns which run it is by enrolling: where runs
-    need approval, it therefore enrolls as paused first.
+    need approval, it therefore enrolls as paused first. One that was restarted presumes the run that it was offered
+    last: enrolling as paused would end the task that it was killed in.
     """
 
     def __init__(self, link: Link, gate: TaskGate) -> None:
@@ -183,12 +190,13 @@ class Enrollment:
         Args:
             wait_s: how many seconds the server may wait for a run to be queued, if there is none.
         """
-        reported = self._gate.pause_reason(self._offered)
+        reported = self._gate.pause_reason(self._offered if self._answered else self._gate.presumed())
         answer = self._link.enroll(reported, wait_s if self._answered else 0.0)
         self._answered = True
         if isinstance(answer, Finished):
             self._offered = None
-            return answer
+            # The presumed run is over: what the server starts next must not count a site that nobody has asked yet.
+            return answer if self._gate.pause_reason(None) is reported else Wait(0.0)
         self._offered = answer
         self._gate.record_offer(answer)
         reason = self._gate.pause_reason(answer)
