@@ -500,6 +500,52 @@ def test_a_heartbeat_sees_how_far_training_is() -> None:
     assert (harness.now.task_id, harness.now.activity) == ("", Activity.IDLE)
 
 
+@pytest.mark.parametrize("role", Role)
+def test_a_heartbeat_sees_that_scoring_gets_on(role: Role) -> None:
+    """Longer than the server waits for a site that does not, an evaluator's test set may take."""
+    harness = AgentHarness(now=Watched(), roles=frozenset({role}))
+    daemon = harness.agent()
+    harness.now.seen = []  # type: ignore[attr-defined]
+    if role is Role.TRAINER:
+        harness.fit(1)
+        daemon.step(0.0)
+        harness.now.seen.clear()  # type: ignore[attr-defined]
+    task = harness.score(1)
+    daemon.step(0.0)
+    assert harness.now.seen == [Progress(task.task_id, Activity.SCORING, 0, 0, True, 77)]  # type: ignore[attr-defined]
+
+
+def test_a_scoring_that_is_called_off_ends_at_the_next_batch() -> None:
+    harness = AgentHarness(roles=frozenset({Role.EVALUATOR}))
+    harness.now.aborted_task_id = harness.score(1).task_id
+    harness.agent().step(0.0)
+    assert (harness.link.scores, harness.declined()) == ([], [])
+
+
+def test_a_daemon_that_loads_its_first_data_already_beats() -> None:
+    harness, runs = AgentHarness(), list[str]()
+
+    def load(_: Recipe) -> SiteData:
+        runs.append(harness.now.run)
+        return site_data()
+
+    harness.load_data = load
+    harness.agent().step(0.0)
+    assert runs == ["run"]
+
+
+def test_a_run_that_is_left_while_its_data_are_loaded_stays_left() -> None:
+    harness = AgentHarness()
+
+    def load(_: Recipe) -> SiteData:
+        harness.now.left_run = harness.now.run  # as the decision watch sets it
+        return site_data()
+
+    harness.load_data = load
+    harness.agent().step(0.0)
+    assert harness.now.left_run == "run"
+
+
 def test_a_heartbeat_sees_the_upload() -> None:
     harness = AgentHarness()
     task = harness.fit(1)
@@ -566,9 +612,9 @@ def accuracy(method: str, model: Payload) -> float:
 def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tallies: list[nn.Module] = []
 
-    def counted(model: nn.Module, data: SiteData, examples: Examples | None = None) -> Tally:
+    def counted(model: nn.Module, data: SiteData, examples: Examples | None = None, **others: Any) -> Tally:
         tallies.append(model)
-        return tally(model, data, examples)
+        return tally(model, data, examples, **others)
 
     monkeypatch.setattr(score_sets, "tally", counted)
     harness = AgentHarness()

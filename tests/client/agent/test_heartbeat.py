@@ -136,8 +136,22 @@ def test_training_moves_for_a_minute_after_each_batch() -> None:
     assert not now.progress(0).making_progress
 
 
-@pytest.mark.parametrize("activity", sorted(set(Activity) - {Activity.TRAINING}))
-def test_only_training_moves(activity: Activity) -> None:
+def test_scoring_moves_for_five_minutes_after_each_batch() -> None:
+    """A batch of it may take minutes: nobody is to count them; what hangs is found."""
+    time = [0.0]
+    now = DaemonStatus(activity=Activity.SCORING, clock=lambda: time[0])
+    assert not now.progress(0).making_progress
+    for batch in (0.0, 200.0, 499.0):
+        time[0] = batch
+        now.check()
+        time[0] += 299.0
+        assert now.progress(0) == Progress("", Activity.SCORING, making_progress=True)
+    time[0] += 1.0
+    assert not now.progress(0).making_progress
+
+
+@pytest.mark.parametrize("activity", sorted(set(Activity) - {Activity.TRAINING, Activity.SCORING}))
+def test_only_training_and_scoring_move(activity: Activity) -> None:
     now = DaemonStatus(activity=activity)
     now.check()
     assert not now.progress(0).making_progress

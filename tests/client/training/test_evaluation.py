@@ -27,7 +27,7 @@ from protofed.client.training.evaluation import (
     tally,
 )
 from protofed.common.config.recipe import Input
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.errors import ConfigError, DataError, WithdrawnError
 from protofed.common.protocol.score_names import BINS
 from protofed.common.statistics import spread
 
@@ -96,6 +96,20 @@ def test_scores_are_the_reference_numbers() -> None:
     assert fairness.std == pytest.approx(float(golden["fairness_std_PML_population"]), abs=1e-9)
     balanced = [one["balanced_accuracy"] for one in personal]
     assert balanced == pytest.approx(golden["personal_balanced_acc"].tolist(), abs=1e-9)
+
+
+def test_a_scoring_can_be_ended_at_each_batch() -> None:
+    images = torch.arange(20, dtype=torch.uint8).view(-1, 1, 1, 1)
+    test, checks = Examples(images, torch.zeros(20, dtype=torch.int64)), list[None]()
+    data = SiteData(test, test, PLAIN, 20)
+    tally(Told(torch.eye(20)), data, batch=7, check=lambda: checks.append(None))
+    assert len(checks) == 3
+
+    def left() -> None:
+        raise WithdrawnError("the site has left")
+
+    with pytest.raises(WithdrawnError):
+        tally(Told(torch.eye(20)), data, check=left)
 
 
 def test_scores_by_hand() -> None:

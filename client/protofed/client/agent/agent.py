@@ -153,9 +153,11 @@ class Agent:
             self._work.abandon(left)
         if not isinstance(answer, Assignment):
             return self._wait(answer.retry_after_s) if isinstance(answer, Wait) else answer
+        # Before the data are loaded, which may take longer than a server waits for a sign of life. A site that had left
+        # the run has come back; from now on the decision watch sees whether it leaves it again.
+        self._status.run, self._status.left_run = answer.run, ""
         if answer != self._assignment:
             self._work.prepare(answer)
-        self._assignment, self._enrolled, self._status.run = answer, True, answer.run
-        self._status.left_run = ""  # a site that had left the run has come back
+        self._assignment, self._enrolled = answer, True
         self._work.hand_in_staged(answer.run)
         return None if self._takes_tasks() else self._wait(0.0)  # what a round costs is known only now

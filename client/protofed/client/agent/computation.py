@@ -115,10 +115,10 @@ def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
     # Of OWN, too: the method may replace the head, and the weights need the right one.
     run.method.install(local, with_own_buffers(base, local) if own else base)
     if work.scored is ScoredModel.GLOBAL:
-        return on_test(run.model, run.data, run.recipe)
+        return on_test(run.model, run.data, run.recipe, local.check)
     if work.scored is ScoredModel.GLOBAL_LOCALLY:
-        return on_local_test(run.model, run.data, run.recipe, "global")
+        return on_local_test(run.model, run.data, run.recipe, "global", local.check)
     if run.method.personal != "installed" and (personal := work.state.personal) is not None:
         load(run.model.body, personal[Part.BODY])
         load(run.model.head, personal[Part.HEAD])
-    return of_personal(run.model, run.data, run.recipe)
+    return of_personal(run.model, run.data, run.recipe, local.check)

@@ -18,6 +18,10 @@ from protofed.common.protocol.messages import Activity, Progress, Signal
 
 # Fixed at the site, and long: a server that could shorten it would see single batches, and count the examples.
 PROGRESS_WINDOW_S = 60.0
+# Scoring takes 512 images at a time whatever the recipe says: on a CPU one such batch may take minutes, and with the
+# window of a fit each would be seen, and so the number of test images.
+SCORING_WINDOW_S = 300.0
+_WINDOWS_S = {Activity.TRAINING: PROGRESS_WINDOW_S, Activity.SCORING: SCORING_WINDOW_S}
 # Between two heartbeats, whatever the recipe says: with `heartbeat_s = 0.001` a daemon sent 80 a second, each a line of
 # two audit logs. The server needs one within `stall_timeout_s` (120 s).
 SHORTEST_S = 1.0
@@ -37,7 +41,7 @@ class DaemonStatus:
 
     Attributes:
         clock: monotonic seconds.
-        progressed_at: when training last finished a batch, by that clock.
+        progressed_at: when training or scoring last began a batch, by that clock.
         asks: a call of the agent's for a run or a task is under way.
         own_scores: the newest of the site's own scores of the run, by family; never sent.
         privacy: epsilon that the site has spent, and the policy's budget (None: it has none); None: not computed yet.
@@ -61,17 +65,17 @@ class DaemonStatus:
     privacy: tuple[float, float | None] | None = None
 
     def progress(self, bytes_moved: int, telemetry: Mapping[str, float] | None = None) -> Progress:
-        """The content of a heartbeat: of training only the epoch, and whether it got on within `PROGRESS_WINDOW_S`.
+        """The content of a heartbeat: of training the epoch, and of it and of scoring whether they got on lately.
 
         Args:
             bytes_moved: by the link, since the daemon's start.
             telemetry: the numbers that the site's policy releases.
         """
-        recent = self.clock() - self.progressed_at < PROGRESS_WINDOW_S
-        making_progress, fit = self.activity is Activity.TRAINING and recent, self.fit_progress
+        activity, fit = self.activity, self.fit_progress  # read once: the agent writes them meanwhile
+        making_progress = self.clock() - self.progressed_at < _WINDOWS_S.get(activity, 0.0)
         return Progress(
             self.task_id,
-            self.activity,
+            activity,
             fit.epoch,
             fit.epochs,
             making_progress,
@@ -93,7 +97,7 @@ class DaemonStatus:
         return {"run": self.run, "round": self.round} if self.task_id else {}
 
     def check(self) -> None:
-        """Called by the training loop between batches.
+        """Called between the batches of training and of scoring.
 
         Raises:
             TaskAbortedError: the server no longer waits for this task.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -39,11 +39,18 @@ class Tally:
         return self.logits.softmax(1)
 
 
-def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, batch: int = 512) -> Tally:
+def tally(
+    model: nn.Module,
+    data: SiteData,
+    examples: Examples | None = None,
+    batch: int = 512,
+    check: Callable[[], None] = lambda: None,
+) -> Tally:
     """The model's predictions, on its own device and in evaluation mode; its modules' modes are restored.
 
     Args:
         examples: what to score on, of the run's shape and classes; `data.test` if not given.
+        check: called before each batch; what it raises ends the scoring.
 
     Raises:
         DataError: there are no examples.
@@ -53,7 +60,11 @@ def tally(model: nn.Module, data: SiteData, examples: Examples | None = None, ba
         raise DataError("there are no examples to score a model on; expected at least one")
     device = next((p.device for p in model.parameters()), data.device)
     with _evaluating(model), torch.no_grad():
-        logits = torch.cat([model(x.to(device)) for x, _ in data.ordered(examples, batch)]).float().cpu()  # [N, C]
+        outputs = []
+        for images, _ in data.ordered(examples, batch):
+            check()
+            outputs.append(model(images.to(device)))
+        logits = torch.cat(outputs).float().cpu()  # [N, C]
     labels = examples.labels.cpu()
     correct = labels[logits.argmax(1) == labels]
     correct_by_class, totals = (some.bincount(minlength=data.classes) for some in (correct, labels))

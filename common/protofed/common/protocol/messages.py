@@ -177,7 +177,7 @@ class Progress:
     """How far a site is with its task; `failure` is set when it cannot continue.
 
     Nothing in it depends on the number of the site's examples: batches or shares of an epoch would disclose it.
-    `making_progress` says only whether training has finished a batch lately.
+    `making_progress` says only whether training or scoring has begun a batch lately.
 
     Attributes:
         epoch: of the current call of `train`, counted from 1; 0 before the first.

@@ -702,7 +702,7 @@ class HeartbeatRequest(_message.Message):
     failure: Global___Failure.ValueType
     """why the site gives the task up; FAILURE_UNSPECIFIED: it does not"""
     making_progress: _builtins.bool
-    """training advanced within the last minute; not how far"""
+    """training got on within the last minute, or scoring within five; not how far"""
     exact_failure: Global___Failure.ValueType
     """Set where `failure` is not exact, which then is one that a server of 0.2.0 knows: FAILURE_POLICY for FAILURE_WITHDRAWN.
     A number that the server does not know counts as not set.
