@@ -500,6 +500,15 @@ def test_a_heartbeat_sees_how_far_training_is() -> None:
     assert (harness.now.task_id, harness.now.activity) == ("", Activity.IDLE)
 
 
+def test_a_heartbeat_sees_that_the_search_for_rare_units_gets_on() -> None:
+    """It passes all training images through two models, behind the last epoch."""
+    harness = AgentHarness(now=Watched(), rules={**RULES, "min_images_per_unit": 2})
+    harness.now.seen = []  # type: ignore[attr-defined]
+    task = harness.fit(1)
+    harness.agent().step(0.0)
+    assert harness.now.seen[6:] == [Progress(task.task_id, Activity.TRAINING, 2, 2, True, 77)] * 2  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("role", Role)
 def test_a_heartbeat_sees_that_scoring_gets_on(role: Role) -> None:
     """Longer than the server waits for a site that does not, an evaluator's test set may take."""

@@ -92,7 +92,14 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     start = local.start or received
     sent = start.sent or start.model
     leaving = withhold_rare_units(
-        update.payload, sent, local.model, local.data, work.fewest, first=start.model, trained=local.sent_model
+        update.payload,
+        sent,
+        local.model,
+        local.data,
+        work.fewest,
+        first=start.model,
+        trained=local.sent_model,
+        check=local.check,
     )
     if work.run.recipe.federation.secure:
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)

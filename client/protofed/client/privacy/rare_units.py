@@ -47,6 +47,7 @@ def withhold_rare_units(
     fewest: int,
     first: Payload | None = None,
     trained: Payload | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Payload:
     """The update, in which units that are active for fewer than `fewest` training images are as received.
 
@@ -58,6 +59,7 @@ def withhold_rare_units(
         model: as the fit left it; it is so again afterwards.
         first: what the fit computed with at first; None: `base`.
         trained: the model that the update is made of; None: nobody knows, so `model` counts, and what is sent as well.
+        check: called before each batch of images.
 
     Raises:
         PolicyRefusedError: a tensor that reads a rare unit was not received: there is nothing to put in its place.
@@ -68,7 +70,7 @@ def withhold_rare_units(
     left = {name: tensor.clone() for name, tensor in model.body.state_dict().items()}
     try:
         before, *after = (
-            _active_in(body, model, data, layers)
+            _active_in(body, model, data, layers, check)
             for body in ((first or base)[Part.BODY], *_trained_bodies(payload, model, trained))
         )
     finally:
@@ -94,9 +96,11 @@ def _trained_bodies(payload: Payload, model: SplitModel, trained: Payload | None
     return [left] if all(np.array_equal(sent[name], own) for name, own in left.items()) else [left, sent]
 
 
-def _active_in(body: Tensors, model: SplitModel, data: SiteData, layers: Sequence[UnitLayer]) -> list[Array]:
+def _active_in(
+    body: Tensors, model: SplitModel, data: SiteData, layers: Sequence[UnitLayer], check: Callable[[], None]
+) -> list[Array]:
     load(model.body, body)
-    return active_images(model, data, layers)
+    return active_images(model, data, layers, check)
 
 
 def unit_layers(model: SplitModel, data: SiteData) -> list[UnitLayer]:
@@ -108,8 +112,14 @@ def unit_layers(model: SplitModel, data: SiteData) -> list[UnitLayer]:
     return trace.layers
 
 
-def active_images(model: SplitModel, data: SiteData, layers: Sequence[UnitLayer]) -> list[Array]:
-    """For each layer the number of training images, [C] int64, for which a unit is active at any place."""
+def active_images(
+    model: SplitModel, data: SiteData, layers: Sequence[UnitLayer], check: Callable[[], None] = lambda: None
+) -> list[Array]:
+    """For each layer the number of training images, [C] int64, for which a unit is active at any place.
+
+    Args:
+        check: called before each batch of images.
+    """
     counts = [torch.zeros(layer.units, dtype=torch.int64) for layer in layers]
     calls: list[Tensor] = []
 
@@ -119,6 +129,7 @@ def active_images(model: SplitModel, data: SiteData, layers: Sequence[UnitLayer]
 
     with _observed(model.body, count):
         for images, _ in data.ordered(data.train, BATCH):
+            check()
             calls.clear()
             model.body(images)
             for total, active in zip(counts, calls, strict=True):
