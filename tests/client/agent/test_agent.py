@@ -33,6 +33,7 @@ from protofed.common.errors import (
     FencedError,
     IncidentError,
     NotEnrolledError,
+    OutOfSpaceError,
     OverQuotaError,
     ProtocolError,
     RevokedError,
@@ -41,6 +42,7 @@ from protofed.common.errors import (
 )
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Activity, Finished, Progress, Role, Task, TaskKind, Verdict, Wait
+from protofed.common.storage import files
 from protofed.common.tensors import same_tensors
 
 
@@ -476,6 +478,51 @@ def test_memory_is_as_before_a_task_that_was_called_off() -> None:
     daemon.step(0.0)
     assert harness.store.last_counted("run", 9) is before
     assert harness.store.unsettled("run") == []
+
+
+@pytest.fixture
+def full_for_receipts(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A disk that takes no receipt while this list has something in it."""
+    full, write = [True], files.write
+
+    def written(path: Path, data: bytes) -> None:
+        if full and path.name == "receipt.json":
+            raise OutOfSpaceError(f"cannot write {path}: No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(files, "write", written)
+    return full
+
+
+def test_a_round_that_counted_while_the_disk_was_full_is_not_trained_past(
+    tmp_path: Path, full_for_receipts: list[bool]
+) -> None:
+    harness = AgentHarness(store=DiskStore(tmp_path), recipe={**RUN, "method": {"name": "solo"}})
+    daemon, first, second = harness.agent(), harness.fit(1), harness.fit(2)
+    work(daemon, 2)
+    assert harness.declined() == [(first.task_id, FailureReason.DISK), (second.task_id, FailureReason.DISK)]
+    assert [task for task, _ in harness.link.pushed] == [first]  # the server counted it
+    full_for_receipts.clear()
+    third = harness.fit(2, task_id="again")
+    work(daemon, 1)
+    assert [task for task, _ in harness.link.pushed] == [first, third]
+    assert harness.store.last_counted("run", 2).round == 1
+    assert harness.store.unsettled("run") == []
+
+
+def test_a_receipt_that_no_disk_took_is_forgotten_with_its_update(
+    tmp_path: Path, full_for_receipts: list[bool]
+) -> None:
+    harness = AgentHarness(store=DiskStore(tmp_path))
+    daemon = harness.agent()
+    harness.fit(1)
+    work(daemon, 1)
+    full_for_receipts.clear()
+    harness.store.abandon("run")  # the site left the run, and has come back
+    harness.fit(2)
+    work(daemon, 1)
+    assert harness.store.settled("run") == {"n-fit-2"}
+    assert harness.store.last_counted("run", 2).round == 0
 
 
 class Watched(DaemonStatus):

@@ -39,7 +39,7 @@ from protofed.common.errors import (
 )
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, Update
-from protofed.common.protocol.messages import Activity, Assignment, Progress, Task, TaskKind, Verdict
+from protofed.common.protocol.messages import Activity, Assignment, Progress, Receipt, Task, TaskKind, Verdict
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -77,6 +77,7 @@ class TaskWork:
         self._scorer = Scorer(site, status, self._bases, elsewhere)
         self._sums = SumSteps(site, link.fetch)
         self._own_scores = OwnScoreKeeper(site, status)
+        self._unwritten: dict[str, tuple[Task, Receipt]] = {}  # by task_id: counted, and the disk took no receipt yet
 
     def prepare(self, assignment: Assignment) -> None:
         """Prepare the run; of one that is refused, `_prepared` then declines every task by the same reason."""
@@ -128,7 +129,12 @@ class TaskWork:
             TaskKind.SCORE: self._score,
             TaskKind.SCORE_SUM: self._score_sum,
         }
-        self._attempt(task, lambda: work.get(task.kind, self._sum_step)(task))
+
+        def do() -> None:
+            self._write_receipts(task.run)
+            work.get(task.kind, self._sum_step)(task)
+
+        self._attempt(task, do)
 
     def ahead(self, task: Task) -> list[Computation]:
         """What the site would compute for a task now: another process may begin with it; nothing is done here."""
@@ -311,14 +317,35 @@ class TaskWork:
         ):
             settles = task  # the keys of a secure sum count only with the numbers that follow
         if settles is not None:
-            self._site.store.settle(settles, receipt)
+            self._settle(settles, receipt)
             reach("settled")
-            self._scorer.clear()
         self._sums.settled(task)  # last: what is staged for a sum that is over is dropped
         if receipt.verdict is Verdict.INVALID:
             # The same training gives the same update: without a refusal of ours the server would ask again until the
             # deadline, and a simulation, whose clock stands still, for ever.
             raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
+
+    def _settle(self, task: Task, receipt: Receipt) -> None:
+        if receipt.verdict in COUNTED:
+            self._unwritten[task.task_id] = task, receipt
+        self._site.store.settle(task, receipt)
+        self._unwritten.pop(task.task_id, None)
+        self._scorer.clear()
+
+    def _write_receipts(self, run: str) -> None:
+        """Write the receipts that a full disk did not take: without them a fit begins as if the round had not counted.
+
+        Raises:
+            StateError: it still takes none.
+        """
+        if not any(task.run == run for task, _ in self._unwritten.values()):
+            return
+        staged = {task.task_id for task, _ in self._site.store.unsettled(run)}
+        for task, receipt in [entry for entry in self._unwritten.values() if entry[0].run == run]:
+            if task.task_id in staged:
+                self._settle(task, receipt)
+            else:  # the site has left the run meanwhile
+                del self._unwritten[task.task_id]
 
     def _score(self, task: Task) -> None:
         run = self._scored(task)
