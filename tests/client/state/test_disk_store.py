@@ -480,3 +480,17 @@ def test_what_a_killed_process_left_of_a_base_goes(tmp_path: Path) -> None:
     left.write_bytes(b"half")
     DiskStore(tmp_path).close()
     assert not left.exists()
+
+
+def test_a_folder_that_is_no_run_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the state folder is the root of a volume, `lost+found` is in it, which only root may read."""
+    (tmp_path / "lost+found").mkdir()
+    iterdir = Path.iterdir
+
+    def refused(folder: Path) -> Iterator[Path]:
+        if folder.name == "lost+found":
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    DiskStore(tmp_path).close()

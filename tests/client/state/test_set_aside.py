@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,41 @@ def test_a_daemon_that_died_between_moving_and_staging_finds_its_models_again(st
     again = DiskStore(tmp_path)
     assert again.last_counted("run", 9).round == 4
     assert aside(tmp_path) == []
+
+
+def test_a_daemon_that_died_between_two_moves_finds_its_models_again(
+    store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several rounds has been moved: the others, which nothing has replaced either, must not hide it."""
+    monkeypatch.setattr(os, "replace", ended_at("000003", KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        store.stage(task(2, "again"), outcome(7))
+    monkeypatch.undo()
+    store.close()
+    again = DiskStore(tmp_path)
+    assert [again.last_counted("run", before).round for before in (3, 4, 5)] == [2, 3, 4]
+    assert not [*(tmp_path / "run").glob("aside-*"), *(tmp_path / "run").glob("moving-*")]
+
+
+def test_rounds_of_which_one_cannot_be_moved_stay_where_they_are(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", ended_at("000003", OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(StateError):
+        store.stage(task(2, "again"), outcome(7))
+    assert [store.last_counted("run", before).round for before in (3, 4, 5)] == [2, 3, 4]
+
+
+def ended_at(name: str, error: BaseException) -> Callable[[Path, Path], None]:
+    """`os.replace`, which the move of a round ends."""
+    replace = os.replace
+
+    def move(source: Path, target: Path) -> None:
+        if Path(source).name == name:
+            raise error
+        replace(source, target)
+
+    return move
 
 
 def test_a_restart_leaves_aside_what_was_replaced(store: DiskStore, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from protofed.client.state.set_aside import SetAside
 from protofed.client.state.store import COUNTED, FitOutcome, SiteState, TrainedBy, earlier
 from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
+from protofed.common.ids import is_id
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind
 from protofed.common.secure_sums.context import Subject
@@ -76,10 +77,10 @@ class DiskStore:
         self.dp_ledger: DpLedger | None = DpLedger(folder / LEDGER_FILE)
         self._aside = SetAside(folder)
         files.sweep([folder / SCORES_FOLDER])
-        for run in folder.iterdir():
-            if run.is_dir() and not run.name.startswith("."):  # run names cannot begin with a dot
-                self._aside.recover(run.name)
-            for path in run.glob(f"{files.TEMPORARY}*") if run.is_dir() else ():
+        # No other folder is looked into: in `lost+found`, at the root of a volume, only root may.
+        for run in [path for path in folder.iterdir() if is_id(path.name) and path.is_dir()]:
+            self._aside.recover(run.name)
+            for path in run.glob(f"{files.TEMPORARY}*"):
                 if _TEMPORARY.fullmatch(path.name):  # a user's own file with such a prefix stays
                     shutil.rmtree(path, ignore_errors=True)
                 elif _TEMPORARY_BASE.fullmatch(path.name):

@@ -12,11 +12,13 @@ from pathlib import Path
 from protofed.common.codec import digest
 from protofed.common.protocol.messages import Task
 
-_NAME = re.compile(r"aside-([0-9]{6,})-[0-9a-f]{8}")  # the round that was staged in their place, and its task
+_NAME = re.compile(r"(aside|moving)-([0-9]{6,})-[0-9a-f]{8}")  # the round that was staged in their place, its task
 
 
 class SetAside:
     """Folders `aside-ROUND-TASK` beside the rounds of a run, each with the folders of the rounds that were moved there.
+
+    It is called `moving-…` until all are: several cannot move at once, and a crash in between must move back the first.
 
     Args:
         folder: of the site's state.
@@ -27,16 +29,30 @@ class SetAside:
 
     def put(self, task: Task, rounds: Iterable[Path]) -> None:
         """Move rounds out of the way of this task's outcome, the earliest first."""
-        for path in rounds:
-            self._of(task).mkdir(exist_ok=True)
-            os.replace(path, self._of(task) / path.name)
+        if not (rounds := list(rounds)):
+            return
+        aside = self._of(task)
+        # The same task staged once more moves what has counted meanwhile to what it moved before, which must stay.
+        moving = aside if aside.exists() else aside.with_name(aside.name.replace("aside", "moving", 1))
+        moving.mkdir(exist_ok=True)
+        try:
+            for path in rounds:
+                os.replace(path, moving / path.name)
+            os.replace(moving, aside)
+        except OSError:
+            if moving != aside:
+                _restore(moving)
+            raise
 
     def restore(self, task: Task) -> None:
         """Move back what was moved for this task: its update does not count."""
         _restore(self._of(task))
 
     def recover(self, run: str) -> None:
-        """After a crash between `put` and the staging: move back what nothing has taken the place of."""
+        """After a crash in `put`, or before the staging: move back what nothing has taken the place of."""
+        for path in list((self._folder / run).glob("moving-*")):
+            if _NAME.fullmatch(path.name):
+                _restore(path)
         rounds = [int(path.name) for path in (self._folder / run).iterdir() if path.name.isdecimal()]
         for number, path in self._all(run):
             if max(rounds, default=-1) < number:
@@ -62,7 +78,7 @@ class SetAside:
     def _all(self, run: str) -> list[tuple[int, Path]]:
         folder = self._folder / run
         names = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
-        return [(int(name[1]), folder / name[0]) for name in names if name]
+        return [(int(name[2]), folder / name[0]) for name in names if name]
 
 
 def _restore(folder: Path) -> None:
