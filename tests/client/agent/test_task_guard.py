@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.client.agent.test_base_guard import CHECKED, SEEDS_OWN, scaled
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import SiteState
 from protofed.common.errors import FailureReason, PolicyViolationError
 from protofed.common.protocol.messages import Role, Task, TaskKind
 
@@ -91,3 +93,29 @@ def test_going_back_twice_is_measured_from_the_newest_round(tmp_path: Path) -> N
     further = site.fit(2, task_id="further")
     work(daemon, 6)
     assert site.declined() == [(further.task_id, FailureReason.POLICY)]
+
+
+@pytest.mark.parametrize(("stands", "starts_from"), [(None, 4), (4, 4), (3, 3), (2, 2), (1, None), (0, None)])
+def test_a_fit_passes_over_as_much_memory_as_the_policy_says(
+    tmp_path: Path, stands: int | None, starts_from: int | None
+) -> None:
+    """A server that says of every update that it does not stand would choose what old memory a site starts from."""
+    site = harness(tmp_path, most=2)
+    site.store.retain(0)
+    daemon, asked = site.agent(), list[int]()
+    for number in (1, 2, 3, 4):
+        site.fit(number)
+    work(daemon, 4)
+    last_counted = site.store.last_counted
+
+    def recorded(run: str, before: int) -> SiteState:
+        asked.append((state := last_counted(run, before)).round)
+        return state
+
+    site.store.last_counted = recorded  # type: ignore[method-assign]
+    fit = site.fit(5)
+    site.link.tasks[-1] = replace(fit, memory_round=stands)
+    work(daemon, 1)
+    assert asked[:1] == [starts_from] * (starts_from is not None)
+    assert site.declined() == ([] if starts_from is not None else [(fit.task_id, FailureReason.POLICY)])
+    assert site.store.newest_counted("run") == (4 if starts_from is None else 5)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.client.state.test_disk_store import counted, outcome, receipt, task
+from tests.client.state.test_disk_store import counted, number, outcome, receipt, task
 
 from protofed.client.state.disk_store import SCORED, DiskStore
 from protofed.client.state.store import MemoryStore, Store
@@ -44,9 +45,9 @@ def test_later_models_stay_aside_until_their_rounds_have_counted_again(store: Di
     store.settle(task(2, "again"), receipt())
     assert (store.last_counted("run", 9).round, store.newest_counted("run")) == (2, 4)
     assert aside(tmp_path) == ["000003", "000004"]
-    for number, left in ((3, ["000004"]), (4, [])):
-        store.stage(task(number, f"again-{number}"), outcome(number))
-        store.settle(task(number, f"again-{number}"), receipt())
+    for done, left in ((3, ["000004"]), (4, [])):
+        store.stage(task(done, f"again-{done}"), outcome(done))
+        store.settle(task(done, f"again-{done}"), receipt())
         assert aside(tmp_path) == left
     assert not list((tmp_path / "run").glob("aside-*"))
 
@@ -134,3 +135,49 @@ def test_what_was_scored_survives_and_a_damaged_record_is_an_error(tmp_path: Pat
     (tmp_path / "run" / SCORED).write_bytes(b"half")
     with pytest.raises(StateError):
         again.scored("run")
+
+
+# Rounds that do not stand, in which the site has trained and from which it starts no more
+
+
+def test_a_fit_starts_from_no_memory_of_a_round_that_was_rolled_back(store: DiskStore, tmp_path: Path) -> None:
+    """Rounds 3 and 4 were done again by other sites; the server says that of this one's updates round 2's stands."""
+    fit = replace(task(5), memory_round=2)
+    assert number(store.last_counted("run", fit.memory_before)) == 2
+    store.stage(fit, outcome(5))
+    assert aside(tmp_path) == ["000003", "000004"]
+    store.settle(fit, receipt())
+    assert (store.counted("run"), aside(tmp_path)) == ([1, 2, 5], [])
+
+
+def test_what_a_fit_passed_over_comes_back_if_it_does_not_count(store: DiskStore, tmp_path: Path) -> None:
+    fit = replace(task(5), memory_round=2)
+    store.stage(fit, outcome(5))
+    store.settle(fit, receipt(Verdict.STALE))
+    assert (store.counted("run"), aside(tmp_path)) == ([1, 2, 3, 4], [])
+
+
+def test_what_was_passed_over_takes_no_place_of_a_round_that_stands(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    store.retain(1)  # two rounds stay
+    counted(store, 1, 2)
+    fit = replace(task(5), memory_round=1)
+    store.stage(fit, outcome(5))
+    store.settle(fit, receipt())
+    assert store.counted("run") == [1, 5]
+
+
+@pytest.mark.parametrize(("memory_round", "before"), [(None, 5), (0, 1), (2, 3), (4, 5), (9, 5)])
+def test_a_server_can_name_no_later_memory_than_the_rounds(memory_round: int | None, before: int) -> None:
+    assert replace(task(5), memory_round=memory_round).memory_before == before
+
+
+def test_in_a_simulation_an_update_of_an_abandoned_attempt_is_passed_over() -> None:
+    """Round 2's first attempt counted here and was abandoned; other sites did the second one."""
+    store = MemoryStore()
+    counted(store, 1, 2)
+    fit = replace(task(3), memory_round=1)
+    assert number(store.last_counted("run", fit.memory_before)) == 1
+    store.stage(fit, outcome(3))
+    store.settle(fit, receipt())
+    assert (number(store.last_counted("run", 9)), store.counted("run")) == (3, [1, 3])

@@ -75,6 +75,7 @@ tasks = st.builds(
     remaining_s=seconds,
     attempt=counts,
     subject=st.none() | st.sampled_from(Subject),
+    memory_round=st.none() | counts,
 )
 finished = st.builds(Finished, reason=words, last=st.booleans())
 specs = st.builds(
@@ -355,7 +356,7 @@ FIELDS = {
     "Receipt": "digest reason record_hash verdict",
     "ScoresRequest": "caller task_id round run scores",
     "ScoresRequest.ScoresEntry": "key value",
-    "Task": "attempt base_bytes base_digest kind remaining_s round run subject task_id",
+    "Task": "attempt base_bytes base_digest kind memory_round remaining_s round run subject task_id",
     "Tensor": "dtype name part shape",
     "Upload": "id received_chunks",
     "UploadManifest": "base_digest caller digest digest_algorithm round run task_id tensors total_bytes",

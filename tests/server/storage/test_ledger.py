@@ -545,3 +545,19 @@ def test_a_ledger_of_before_is_read_without_being_opened(url: str) -> None:
     with closing(LedgerReader(url)) as reader:
         assert (reader.tasks("run"), reader.moved("run")) == (tasks, moved)
         assert reader.task(tasks[0].task_id) == tasks[0]
+
+
+def test_of_a_secure_sum_the_numbers_stand_and_not_the_keys(ledger: Ledger) -> None:
+    keys = [replace(invited(site), subject=Subject.UPDATE) for site in ("ann", "bob")]
+    numbers = replace(invited("ann", kind=TaskKind.MASK), subject=Subject.UPDATE)
+    scores = replace(invited("bob", kind=TaskKind.MASK), subject=Subject.SCORES)
+    ledger.begin_run("run", BASE, "{}")
+    ledger.open_round(RoundRow("run", 1, 1, size=2, quorum=1), keys)
+    ledger.invite([numbers, scores])
+    for task in (*keys, numbers, scores):
+        ledger.judge(update(task, task.task_id.encode()))
+    assert ledger.standing_rounds("run") == {}  # nothing is published
+    ledger.publish("run", 1, 1, BASE, complete=True)
+    assert ledger.standing_rounds("run") == {"ann": 1}
+    ledger.roll_back("run", 0)
+    assert ledger.standing_rounds("run") == {}

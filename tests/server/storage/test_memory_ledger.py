@@ -153,7 +153,16 @@ def answers(ledger: Ledger) -> dict[str, object]:
     said["certificates"] = sorted(ledger.certificates(), key=lambda row: row.fingerprint)
     said["runs"] = [replace(row, began_at=0, ended_at=row.ended_at and 1) for row in ledger.runs()]
     for run in RUNS:
-        for name in ("scored_round", "scored_rounds", "scores", "score_sums", "moved", "tasks", "updates"):
+        for name in (
+            "scored_round",
+            "scored_rounds",
+            "standing_rounds",
+            "scores",
+            "score_sums",
+            "moved",
+            "tasks",
+            "updates",
+        ):
             said[f"{name} of {run}"] = getattr(ledger, name)(run)
         said[f"scores of {run} by name"] = ledger.scores(run, 1, ["loss"]), ledger.score_sums(run, 1, ["loss"])
         said[f"scores of some rounds of {run}"] = [

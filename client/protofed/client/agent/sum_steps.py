@@ -57,7 +57,7 @@ def with_share(site: Site, run: PreparedRun, task: Task, update: Update, base: P
 
 
 def _share(site: Site, run: PreparedRun, task: Task, std: float) -> NoiseShare:
-    return run.noise_share(site.name, task, site.store.last_counted(task.run, task.round), std)
+    return run.noise_share(site.name, task, site.store.last_counted(task.run, task.memory_before), std)
 
 
 class SumSteps:

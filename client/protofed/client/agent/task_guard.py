@@ -42,7 +42,9 @@ class TaskGuard:
         return new
 
     def check_fit(self, task: Task) -> None:
-        """Check that a FIT task goes back no further than `limits.max_rollback_rounds`.
+        """Check that a FIT task goes back no further than `limits.max_rollback_rounds`, in rounds or in memory.
+
+        A server that says of more updates that they do not stand could choose what old memory the site starts from.
 
         Raises:
             PolicyRefusedError: it does; nothing of the later rounds was touched.
@@ -55,6 +57,16 @@ class TaskGuard:
                 "run has caught up"
             )
             raise PolicyRefusedError("limits.max_rollback_rounds", text)
+        passed = [number for number in self._site.store.counted(task.run) if task.memory_before <= number < task.round]
+        if len(passed) > most:
+            text = (
+                f"a task of round {task.round} is to start from memory of round {task.memory_before - 1} or before: "
+                f"{len(passed)} rounds that have counted here do not stand, and limits.max_rollback_rounds "
+                f"is {most}; if the coordinator rolled the run back, raise it until the run has caught up"
+            )
+            raise PolicyRefusedError("limits.max_rollback_rounds", text)
+        if passed:
+            log.info("memory of rounds that do not stand is passed over", run=task.run, round=task.round, rounds=passed)
 
     def check_today(self, task: Task) -> None:
         """Count a task among today's; one that was counted before is not counted again.

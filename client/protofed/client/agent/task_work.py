@@ -142,7 +142,7 @@ class TaskWork:
             return []
         match task.kind:
             case TaskKind.FIT:
-                return [self._fit_from(run, task, self._site.store.last_counted(task.run, task.round))]
+                return [self._fit_from(run, task, self._site.store.last_counted(task.run, task.memory_before))]
             case TaskKind.SCORE | TaskKind.SCORE_SUM:
                 return self._scorer.ahead(run, task)
             case _:
@@ -214,7 +214,7 @@ class TaskWork:
         base = self._bases.get(task)
         withheld = self._withheld(run, task, base)
         with self._site.checkpoints(task) as checkpoints:
-            state = self._site.store.last_counted(task.run, task.round)
+            state = self._site.store.last_counted(task.run, task.memory_before)
             self._status.activity = Activity.TRAINING
             work = self._fit_from(run, task, state)
             # Last: a fit that fails before costs nothing.

@@ -44,7 +44,7 @@ _TEMPORARY_BASE = re.compile(re.escape(files.TEMPORARY) + r"base-[0-9]{6,}\.safe
 _BASE = re.compile(r"base-([0-9]{6,})\.safetensors")  # the last base that was accepted, with its round
 SCORED = "scored.json"  # by round, what was asked when its scores were given
 _SCORED = TypeAdapter(dict[int, str])
-_NOT_IN_0_2_0 = {"attempt": 0, "subject": None}  # of a task
+_NOT_IN_0_2_0 = {"attempt": 0, "subject": None, "memory_round": None}  # of a task
 DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
 
 
@@ -92,7 +92,7 @@ class DiskStore:
 
     def last_counted(self, run: str, before: int) -> SiteState:
         """See `Store.last_counted`. Damaged files raise StateError: starting afresh would lose the site's memory."""
-        rounds = [number for number in self._rounds(run) if number < before and self._is_counted(run, number)]
+        rounds = [number for number in self.counted(run) if number < before]
         if not rounds:
             return SiteState()
         folder = self._round(run, max(rounds))
@@ -101,8 +101,11 @@ class DiskStore:
 
     def newest_counted(self, run: str) -> int:
         """See `Store.newest_counted`."""
-        counted = [number for number in self._rounds(run) if self._is_counted(run, number)]
-        return max([*counted, self._aside.newest(run)], default=0)
+        return max([*self.counted(run), self._aside.newest(run)], default=0)
+
+    def counted(self, run: str) -> list[int]:
+        """See `Store.counted`."""
+        return [number for number in self._rounds(run) if self._is_counted(run, number)]
 
     def scored(self, run: str) -> Mapping[int, str]:
         """See `Store.scored`. A damaged file raises StateError: without it a round could be scored again."""
@@ -152,8 +155,9 @@ class DiskStore:
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`. All files are written under a temporary name, then the folder is renamed.
 
-        After a roll-back, this round and later ones that have counted are moved aside, not removed: a server that only
-        repeats an old round would erase the models of later ones. An outcome that never counted is removed.
+        After a roll-back, this round and later ones that have counted, and those that the fit passed over, are moved
+        aside, not removed: a server that only repeats an old round would erase the models of later ones. An outcome
+        that never counted is removed.
         """
         folder = self._round(task.run, task.round)
         temporary = folder.with_name(f"{files.TEMPORARY}{folder.name}")
@@ -171,9 +175,9 @@ class DiskStore:
             raise
         try:
             # Only now, so that a failed write leaves the former outcome in place.
-            later = [number for number in self._rounds(task.run) if number >= task.round]
-            self._discard(task.run, [number for number in later if not self._is_counted(task.run, number)])
-            self._aside.put(task, [self._round(task.run, n) for n in later if self._is_counted(task.run, n)])
+            later, counted = [n for n in self._rounds(task.run) if n >= task.round], self.counted(task.run)
+            self._discard(task.run, [number for number in later if number not in counted])
+            self._aside.put(task, [self._round(task.run, n) for n in counted if n >= task.memory_before])
             os.replace(temporary, folder)
             files.sync_folder(folder.parent)
         except OSError as error:
@@ -196,8 +200,7 @@ class DiskStore:
         self._aside.discard(task.run, task.round)
         if (left := earlier(task.round, scored := self.scored(task.run))) != scored:
             self._write_scored(task.run, left)
-        rounds = self._rounds(task.run)
-        counted = [number for number in rounds if self._is_counted(task.run, number)]
+        rounds, counted = self._rounds(task.run), self.counted(task.run)
         if self._keep is not None and len(counted) >= self._keep:
             self._discard(task.run, [number for number in rounds if number < counted[-self._keep]])
 
@@ -213,8 +216,7 @@ class DiskStore:
 
     def settled(self, run: str) -> frozenset[str]:
         """See `Store.settled`."""
-        counted = [number for number in self._rounds(run) if self._is_counted(run, number)]
-        return frozenset(_read_task(self._round(run, number)).task_id for number in counted)
+        return frozenset(_read_task(self._round(run, number)).task_id for number in self.counted(run))
 
     def retain(self, rounds: int) -> None:
         """See `Store.retain`; takes effect at the next `settle`."""

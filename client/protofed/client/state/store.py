@@ -102,6 +102,9 @@ class Store(Protocol):
     def newest_counted(self, run: str) -> int:
         """The newest round that has counted, also one behind a roll-back; 0: none has."""
 
+    def counted(self, run: str) -> list[int]:
+        """The rounds that have counted and are stored, but for those behind a roll-back, in order."""
+
     def scored(self, run: str) -> Mapping[int, str]:
         """By round, what was asked when its scores were given."""
 
@@ -127,7 +130,8 @@ class Store(Protocol):
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """Store a fit's outcome durably; the agent calls this before it uploads the update.
 
-        After a roll-back, what was stored of this round and of later ones counts no more.
+        After a roll-back, what was stored of this round and of later ones counts no more, nor what is of rounds whose
+        memory the fit passed over (`Task.memory_before`).
         """
 
     def settle(self, task: Task, receipt: Receipt) -> None:
@@ -172,6 +176,10 @@ class MemoryStore:
         """See `Store.newest_counted`."""
         return max((state.round for state in self._counted.get(run, ())), default=0)
 
+    def counted(self, run: str) -> list[int]:
+        """See `Store.counted`."""
+        return sorted(state.round for state in self._counted.get(run, ()) if state.round)
+
     def scored(self, run: str) -> Mapping[int, str]:
         """See `Store.scored`."""
         return self._scored.get(run, {})
@@ -205,7 +213,7 @@ class MemoryStore:
         _, outcome = self._staged.pop(task.task_id)
         if receipt.verdict in COUNTED:
             # A round may be abandoned after an update of it has counted: its next attempt begins where it did.
-            former = self.last_counted(task.run, task.round)
+            former = self.last_counted(task.run, task.memory_before)
             self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal), former
             self._scored[task.run] = earlier(task.round, self._scored.get(task.run, {}))
 

@@ -80,6 +80,8 @@ class Task:
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
         attempt: of the round, from 1; 0: the server, of 0.2.0, does not tell.
         subject: what is summed; None: the task is not of a secure sum.
+        memory_round: of FIT, the newest round in which an update of this site stands: it was accepted for an attempt
+            that published a state and was not rolled back; 0: none. None: the server, of 0.2.0, does not tell.
     """
 
     kind: TaskKind
@@ -91,6 +93,12 @@ class Task:
     remaining_s: float
     attempt: int = 0
     subject: Subject | None = None
+    memory_round: int | None = None
+
+    @property
+    def memory_before(self) -> int:
+        """The fit starts from what the site keeps of its newest counted round below this one."""
+        return self.round if self.memory_round is None else min(self.round, self.memory_round + 1)
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ def pack_task(task: Task) -> pb.Task:
         remaining_s=task.remaining_s,
         attempt=task.attempt,
         subject=_subject.pack(task.subject) if task.subject else pb.SUM_SUBJECT_UNSPECIFIED,
+        memory_round=task.memory_round,
     )
 
 
@@ -137,6 +138,7 @@ def unpack_task(message: pb.Task) -> Task:
         remaining_s=_seconds(message.remaining_s),
         attempt=message.attempt,
         subject=_subject.unpack(message.subject) if message.subject else None,
+        memory_round=message.memory_round if message.HasField("memory_round") else None,
     )
 
 

@@ -615,6 +615,7 @@ class Task(_message.Message):
     REMAINING_S_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
+    MEMORY_ROUND_FIELD_NUMBER: _builtins.int
     kind: Global___TaskKind.ValueType
     run: _builtins.str
     round: _builtins.int
@@ -631,6 +632,10 @@ class Task(_message.Message):
     """of the round, from 1; 0, as of 0.2.0: not told"""
     subject: Global___SumSubject.ValueType
     """what is summed; only of a secure sum"""
+    memory_round: _builtins.int
+    """Of FIT: the newest round in which an update of the site stands, i.e. was accepted for an attempt that published a
+    state and was not rolled back; 0: none. The site starts from its memory of no later one. Absent, as of 0.2.0: not told.
+    """
     def __init__(
         self,
         *,
@@ -643,12 +648,15 @@ class Task(_message.Message):
         remaining_s: _builtins.float = ...,
         attempt: _builtins.int = ...,
         subject: Global___SumSubject.ValueType = ...,
+        memory_round: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_memory_round", b"_memory_round", "memory_round", b"memory_round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "subject", b"subject", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_memory_round", b"_memory_round", "attempt", b"attempt", "base_bytes", b"base_bytes", "base_digest", b"base_digest", "kind", b"kind", "memory_round", b"memory_round", "remaining_s", b"remaining_s", "round", b"round", "run", b"run", "subject", b"subject", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__memory_round: _TypeAlias = _typing.Literal["memory_round"]  # noqa: Y015
+    _WhichOneofArgType__memory_round: _TypeAlias = _typing.Literal["_memory_round", b"_memory_round"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__memory_round) -> _WhichOneofReturnType__memory_round | None: ...
 
 Global___Task: _TypeAlias = Task  # noqa: Y015
 

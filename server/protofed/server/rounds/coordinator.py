@@ -7,6 +7,7 @@ simulation's only one); aggregation alone runs elsewhere, through `ServerContext
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
@@ -31,7 +32,7 @@ from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.intake import UploadIntake
 from protofed.server.rounds.publisher import Published
 from protofed.server.rounds.waiting import Waiting
-from protofed.server.storage.rows import RoundRow
+from protofed.server.storage.rows import RoundRow, TaskRow
 
 NOTHING_TO_DO = Wait(retry_after_s=1.0)
 
@@ -53,6 +54,8 @@ class Coordinator:
         self._taken_up_at = time.time()
         self.intake = UploadIntake(recipe, context, self._driver)
         self._score_names = ScoreNames(recipe.classes, recipe.evaluation.switched_on)
+        # Of the attempt, a round and its number, for which it was asked last: by site the newest round that stands.
+        self._counted: tuple[tuple[int, int], Mapping[SiteId, int]] = (-1, -1), {}
 
     @property
     def phase(self) -> phases.Phase:
@@ -151,8 +154,15 @@ class Coordinator:
         """The task that `next_task` would give."""
         if (row := self._invitations.of(site)) is None:
             return None
-        base = row.base_digest, row.base_bytes
-        return Task(row.kind, self.run, row.round, row.task_id, *base, self._remaining(), row.attempt, row.subject)
+        at, base = (self.run, row.round, row.task_id), (row.base_digest, row.base_bytes)
+        counted = self._memory_round(row) if row.kind is TaskKind.FIT else None
+        return Task(row.kind, *at, *base, self._remaining(), row.attempt, row.subject, counted)
+
+    def _memory_round(self, row: TaskRow) -> int:
+        """The newest round of which the site's memory goes with the state that a fit starts from."""
+        if self._counted[0] != (attempt := (row.round, row.attempt)):  # while it is open, nothing is published
+            self._counted = attempt, self._ledger.standing_rounds(self.run)
+        return self._counted[1].get(row.site, 0)
 
     def invitation(self, site: SiteId) -> str:
         """The id of the site's open task; empty: it has none. May be called from any thread."""

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
+from protofed.common.protocol.messages import Receipt, Scores, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.groups import Group, Groups
 from protofed.common.statistics import Spread
@@ -20,6 +20,7 @@ from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.memory_certificates import MemoryCertificates
 from protofed.server.storage.memory_groups import MemoryGroups
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
+from protofed.server.storage.memory_trainings import MemoryTrainings
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import BLOB_KEPT, ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
 
@@ -44,7 +45,7 @@ class MemoryLedger(Ledger):
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
         self._groups = MemoryGroups()
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
-        self._weights: dict[tuple[str, SiteId], float] = {}  # the newest
+        self._trainings = MemoryTrainings()
         self._scores = MemoryScores()
 
     def close(self) -> None:
@@ -259,7 +260,7 @@ class MemoryLedger(Ledger):
     # Updates
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:
-        return next((_joined(row, task) for row in self._updates.get(task.task_id, ()) if _counted(row)), None)
+        return next((_joined(row, task) for row in self._updates.get(task.task_id, ()) if row.is_accepted), None)
 
     def judged(self, task: TaskRow, digest: Digest) -> UpdateRow | None:
         rows = reversed(self._updates.get(task.task_id, ()))
@@ -270,36 +271,38 @@ class MemoryLedger(Ledger):
         return [_joined(row, task) for task in tasks for row in self._updates.get(task.task_id, ())]
 
     def refused(self, task_id: str) -> int:
-        return sum(not _counted(row) for row in self._updates.get(task_id, ()))
+        return sum(not row.is_accepted for row in self._updates.get(task_id, ()))
 
     def last_weight(self, run: str, site: SiteId) -> float | None:
-        return self._weights.get((run, site))
+        return self._trainings.weight(run, site)
+
+    def standing_rounds(self, run: str) -> dict[SiteId, int]:
+        return self._trainings.standing(run, self._rounds[run])
 
     def moved(self, run: str) -> tuple[int, int]:
         tasks = list(self._of(run, None))
-        taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if _counted(row))
+        taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if row.is_accepted)
         return sum(taken), sum(task.bytes_sent for task in tasks)
 
     def set_aside(self, update_row: UpdateRow, why: SetAside) -> None:
         task_id = update_row.task.task_id
         rows = self._updates.get(task_id, [])
         self._updates[task_id] = [
-            replace(row, set_aside=why.text, code=why.code) if _counted(row) else row for row in rows
+            replace(row, set_aside=why.text, code=why.code) if row.is_accepted else row for row in rows
         ]
         if (task := self._tasks.get(task_id)) is not None:
             self._settle([task], "set-aside", why.text)
 
     def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
-        known = [self.accepted(row.task) if _counted(row) else None for row in rows]
+        known = [self.accepted(row.task) if row.is_accepted else None for row in rows]
         for row, counted in zip(rows, known, strict=True):
             if counted is not None and counted.digest != row.digest:
                 raise StateError(f"two updates for one invitation of {row.task.site} in round {row.task.round}")
         for row in (row for row, counted in zip(rows, known, strict=True) if counted is None):
             task = row.task
-            if _counted(row) and task.task_id in self._tasks:
+            if row.is_accepted and task.task_id in self._tasks:
                 self._settle([self._tasks[task.task_id]], "reported")
-            if _counted(row) and row.weight is not None:
-                self._weights[task.run, task.site] = row.weight
+            self._trainings.add(row, self._tasks.get(task.task_id, task))
             self._updates[task.task_id].append(replace(row, task=self._tasks.get(task.task_id, task)))
         return [(counted or row).receipt() for row, counted in zip(rows, known, strict=True)]
 
@@ -332,7 +335,7 @@ class MemoryLedger(Ledger):
         return self._scores.sums(run, self._kept_scores(run, round), names)
 
     def contributors(self, run: str, rounds: range) -> frozenset[SiteId]:
-        return frozenset(row.task.site for row in self.updates(run, rounds) if _counted(row))
+        return frozenset(row.task.site for row in self.updates(run, rounds) if row.is_accepted)
 
     def _kept_scores(self, run: str, round: int | range | None = None) -> list[tuple[int, int]]:
         """The attempts with scores (of a round, or some) that were not rolled back."""
@@ -342,7 +345,7 @@ class MemoryLedger(Ledger):
     # What must be kept
 
     def sealed(self) -> set[str]:
-        accepted = {row.receipt().record_hash for rows in self._updates.values() for row in rows if _counted(row)}
+        accepted = {row.receipt().record_hash for rows in self._updates.values() for row in rows if row.is_accepted}
         revoked = {row.fingerprint for row in self.certificates() if row.revoked_at is not None}
         return {*accepted, *revoked, *(row.state for row in self._all_rounds() if row.state is not None)}
 
@@ -360,7 +363,7 @@ class MemoryLedger(Ledger):
 
     def made_of(self, run: str, round: int) -> set[Digest]:
         states = {row.state for number in (round - 1, round) for row in self._at(run, number)}
-        updates = {row.digest for row in self.updates(run, round) if _counted(row)}
+        updates = {row.digest for row in self.updates(run, round) if row.is_accepted}
         return updates | {state for state in states if state is not None}
 
     def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
@@ -389,10 +392,6 @@ class MemoryLedger(Ledger):
 
     def _all_rounds(self) -> Iterator[RoundRow]:
         return (row for rows in self._rounds.values() for row in rows.values())
-
-
-def _counted(row: UpdateRow) -> bool:
-    return row.verdict is Verdict.ACCEPTED
 
 
 def _joined(row: UpdateRow, task: TaskRow) -> UpdateRow:

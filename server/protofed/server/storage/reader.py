@@ -163,6 +163,20 @@ class LedgerReader:
         rows = self._read(told.order_by(db.updates.c.id.desc()).limit(1))
         return rows[0].weight if rows else None
 
+    def standing_rounds(self, run: str) -> dict[SiteId, int]:
+        """By site, the newest round in which an update of it stands.
+
+        I.e. it was accepted for an attempt that published a state, and the run did not go back behind that.
+        """
+        attempt = (db.rounds.c[name] == db.updates.c[name] for name in ("run", "round", "attempt"))
+        joined = db.updates.join(db.tasks, db.tasks.c.task_id == db.updates.c.task_id).join(db.rounds, and_(*attempt))
+        plain = (db.tasks.c.kind == TaskKind.FIT) & db.tasks.c.subject.is_(None)
+        summed = (db.tasks.c.kind == TaskKind.MASK) & (db.tasks.c.subject == Subject.UPDATE)
+        query = select(db.updates.c.site, func.max(db.updates.c.round).label("newest")).select_from(joined)
+        query = query.where(db.updates.c.run == run, db.updates.c.verdict == Verdict.ACCEPTED, plain | summed)
+        query = query.where(db.rounds.c.state.is_not(None), ~db.rounds.c.rolled_back)
+        return {row.site: row.newest for row in self._read(query.group_by(db.updates.c.site))}
+
     def moved(self, run: str) -> tuple[int, int]:
         """Bytes of a run's accepted updates, and of what sites were asked to fetch to train, sum and refine."""
         taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)

@@ -42,6 +42,11 @@ class TaskRow:
         return self.kind in (TaskKind.INITIALISE, TaskKind.FIT)
 
     @property
+    def brings_training(self) -> bool:
+        """Whether its answer is what a site trained: of a secure sum, that are its numbers and not its keys."""
+        return (self.kind, self.subject) in ((TaskKind.FIT, None), (TaskKind.MASK, Subject.UPDATE))
+
+    @property
     def label(self) -> str:
         """Its kind as records show it: a sum of scores has the steps of one of updates, in the same attempt."""
         of_scores = self.subject is Subject.SCORES and self.kind is not TaskKind.SCORE_SUM
@@ -80,9 +85,14 @@ class UpdateRow:
     set_aside: str | None = None
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether the site has a receipt for it."""
+        return self.verdict is Verdict.ACCEPTED
+
+    @property
     def counts(self) -> bool:
         """Whether the aggregation uses it."""
-        return self.verdict is Verdict.ACCEPTED and self.set_aside is None
+        return self.is_accepted and self.set_aside is None
 
     def receipt(self) -> Receipt:
         """The receipt of this row; its record_hash commits the server to all of it."""
