@@ -153,7 +153,7 @@ def test_revoked_daemons_end_or_wait_as_they_are_set_and_come_back_with_new_cert
             operator.revoke(name, "a mistake")
         (tmp_path / "go").touch()
         assert here.running["site-1"].wait(60) == ProtocolError.exit_code, here.logs()
-        here.wait_for(lambda: log_lines(here, "site-2", "revoked"))
+        here.wait_for(lambda: log_lines(here, "site-2", "certificate was revoked"))
         asked = len(calls_of(here, "site-2"))
         for name in ("site-1", "site-2"):
             folder = here.authority.issue(here.folder / "identities" / name, Party.SITE, name)

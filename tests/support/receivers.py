@@ -70,7 +70,7 @@ class WebhookReceiver:
 
     @property
     def url(self) -> str:
-        return f"{self._scheme}://127.0.0.1:{self.port}/hooks/7f3a"
+        return f"{self._scheme}://127.0.0.1:{self.port}/hooks/s3cret-hook"
 
     def post(self) -> Post:
         """The next request, waited for."""

@@ -211,7 +211,7 @@ def test_a_server_that_is_busy(authority: Authority, identity: Identity, listen:
     expect(diagnose(full, identity), DiagnosisCode.BUSY, "has no room")
 
 
-@pytest.mark.parametrize(("days", "phrase"), [(400, "has expired"), (-1, "is not yet valid")])
+@pytest.mark.parametrize(("days", "phrase"), [(400, "has expired"), (-2, "is not yet valid")])
 def test_an_own_certificate_that_is_not_valid_is_not_shown_to_anybody(
     days: int, phrase: str, identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def test_a_webhook_gets_versioned_json_that_names_event_run_and_id(tmp_path: Pat
     with WebhookReceiver() as receiver:
         webhook(tmp_path, receiver.url).send(NOTICE)
         post = receiver.post()
-    assert post.path == "/hooks/7f3a"
+    assert post.path == "/hooks/s3cret-hook"
     assert post.headers["content-type"] == "application/json"
     assert post.json == {"version": VERSION, **NOTICE.table()}
     assert post.json.keys() == {"version", *Notice.__dataclass_fields__}
@@ -123,7 +123,7 @@ def test_nobody_there_is_a_failure_that_does_not_say_the_url(tmp_path: Path) -> 
     receiver.stop()
     with pytest.raises(NotSentError) as failed:
         made.send(NOTICE)
-    assert "7f3a" not in str(failed.value)
+    assert "s3cret-hook" not in str(failed.value)
 
 
 def test_the_proxy_of_the_settings_is_asked_and_the_environments_is_not(
