@@ -88,45 +88,39 @@ def test_a_run_waits_until_it_is_approved(
     assert harness.pauses == [PAUSED_RETRY_S] * 3
 
 
-def test_an_approved_run_needs_no_other_one_after_a_restart(
-    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
-) -> None:
+@pytest.fixture
+def approved(opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path) -> AgentHarness:
+    """A site that needs approvals and has one for its run, to be started again."""
     harness, daemon = opened(MANUAL)
     work(daemon, 1)
     approvals.approve(approvals.offer("run"))
     harness.restart(tmp_path / "state")
-    again = harness.agent()
-    harness.fit(1)
+    return harness
+
+
+def test_an_approved_run_needs_no_other_one_after_a_restart(approved: AgentHarness) -> None:
+    again = approved.agent()
+    approved.fit(1)
     work(again, 2)
-    assert harness.link.pause_reasons == [PauseReason.APPROVAL, PauseReason.NONE]  # APPROVAL would end its open task
-    assert len(harness.link.pushed) == 1
+    assert approved.link.pause_reasons == [PauseReason.APPROVAL, PauseReason.NONE]  # APPROVAL would end its open task
+    assert len(approved.link.pushed) == 1
 
 
-def test_a_restarted_daemon_presumes_the_approved_run_only_until_it_is_offered_one(
-    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
-) -> None:
-    harness, daemon = opened(MANUAL)
-    work(daemon, 1)
-    approvals.approve(approvals.offer("run"))
-    harness.restart(tmp_path / "state")
-    again, loads = harness.agent(), harness.counting_loads()
-    harness.link.run = "next"
-    harness.fit(1)
+def test_a_restarted_daemon_presumes_the_approved_run_only_until_it_is_offered_one(approved: AgentHarness) -> None:
+    again, loads = approved.agent(), approved.counting_loads()
+    approved.link.run = "next"
+    approved.fit(1)
     work(again, 3)
-    assert harness.link.pause_reasons[1:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
-    assert harness.pauses[1:] == [0.0, PAUSED_RETRY_S, PAUSED_RETRY_S]
-    assert (harness.link.calls["next_task"], harness.link.tried, loads) == (0, [], [])
+    assert approved.link.pause_reasons[1:] == [PauseReason.NONE, PauseReason.APPROVAL, PauseReason.APPROVAL]
+    assert approved.pauses[1:] == [0.0, PAUSED_RETRY_S, PAUSED_RETRY_S]
+    assert (approved.link.calls["next_task"], approved.link.tried, loads) == (0, [], [])
 
 
 def test_a_restarted_daemon_that_finds_no_run_says_at_once_that_the_next_one_needs_an_approval(
-    opened: Callable[..., tuple[AgentHarness, Agent]], approvals: Approvals, tmp_path: Path
+    approved: AgentHarness,
 ) -> None:
-    harness, daemon = opened(MANUAL)
-    work(daemon, 1)
-    approvals.approve(approvals.offer("run"))
-    harness.restart(tmp_path / "state")
-    again, told, over = harness.agent(), list[PauseReason](), Finished("nothing is queued", last=True)
-    harness.link.enroll = lambda reason, _wait_s: told.append(reason) or over  # type: ignore[method-assign, misc, assignment, func-returns-value]
+    again, told, over = approved.agent(), list[PauseReason](), Finished("nothing is queued", last=True)
+    approved.link.enroll = lambda reason, _wait_s: told.append(reason) or over  # type: ignore[method-assign, misc, assignment, func-returns-value]
     assert [again.step(0.0), again.step(0.0)] == [Wait(0.0), over]
     assert told == [PauseReason.NONE, PauseReason.APPROVAL]
 
