@@ -19,7 +19,7 @@ def facts(device: torch.device) -> dict[str, str]:
     """Names and versions by what they are of, in the order of the report."""
     own = {
         "protofed": metadata.version("protofed"),
-        "commit": _said("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"),
+        "commit": _said("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"),
         "Python": platform.python_version(),
         "PyTorch": torch.__version__,
     }
