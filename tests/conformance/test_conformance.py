@@ -11,6 +11,7 @@ from protofed.server.method import server_methods
 from protofed.testing.conformance import MethodConformance
 
 METHODS = sorted(client_methods)
+LONG = {"creff", "fedic"}  # learn for a minute: the server's share of CReFF, three more trainings of a round in FEDIC
 
 
 def test_both_halves_are_registered_under_the_same_names() -> None:
@@ -37,3 +38,9 @@ class TestMethods(MethodConformance):
     @pytest.fixture
     def recipe(self, method: str) -> Recipe:
         return shipped.recipe(f"digits-{method}")
+
+    @pytest.mark.parametrize(
+        "method", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in METHODS]
+    )
+    def test_it_learns(self, method: str, recipe: Recipe) -> None:
+        super().test_it_learns(method, recipe)
