@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.method_facts import long
 
 from protofed.client.method import client_methods
 from protofed.common.config.recipe import Recipe
@@ -11,7 +12,6 @@ from protofed.server.method import server_methods
 from protofed.testing.conformance import MethodConformance
 
 METHODS = sorted(client_methods)
-LONG = {"creff", "fedic"}  # learn for a minute: the server's share of CReFF, three more trainings of a round in FEDIC
 
 
 def test_both_halves_are_registered_under_the_same_names() -> None:
@@ -39,8 +39,6 @@ class TestMethods(MethodConformance):
     def recipe(self, method: str) -> Recipe:
         return shipped.recipe(f"digits-{method}")
 
-    @pytest.mark.parametrize(
-        "method", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in METHODS]
-    )
+    @pytest.mark.parametrize("method", long(METHODS))
     def test_it_learns(self, method: str, recipe: Recipe) -> None:
         super().test_it_learns(method, recipe)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.method_facts import SUMMABLE, brief
+from tests.support.method_facts import SUMMABLE, brief, long
 
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.client.state.disk_store import DiskStore
@@ -31,7 +32,13 @@ METHODS: list[dict[str, Any]] = [
 RULES = {"min_sites": 3, "quorum": 1.0, "heartbeat_s": 0.1}
 SECURE = {**RULES, "secure": True}
 PLAN = {"epochs": 1, "batch_size": 32, "lr": 0.01, "momentum": 0.9}  # FedPRP diverges at 0.05, and with it any last bit
-by_name = pytest.mark.parametrize("method", METHODS, ids=lambda method: " ".join(map(str, method.values())))
+
+
+def identity(method: dict[str, Any]) -> str:
+    return " ".join(map(str, method.values()))
+
+
+by_name = pytest.mark.parametrize("method", METHODS, ids=identity)
 
 
 def recipe_of(method: dict[str, Any], **federation: object) -> Recipe:
@@ -81,7 +88,7 @@ def test_it_learns_as_without_and_every_state_comes_out_again(method: dict[str, 
         assert (scores[0][score].std is None) is (not score.startswith("global.") or ".local." in score), score
 
 
-@by_name
+@pytest.mark.parametrize("method", long(METHODS, itemgetter("name")), ids=identity)
 def test_neither_restarts_nor_order_nor_workers_change_a_bit(method: dict[str, Any], tmp_path: Path) -> None:
     recipe = recipe_of(method)
     with simulation(recipe, crew=partial(CrewHere, 2)) as running:

@@ -134,11 +134,6 @@ class MethodConformance:
         assert last[score].mean > LEARNT
         assert last["personal.pm_v"].mean > PERSONAL
 
-    def test_two_simulations_give_the_same_bytes(self, method: str, simulated: MethodResult) -> None:
-        with simulation(small_recipe(method)) as repeated:
-            repeated.go()
-            assert _result(repeated).digest == simulated.digest
-
     def test_grpc_gives_the_bytes_and_scores_of_the_simulation(
         self, method: str, simulated: MethodResult, tmp_path: Path
     ) -> None:
@@ -154,7 +149,9 @@ class MethodConformance:
         finally:
             server.stop()
 
-    def test_the_order_of_arrival_does_not_matter(self, method: str, simulated: MethodResult) -> None:
+    def test_two_simulations_give_the_same_bytes_in_whatever_order_sites_arrive(
+        self, method: str, simulated: MethodResult
+    ) -> None:
         with simulation(small_recipe(method)) as running:
             backwards = dataclasses.replace(running, agents=list(reversed(running.agents)))
             backwards.go()

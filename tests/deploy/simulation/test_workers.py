@@ -288,7 +288,9 @@ def test_one_worker_needs_no_other_process() -> None:
     assert crew_of(1) is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_simulation_that_ends_takes_its_workers_along_and_goes_on_with_others(
     number: signal.Signals, tmp_path: Path
 ) -> None:
