@@ -80,6 +80,13 @@ def test_the_page_has_tables_curves_settings_and_provenance(results: list[Result
     assert all(result.state in said["provenance"] for result in results)
 
 
+def test_a_comparison_whose_jobs_all_failed_has_a_page(recipe_of: Recipes) -> None:
+    comparison = Comparison.of([(recipe_of("fednh"), None)])
+    html = page(comparison, curves_of(comparison.results), COMMAND)
+    assert "0 finished runs of 0 recipes" in html
+    assert "Not all seeds have ended of small-fednh." in html
+
+
 def test_what_differs_between_recipes_stands_first(results: list[Result]) -> None:
     settings = told(results)["settings"]
     differing, _, common = settings.partition("What all have in common")

@@ -60,17 +60,18 @@ def document(comparison: Comparison, curves: Sequence[Curves], command: str) -> 
 
 
 def _tiles(comparison: Comparison, results: Sequence[Result]) -> list[Tile]:
+    if not results:
+        return []
     seeds = sorted({result.recipe.seed for result in results})
     rounds = sorted({result.recipe.rounds for result in results})
     sites = sorted({len(result.train_examples) for result in results})
     shortened = comparison.options.shortened
-    found = [
+    return [
         Tile("Recipes", str(len(comparison.rows)), f"compared with {comparison.against}"),
         Tile("Seeds", str(len(seeds)), ", ".join(map(str, seeds))),
         Tile("Rounds", _range(rounds), f"shortened to {shortened}" if shortened else "as the recipes say"),
         Tile("Sites", _range(sites)),
     ]
-    return found if results else []
 
 
 def _range(values: Sequence[int]) -> str:
