@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import threading
@@ -370,6 +371,39 @@ def test_a_tracker_that_was_away_is_told_what_it_missed(run_ledger: RunLedger, m
         "a tracker has caught up",
     ]
     assert logs[0]["why"] == "ConnectionError: no route to host"
+
+
+def test_event_files_on_a_disk_that_was_full_are_told_what_they_miss(
+    run_ledger: RunLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "RETRY_S", 0.01)
+    failed = threading.Event()
+    record_writer = import_module("tensorboardX.record_writer")
+    base: Any = record_writer.RecordWriter
+
+    class Full(base):  # type: ignore[misc]
+        """Flushing and closing fail, as on a full disk."""
+
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+        def close(self) -> None:
+            super().close()
+            failed.set()
+            self.flush()
+
+    run_ledger.publish(0)
+    with monkeypatch.context() as full:
+        full.setattr(record_writer, "RecordWriter", Full)
+        follower = Follower(run_ledger.url, EventFiles(tmp_path), 0.01)
+        follower.start()
+        assert failed.wait(20)
+    run_ledger.ledger.end_run(RUN, "enough", RoundOutcome.FAILED)
+    follower.stop()
+    assert not follower.is_alive()
+    seen, texts = read(tmp_path / RUN)
+    expect_same(seen, by_the_ledger(run_ledger))
+    assert "outcome" in texts
 
 
 def test_the_end_tells_the_last_rounds_or_says_that_they_are_missing(run_ledger: RunLedger) -> None:

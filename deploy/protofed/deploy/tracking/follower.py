@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -99,7 +99,7 @@ class Follower(threading.Thread):
             wait_s = min(RETRY_S * 2 ** (self._failed - 1), MAX_RETRY_S) if self._failed else self._every_s
             ending = self._end.wait(wait_s)
             self._poll(last=ending)
-        self._close(*self._writers)
+        self._abandon()
 
     def stop(self) -> None:
         """Write what is new and end; waits for at most `STOP_S`. The thread is a daemon, so a stuck one is left."""
@@ -113,7 +113,7 @@ class Follower(threading.Thread):
                     self._follow(ledger, row)
         except Exception as error:  # a tracker's library may raise anything; the server must not notice
             self._failed += 1
-            self._close(*self._writers)
+            self._abandon()
             fields = {"tracker": self._tracker.name, "why": f"{type(error).__name__}: {error}"[:500]}
             if last:
                 log.error("a tracker lacks the newest rounds; `protofed tracking sync` adds them", **fields)
@@ -138,11 +138,15 @@ class Follower(threading.Thread):
             self._close(row.run)
             self._finished[row.run] = row
 
-    def _close(self, *runs: str) -> None:
-        """Close writers: at the end of a run, and after a failure, so that the tracker is opened anew."""
-        for run in runs:
-            _, resources = self._writers.pop(run)
-            resources.close()
+    def _close(self, run: str) -> None:
+        _, resources = self._writers.pop(run)
+        resources.close()
+
+    def _abandon(self) -> None:
+        """Close all writers, so that the tracker is opened anew. What was written is kept; what was not is told anew."""
+        for run in list(self._writers):
+            with suppress(Exception):  # on a full disk closing fails as writing did
+                self._close(run)
 
 
 def trackers(tensorboard: Path | None, mlflow: str | None) -> list[Tracker]:

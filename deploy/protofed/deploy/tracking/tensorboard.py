@@ -46,9 +46,11 @@ class EventFiles:
             writer = EventFileWriter(folder, row)
             yield writer
         finally:
-            if writer is not None:
-                writer.close()
-            lock.release()
+            try:
+                if writer is not None:
+                    writer.close()
+            finally:
+                lock.release()
 
 
 class EventFileWriter:
@@ -92,9 +94,9 @@ class EventFileWriter:
 
     def close(self) -> None:
         """Close the current file, if there is one."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None  # one that cannot be closed, on a full disk, is not written to again
+        if file is not None:
+            file.close()
 
     def _add_text(self, tag: str, text: str, step: int, at: float) -> None:
         self._add(at, step, self._summary.text(tag, text))
