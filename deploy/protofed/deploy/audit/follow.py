@@ -65,7 +65,8 @@ class LogFollower:
     take: Callable[[Record], object]
     _seen: list[_Signature] = field(default_factory=list)
     _last: Record = NOTHING
-    _offset: int = 0  # in the newest segment, behind the last whole line
+    _segment: int = 0  # the number of the segment that was read last
+    _offset: int = 0  # in it, behind the last whole line
     _state: FollowedLog = FollowedLog()
 
     def look(self) -> FollowedLog:
@@ -90,7 +91,7 @@ class LogFollower:
 
     def _read_whole(self, found: list[Segment]) -> None:
         self.begin()
-        self._last, self._offset = NOTHING, 0
+        self._last, self._segment, self._offset = NOTHING, 1, 0
         missing = max(0, found[0].number - 1) if found else 0
         self._state = FollowedLog(bool(found), read_at=time.time(), missing=missing)
         if found:
@@ -98,16 +99,20 @@ class LogFollower:
 
     def _read_all(self) -> None:
         with contextlib.suppress(HalfLineError):  # being written just now
-            for record in records(self.path):
+            for record in records(self.path):  # also those of a segment that has begun since `segments` were listed
+                if record.event == SEGMENT and isinstance(number := record.facts.get("number"), int):
+                    self._segment, self._offset = number, 0
                 self._add(record, len(record.line()))
 
     def _read_on(self, found: list[Segment]) -> None:
-        """The rest of the segment that was the newest, and those after it."""
+        """The rest of the segment that was read last, and those after it."""
         for segment in found:
-            if segment.number < self._seen[-1][0]:
+            if segment.number < self._segment:
                 continue
+            if segment.number > self._segment:
+                self._segment, self._offset = segment.number, 0
             with segment.path.open("rb") as file:
-                file.seek(self._offset if segment.number == self._seen[-1][0] else 0)
+                file.seek(self._offset)
                 while (line := file.readline(LONGEST + 1)).endswith(b"\n"):
                     if (record := following(self._last, line)) is None:
                         number = self._last.seq + 1
@@ -117,7 +122,7 @@ class LogFollower:
                     self._add(record, len(line))
 
     def _add(self, record: Record, size: int) -> None:
-        self._offset = size + (0 if record.event == SEGMENT else self._offset)
+        self._offset += size
         self._last = record
         self.take(record)
 
