@@ -69,6 +69,23 @@ def test_the_files_own_window_is_as_pydicom_has_it(function: str | None, tmp_pat
     np.testing.assert_allclose(got[0], (expected + 100) / (2 * 4095), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("function", "width", "reason"),
+    [
+        ("LINEAR", 0, "a width that its function does not allow"),
+        ("LINEAR", -400, "a width that its function does not allow"),
+        ("LINEAR_EXACT", 0, "a width that its function does not allow"),
+        ("SIGMOID", 0, "a width that its function does not allow"),
+        ("LINEAR", None, "a window's centre and no width"),
+    ],
+)
+def test_a_window_that_cannot_be_is_refused(function: str, width: float | None, reason: str, tmp_path: Path) -> None:
+    more: dict[str, Any] = {} if width is None else {"WindowWidth": width}
+    path = made(tmp_path / "a", pair(9, 11), WindowCenter=10, VOILUTFunction=function, **more)
+    with pytest.raises(UnreadableImageError, match=reason):
+        decode(path, PAIR)
+
+
 def test_a_window_of_one_value_is_a_step(tmp_path: Path) -> None:
     path = made(tmp_path / "a", pair(9, 11), WindowCenter=10, WindowWidth=1)
     assert decode(path, PAIR)[0, 0].tolist() == [0, 1]

@@ -121,8 +121,13 @@ def linear(values: Values, centre: float, width: float) -> Values:
 
 def _own_window(values: Values, dataset: Dataset) -> Values:
     """The first of the file's windows, by its own function (PS3.3, C.11.2.1.2 and C.11.2.1.3)."""
+    if dataset.get("WindowWidth") is None:
+        raise UnreadableImageError("DICOM with a window's centre and no width")
     centre, width = (float(np.atleast_1d(dataset[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
-    match dataset.get("VOILUTFunction") or "LINEAR":
+    function = dataset.get("VOILUTFunction") or "LINEAR"
+    if not (width >= 1 if function == "LINEAR" else width > 0):
+        raise UnreadableImageError("DICOM with a window of a width that its function does not allow")
+    match function:
         case "LINEAR":
             return linear(values, centre - 0.5, max(width - 1, 1e-9))  # of width 1 it is a step
         case "LINEAR_EXACT":
