@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.image_files import classes, save, settings
+from tests.support.image_files import RGB, classes, save, settings
 
 from protofed.client.data import labels
+from protofed.client.data.image_error import UnreadableImagesError
 from protofed.client.data.image_files import Scan, scan
+from protofed.client.data.reading import read
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")
@@ -88,6 +90,15 @@ def test_links_out_of_the_folder_are_refused_and_counted(tmp_path: Path) -> None
     (root / "mel").symlink_to(other / "nv")
     with pytest.raises(DataError, match="3 links lead out of it or to another folder"):
         folder(root)
+
+
+def test_a_link_to_itself_is_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    root = classes(tmp_path / "in", {"nv": 20, "mel": 20})
+    (root / "nv" / "loop.png").symlink_to("loop.png")
+    assert len(folder(root).items) == 41
+    with pytest.raises(UnreadableImagesError) as caught:
+        read(settings("folder", root), RGB, RUN)
+    assert [name for name, _ in caught.value.files] == ["nv/loop.png"]
 
 
 def test_a_folder_may_itself_be_a_link(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -33,4 +34,4 @@ class FileEntry:
 
 def leaves_root(path: Path, root: Path) -> bool:
     """Whether links lead `path` out of `root`, which is resolved itself."""
-    return not path.resolve().is_relative_to(root)
+    return not Path(os.path.realpath(path)).is_relative_to(root)  # unlike `resolve`, bears a link to itself
