@@ -322,7 +322,11 @@ def test_no_such_file(tmp_path: Path) -> None:
         read_table(tmp_path)
 
 
-@pytest.mark.parametrize("text", [b"name = ", b"\xff\xfe", b"{}", b"name = 'a'\nname = 'b'\n"])
+@pytest.mark.parametrize(
+    "text",
+    [b"name = ", b"\xff\xfe", b"{}", b"name = 'a'\nname = 'b'\n", b"a = " + 5000 * b"9", b"a = " + 5000 * b"["],
+    ids=lambda text: repr(text[:10]),
+)
 def test_no_toml(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "r.toml").write_bytes(text)
     with pytest.raises(ConfigError, match=r"r\.toml is not TOML"):

@@ -26,7 +26,7 @@ def read_table(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {error.strerror}; expected a TOML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: it is not UTF-8; save it again in that encoding") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: an endless integer, tables 1000 deep
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
