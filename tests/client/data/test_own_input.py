@@ -60,6 +60,21 @@ def test_of_files_it_is_the_first_readable_ones_and_the_names_are_their_own(tmp_
     assert load(data, found, infer_class_names(data)).train.images.shape[1:] == (3, 5, 7)
 
 
+def test_photographs_are_shrunk(tmp_path: Path) -> None:
+    save(tmp_path / "A" / "0.png", ramp(2100, 3000))  # more values than a run's images may have
+    found, _ = infer_input(settings("folder", tmp_path))
+    assert found.shape == (3, 717, 1024)
+    save(tmp_path / "A" / "0.png", ramp(1, 5000))
+    assert infer_input(settings("folder", tmp_path))[0].shape == (3, 1, 1024)
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 4097, 4097)])
+def test_arrays_that_no_run_can_use_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", test_images=np.zeros(shape, np.uint8), test_labels=np.zeros(2, np.int64))
+    with pytest.raises(DataError, match="of which no run's input can be"):
+        infer_input(Data(source="npz", root=tmp_path / "a.npz"))
+
+
 def test_files_none_of_which_is_an_image_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.png").write_bytes(b"damaged")

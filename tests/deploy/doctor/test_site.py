@@ -180,7 +180,9 @@ def images(path: Path, shape: tuple[int, ...] = (90, 12, 12), classes: int = 3) 
 
 def test_data_are_loaded_and_not_counted_aloud(tmp_path: Path) -> None:
     found = look(tmp_path, SiteUnderCheck(), data=images(tmp_path / "own.npz"))["data"]
-    assert found.message.startswith("npz: images of 1 x 12 x 12 [channels, height, width], with no run to compare")
+    assert found.message.startswith(
+        "npz: images loaded as 1 x 12 x 12 [channels, height, width], with no run to compare"
+    )
     assert not {"90", "45", "30", "15", "3"} & set(re.findall(r"\d+", found.message))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from protofed.client.data import arrays, groups, image_files, reading
 from protofed.client.data.decoding import open_image, silence_decoders
@@ -19,10 +20,12 @@ from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import Column as Column
 from protofed.client.data.split import DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.common.config.recipe import Data, Input
+from protofed.common.config.tables import MAX_IMAGE_VALUES
 from protofed.common.errors import DataError
 
 LABELLED_BY_NAME = frozenset({"folder", "manifest"})  # sources whose labels are names, not numbers
 _TRIED = 20  # files that are tried for one that can be read
+_LONGEST = 1024  # pixels a side of an image that no run asked for: photographs of a camera would fill the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +80,11 @@ def load(data: Data, input_: Input, class_names: Sequence[str] = ()) -> Source:
 def infer_input(data: Data) -> tuple[Input, int]:
     """An input with the images' own shape, and C for their labels: for checks before there is a run.
 
-    Files may differ in shape: then it is the shape of the first one, and the others are fitted to it.
+    Files may differ in shape: then it is the shape of the first one, shrunk to `_LONGEST` pixels a side where it is
+    larger, and all are fitted to it.
 
     Raises:
-        DataError: the source is missing or unreadable.
+        DataError: the source is missing, unreadable, or has images that no run's input can be of.
     """
     if data.source in LABELLED_BY_NAME:
         return _first_shape(data), max(2, len(infer_class_names(data)))
@@ -88,7 +92,13 @@ def infer_input(data: Data) -> tuple[Input, int]:
     examples = train.examples if len(train.examples) else test.examples
     labels = torch.cat((train.examples.labels, test.examples.labels, torch.ones(1, dtype=torch.int64)))
     channels, height, width = examples.images.shape[1:]
-    return Input(shape=(channels, height, width)), int(labels.max()) + 1
+    try:
+        return Input(shape=(channels, height, width)), int(labels.max()) + 1
+    except ValidationError as error:
+        raise DataError(
+            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width], of which no "
+            f"run's input can be: expected at most {MAX_IMAGE_VALUES:,} values an image, and none of no pixels"
+        ) from error
 
 
 def infer_class_names(data: Data) -> tuple[str, ...]:
@@ -114,7 +124,9 @@ def _first_shape(data: Data) -> Input:
         except UnreadableImageError:
             continue
         channels = 3 if image.mode == "RGB" else 1
-        return Input(shape=(channels, image.height, image.width), fit="stretch", colours="convert")
+        shrunk = max(1.0, image.height / _LONGEST, image.width / _LONGEST)
+        height, width = (max(1, round(side / shrunk)) for side in (image.height, image.width))
+        return Input(shape=(channels, height, width), fit="stretch", colours="convert")
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 

@@ -118,7 +118,7 @@ class SiteUnderCheck:
         shape = " x ".join(map(str, data.input.shape))
         rare = "; classes without test images are not scored (`protofed client check` names them)"
         left = rare if client.unscored(settings, data) else ""
-        return f"{settings.data.source}: images of {shape} [channels, height, width], {compared}{left}"
+        return f"{settings.data.source}: images loaded as {shape} [channels, height, width], {compared}{left}"
 
     def run_recipe(self, settings: ClientSettings) -> Recipe | None:
         """The recipe of the run that is asked about, or of the newest offer; None: there is none.

@@ -82,7 +82,7 @@ def _heading(check: SiteCheck) -> Text:
     # `Text`, here and below: names of classes, labels and files may have brackets, in which rich would read markup.
     return Text.assemble(
         (f"source {check.source}, {run}", "bold"),
-        f": {check.request.classes} classes, images of {shape} [channels, height, width]\n",
+        f": {check.request.classes} classes, images loaded as {shape} [channels, height, width]\n",
         ("Stays on this machine: it has numbers of examples, which no message to the server has.", "dim"),
     )
 
