@@ -96,8 +96,8 @@ def infer_input(data: Data) -> tuple[Input, int]:
         return Input(shape=(channels, height, width)), int(labels.max()) + 1
     except ValidationError as error:
         raise DataError(
-            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width], of which no "
-            f"run's input can be: expected at most {MAX_IMAGE_VALUES:,} values an image, and none of no pixels"
+            f"source {data.source} has images of {channels} x {height} x {width} [channels, height, width], of which "
+            f"no run's input can be: expected at most {MAX_IMAGE_VALUES:,} values an image, and none of no pixels"
         ) from error
 
 

@@ -143,7 +143,7 @@ class Follower(threading.Thread):
         resources.close()
 
     def _abandon(self) -> None:
-        """Close all writers, so that the tracker is opened anew. What was written is kept; what was not is told anew."""
+        """Close all writers, so that the tracker is opened anew. What was not written is told anew."""
         for run in list(self._writers):
             with suppress(Exception):  # on a full disk closing fails as writing did
                 self._close(run)
