@@ -75,4 +75,4 @@ else
     echo "Grafana:  not started: an image of Prometheus or Grafana was not to be had (PROMETHEUS_IMAGE, GRAFANA_IMAGE)"
 fi
 echo "go on:    cd deploy && $compose run --rm operator runs start digits-trio --set federation.min_sites=5 --name again --watch"
-echo "stop:     cd deploy && $compose --profile tools down        (models, keys and records stay in volumes; -v: not)"
+echo "stop:     cd deploy && $compose --profile cpu --profile gpu --profile tools down        (models, keys and records stay in volumes; -v: not)"

@@ -18,7 +18,7 @@ OF_THE_TOOL = {"COMPOSE_PROJECT_NAME", "COMPOSE_PROFILES"}
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?[-?])([^}]*))?\}")
 TRAINERS = [f"site-{number}" for number in range(1, 6)]
 ON_GPU = [f"{site}-gpu" for site in TRAINERS]
-JOBS, TOOLS = {"certificates", "admission"}, {"operator", "ca", "identity"}
+JOBS, TOOLS = {"certificates", "admission"}, {"operator", "export", "ca", "identity"}
 NO_IMAGE_OF_OURS = {"prometheus", "alertmanager", "grafana"}
 
 
@@ -170,7 +170,7 @@ def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
         if name == "certificates":
             continue
         own = {what: ro for what, ro in volumes(one).values() if what.endswith("-identity")}
-        whose = {"admission": "operator", "ca": "operator"}.get(name, name.removesuffix("-gpu"))
+        whose = {"admission": "operator", "ca": "operator", "export": "operator"}.get(name, name.removesuffix("-gpu"))
         assert own == ({} if name in NO_IMAGE_OF_OURS else {f"{whose}-identity": True}), name
     holders = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
     assert holders == {"certificates", "ca"}
