@@ -34,7 +34,7 @@ compose-demo:           ## a server, an evaluator and five sites in containers t
 	deploy/docker/compose/demo.sh
 
 test: .venv/ready       ## the whole test suite
-	.venv/bin/python -m pytest -n 3 --dist worksteal
+	.venv/bin/python -m pytest -n 2 --dist worksteal
 
 test-fast: .venv/ready  ## the tests of packages and methods only, to be run while you write
 	.venv/bin/python -m pytest -n 2 --dist worksteal -x tests/common tests/client tests/server tests/methods
