@@ -28,6 +28,7 @@ from protofed.client.privacy.base_checks import BaseProblem, Check
 from protofed.client.privacy.policy import Policy
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.sums.membership import membership_of
+from protofed.common import codec
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import NotEnrolledError
 from protofed.common.payload import Part, Payload
@@ -239,6 +240,23 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
         withheld.add(asked.withheld())
     assert answers == {("done", "done")}
     assert withheld == {True, False}  # what the site must not tell
+
+
+def test_a_fit_that_diverges_is_not_declined(sites: list[SiteData], tmp_path: Path) -> None:
+    """From which length of a feature on it does is a threshold on the class counts: 14 declines gave one exactly."""
+    run = recipe_like(
+        "digits-fedavg",
+        plan=PLAN | {"lr": 0.5, "epochs": 8, "max_grad_norm": None},
+        federation=SECURE,
+        method={"name": "fedprox", "mu": 1000.0},
+    )
+    first = as_payload(honest_model(run))
+    for number, data in enumerate(sites):
+        asked = Questioned(tmp_path / str(number), run, always(data))
+        assert asked.answer(TaskKind.FIT, 2, first) == "done"
+        assert asked.withheld()
+        assert codec.first_not_finite(asked.left()) is None
+        assert {part: asked.left()[part].keys() for part in first} == {part: first[part].keys() for part in first}
 
 
 def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:

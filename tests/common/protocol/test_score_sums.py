@@ -63,11 +63,13 @@ def test_a_score_of_fewer_than_three_sites_is_not_summed() -> None:
     assert found == {"loss": Spread(2.0, None, None, 3)}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 65537.0, -1e300])
-def test_a_score_that_no_sum_can_take_stays_and_ends_nothing(value: float) -> None:
+@pytest.mark.parametrize(("value", "sign"), [(math.nan, 1), (math.inf, 1), (-math.inf, -1), (65537.0, 1), (-1e300, -1)])
+def test_a_score_that_no_sum_can_take_counts_as_the_largest_so_that_nobody_sees_who_has_it(
+    value: float, sign: int
+) -> None:
     most = score_sums.LARGEST
     found = spreads_of({"loss": value}, {"loss": most}, {"loss": 0.0}, {"loss": -most})
-    assert found["loss"] == Spread(0.0, None, None, 3)
+    assert found["loss"] == Spread(sign * most / 4, None, None, 4)
 
 
 def test_of_fifty_of_the_largest_nothing_overflows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,9 +20,11 @@ from protofed.client.state.store import FitOutcome, SiteState
 from protofed.client.training.context import Checkpoints, FitStart, NoCheckpoints
 from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
 from protofed.client.training.score_sets import of_personal, on_local_test, on_test
+from protofed.common import codec
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Scores, Task
+from protofed.common.protocol.score_sums import LARGEST
 
 
 class ScoredModel(StrEnum):
@@ -40,6 +43,7 @@ class Computation:
         state: of the site, from which it starts; empty for scores of the global model.
         fewest: as `withhold_rare_units` takes it.
         scored: None: it is a fit.
+        to_its_end: as in `FitContext`.
     """
 
     site: SiteId
@@ -48,6 +52,7 @@ class Computation:
     state: SiteState
     fewest: int = 1
     scored: ScoredModel | None = None
+    to_its_end: bool = False
 
     @property
     def key(self) -> Hashable:
@@ -78,6 +83,8 @@ class Nowhere:
 def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Checkpoints, train: Train) -> FitOutcome:
     """What a fit leaves: its update, without what rare units learnt, and the state that the site keeps.
 
+    Of a fit that diverged and went on to its end, what is no number is 0, and nothing of it leaves (`withheld`).
+
     Args:
         train: `Site.fit`.
 
@@ -85,6 +92,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
         PolicyRefusedError: as of `withhold_rare_units`.
     """
     local = work.run.fit_context(work.site, work.task, work.state, status, checkpoints)
+    local.to_its_end = work.to_its_end
     received = FitStart(start_of(base, local.data.label_frequencies()))
     update = train(work.run, work.task, local, with_own_buffers(base, local))
     reach("fit-done")
@@ -105,7 +113,30 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
         leaving = within_bounds(leaving, sent, work.run.recipe.federation)
     memory = _moved_by_what_leaves(memory, update.payload, leaving)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
-    return FitOutcome(replace(update, payload=leaving), memory, personal)
+    outcome = FitOutcome(replace(update, payload=leaving), memory, personal)
+    return outcome if not work.to_its_end or _is_finite(outcome) else _with_numbers(outcome)
+
+
+def _is_finite(outcome: FitOutcome) -> bool:
+    payloads = (outcome.update.payload, outcome.memory, outcome.personal)
+    return all(codec.first_not_finite(payload) is None for payload in payloads) and all(
+        map(math.isfinite, outcome.update.metrics.values())
+    )
+
+
+def _with_numbers(outcome: FitOutcome) -> FitOutcome:
+    """A diverged fit's, of the same parts, names and shapes, so that the site hands in as much as any other."""
+    metrics = {name: value if math.isfinite(value) else LARGEST for name, value in outcome.update.metrics.items()}
+    update = replace(outcome.update, payload=_finite(outcome.update.payload), metrics=metrics)
+    trained = replace(outcome.trained, withheld=True)
+    return FitOutcome(update, _finite(outcome.memory), _finite(outcome.personal), trained)
+
+
+def _finite(payload: Payload) -> Payload:
+    return {
+        part: {name: np.nan_to_num(array, posinf=0, neginf=0) for name, array in tensors.items()}
+        for part, tensors in payload.items()
+    }
 
 
 def _moved_by_what_leaves(memory: Payload, trained: Payload, leaving: Payload) -> Payload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -21,7 +21,7 @@ from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
 from protofed.client.agent.site import PreparedRun, Site, is_summed, prepare
 from protofed.client.agent.sum_steps import SumSteps, check_member, with_share
 from protofed.client.agent.task_guard import TaskGuard
-from protofed.client.privacy.policy import Released
+from protofed.client.privacy.policy import PolicyRefusedError, Released
 from protofed.client.state.store import COUNTED, SiteState, TrainedBy
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
@@ -220,6 +220,10 @@ class TaskWork:
             # Last: a fit that fails before costs nothing.
             self._passed(task, lambda: self._budget.spend(run, task, run.noise(self._site.name, task, state)))
             outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
+            if outcome.trained.withheld and not withheld:
+                withheld = self._keep_back(
+                    task, PolicyRefusedError("finite", "the fit diverged; a lower plan.lr may help")
+                )
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
             if summed:
                 self._passed(task, lambda: self._sums.vector(run, outcome.update, base))
@@ -246,7 +250,10 @@ class TaskWork:
             self._push(task, released)  # within the block: nothing is staged, so a restart goes on behind its epochs
 
     def _fit_from(self, run: PreparedRun, task: Task, state: SiteState) -> Computation:
-        return Computation(self._site.name, run, task, state, self._site.policy.rules.min_images_per_unit)
+        fewest = self._site.policy.rules.min_images_per_unit
+        # With noise whether a fit diverges follows from noisy sums, and whether its loss is a number must not count.
+        to_its_end = is_summed(self._site, run.recipe) and run.recipe.plan.dp is None
+        return Computation(self._site.name, run, task, state, fewest, to_its_end=to_its_end)
 
     def _withheld(self, run: PreparedRun, task: Task, base: Payload) -> bool:
         """Whether the site's images decide that nothing of a fit leaves; only the site learns that it is this one.
@@ -255,16 +262,19 @@ class TaskWork:
         """
         problem = self._passed(task, lambda: self._base_guard.answered(run, task, base))
         refusal = run.withheld if problem is None else base_refusal(task, problem)
-        if refusal is not None:
-            self._on_withheld(task, refusal)
-            log.error(
-                "nothing of this fit leaves: random numbers take its place, so that nobody can read the round's sum, "
-                "and the server does not learn which site they are of",
-                run=task.run,
-                round=task.round,
-                why=str(refusal),
-            )
-        return refusal is not None
+        return refusal is not None and self._keep_back(task, refusal)
+
+    def _keep_back(self, task: Task, refusal: PolicyViolationError) -> Literal[True]:
+        """Tell the site, and nobody else, that nothing of a fit leaves."""
+        self._on_withheld(task, refusal)
+        log.error(
+            "nothing of this fit leaves: random numbers take its place, so that nobody can read the round's sum, "
+            "and the server does not learn which site they are of",
+            run=task.run,
+            round=task.round,
+            why=str(refusal),
+        )
+        return True
 
     def _check_base(self, task: Task, base: Payload) -> None:
         self._passed(task, lambda: self._base_guard.check(self._prepared(task), task, base))

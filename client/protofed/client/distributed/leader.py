@@ -177,6 +177,7 @@ def _take_part(team: Team, call: Call, site: Site, run: PreparedRun | None) -> P
     task = Task(**{**call.fields, "kind": TaskKind(call.fields["kind"])})
     received, memory = (codec.decode(team.broadcast(None)) for _ in range(2))
     local = run.fit_context(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
+    local.to_its_end = run.recipe.federation.secure  # as rank 0, of a daemon
     # Rank 0's, which may come from its site's secret: this rank has another.
     local.rng = generator(int(team.broadcast(None)), run.data.device)
     _fit(team, run, local, received)

@@ -165,6 +165,7 @@ class FitContext:
             share that a site may expect to train in.
         start: set by a fit that begins with another model than the one received.
         sent_model: set by a fit that leaves another model in `model` than the one that it trained and sends: that one.
+        to_its_end: whether a fit that diverges trains on: in a run with secure sums stopping would tell of images.
         dp: what noise is drawn from, where the plan asks for it; None: it does not, or this is no trainer's fit.
     """
 
@@ -186,6 +187,7 @@ class FitContext:
     participation: float = 1.0
     start: FitStart | None = None
     sent_model: Payload | None = None
+    to_its_end: bool = False
     dp: DpContext | None = None
 
     @property

@@ -9,6 +9,7 @@ chooses among them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ from protofed.common.statistics import Spread
 HOLDERS = FEWEST  # of two, each knows the other's
 POINT = FixedPoint(limit=65536.0, bits=40, most=MOST)  # of scores in every run, whatever its recipe says of updates
 STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read
-LARGEST = POINT.limit  # a larger score, a loss, stays with its site
+LARGEST = POINT.limit  # a larger score, a loss, counts as this
 _TABLE = "scores"  # [R, 1], of a part that only the layout has
 FORM = SumForm(rows=ClassRows(Part.SECURE_SUM, (Part.SECURE_SUM, _TABLE)))
 
@@ -45,9 +46,15 @@ def layout_of(names: Sequence[str]) -> SumLayout:
 
 
 def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
-    """The scores among these that can be summed, rounded to STEP: without those that are not finite, or too large."""
+    """The scores among these, as they are summed: rounded to STEP, from -LARGEST to LARGEST, which also stands for NaN.
+
+    None is left out for its value: how many sites have a score is opened, and would tell of their images.
+    """
     known = {name: scores[name] for name in names if name in scores}
-    return {name: round(value / STEP) * STEP for name, value in known.items() if abs(value) <= LARGEST}  # no NaN
+    return {
+        name: LARGEST if math.isnan(value) else round(min(max(value, -LARGEST), LARGEST) / STEP) * STEP
+        for name, value in known.items()
+    }
 
 
 def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
