@@ -259,6 +259,15 @@ def test_a_fit_that_diverges_is_not_declined(sites: list[SiteData], tmp_path: Pa
         assert {part: asked.left()[part].keys() for part in first} == {part: first[part].keys() for part in first}
 
 
+def test_a_fit_that_diverges_is_not_declined_where_nothing_is_sent(sites: list[SiteData], tmp_path: Path) -> None:
+    run = recipe_like("digits-solo", plan=PLAN | {"lr": 1e4, "max_grad_norm": None})
+    rules = RULES.model_dump()
+    rules["limits"]["lr"] = 1e4
+    asked = Questioned(tmp_path, run, always(sites[0]), rules)
+    assert asked.answer(TaskKind.FIT, 1, as_payload(honest_model(run))) == "done"
+    assert asked.agent._site.store.last_counted(run.name, 2).memory == {}
+
+
 def test_a_method_that_sends_nothing_asks_no_limit_of_the_images(sites: list[SiteData], tmp_path: Path) -> None:
     recipe = recipe_like("digits-solo", plan=PLAN)
     rules = RULES.model_copy(update={"limits": RULES.limits.model_copy(update={"steps": 10**6})})

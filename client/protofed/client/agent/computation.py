@@ -83,7 +83,7 @@ class Nowhere:
 def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Checkpoints, train: Train) -> FitOutcome:
     """What a fit leaves: its update, without what rare units learnt, and the state that the site keeps.
 
-    Of a fit that diverged and went on to its end, what is no number is 0, and nothing of it leaves (`withheld`).
+    Of a fit that diverged and went on to its end nothing leaves (`withheld`), and nothing is kept.
 
     Args:
         train: `Site.fit`.
@@ -114,7 +114,7 @@ def fit(work: Computation, base: Payload, status: DaemonStatus, checkpoints: Che
     memory = _moved_by_what_leaves(memory, update.payload, leaving)
     personal = {Part.BODY: dump(local.model.body), Part.HEAD: dump(local.model.head)}
     outcome = FitOutcome(replace(update, payload=leaving), memory, personal)
-    return outcome if not work.to_its_end or _is_finite(outcome) else _with_numbers(outcome)
+    return outcome if not work.to_its_end or _is_finite(outcome) else _with_numbers(outcome, work.state)
 
 
 def _is_finite(outcome: FitOutcome) -> bool:
@@ -124,12 +124,12 @@ def _is_finite(outcome: FitOutcome) -> bool:
     )
 
 
-def _with_numbers(outcome: FitOutcome) -> FitOutcome:
-    """A diverged fit's, of the same parts, names and shapes, so that the site hands in as much as any other."""
+def _with_numbers(outcome: FitOutcome, before: SiteState) -> FitOutcome:
+    """A diverged fit's: an update of the same parts, names and shapes as any other's, and what the site had before."""
     metrics = {name: value if math.isfinite(value) else LARGEST for name, value in outcome.update.metrics.items()}
     update = replace(outcome.update, payload=_finite(outcome.update.payload), metrics=metrics)
     trained = replace(outcome.trained, withheld=True)
-    return FitOutcome(update, _finite(outcome.memory), _finite(outcome.personal), trained)
+    return FitOutcome(update, before.memory, before.personal or _finite(outcome.personal), trained)
 
 
 def _finite(payload: Payload) -> Payload:

@@ -227,6 +227,15 @@ def is_summed(site: Site, recipe: Recipe) -> bool:
     return recipe.federation.secure and not site.simulated
 
 
+def trains_to_its_end(site: Site, run: PreparedRun) -> bool:
+    """Whether a fit that diverges goes on: where its update would not tell of the images, that it stopped would.
+
+    With noise whether a fit diverges follows from noisy sums, and whether its loss is a number must not count.
+    """
+    tells_nothing = is_summed(site, run.recipe) or not (site.simulated or run.method.sends)
+    return tells_nothing and run.recipe.plan.dp is None
+
+
 def prepare(site: Site, assignment: Assignment) -> PreparedRun:
     """Check everything that the server sent before any of it is used, then build the model and load the data.
 

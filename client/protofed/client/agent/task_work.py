@@ -18,7 +18,7 @@ from protofed.client.agent.first_model import first_model
 from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle_heartbeat_s
 from protofed.client.agent.refinement import for_refining, refined, warn_if_it_cannot
 from protofed.client.agent.score_report import OwnScoreKeeper, Scorer
-from protofed.client.agent.site import PreparedRun, Site, is_summed, prepare
+from protofed.client.agent.site import PreparedRun, Site, is_summed, prepare, trains_to_its_end
 from protofed.client.agent.sum_steps import SumSteps, check_member, with_share
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import PolicyRefusedError, Released
@@ -220,10 +220,8 @@ class TaskWork:
             # Last: a fit that fails before costs nothing.
             self._passed(task, lambda: self._budget.spend(run, task, run.noise(self._site.name, task, state)))
             outcome = self._elsewhere.fit(work) or fit(work, base, self._status, checkpoints, self._site.fit)
-            if outcome.trained.withheld and not withheld:
-                withheld = self._keep_back(
-                    task, PolicyRefusedError("finite", "the fit diverged; a lower plan.lr may help")
-                )
+            if outcome.trained.withheld:
+                withheld = self._keep_back(task, PolicyRefusedError("finite", "it diverged: lower plan.lr"))
             # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
             if summed:
                 self._passed(task, lambda: self._sums.vector(run, outcome.update, base))
@@ -250,9 +248,7 @@ class TaskWork:
             self._push(task, released)  # within the block: nothing is staged, so a restart goes on behind its epochs
 
     def _fit_from(self, run: PreparedRun, task: Task, state: SiteState) -> Computation:
-        fewest = self._site.policy.rules.min_images_per_unit
-        # With noise whether a fit diverges follows from noisy sums, and whether its loss is a number must not count.
-        to_its_end = is_summed(self._site, run.recipe) and run.recipe.plan.dp is None
+        fewest, to_its_end = self._site.policy.rules.min_images_per_unit, trains_to_its_end(self._site, run)
         return Computation(self._site.name, run, task, state, fewest, to_its_end=to_its_end)
 
     def _withheld(self, run: PreparedRun, task: Task, base: Payload) -> bool:
@@ -268,8 +264,8 @@ class TaskWork:
         """Tell the site, and nobody else, that nothing of a fit leaves."""
         self._on_withheld(task, refusal)
         log.error(
-            "nothing of this fit leaves: random numbers take its place, so that nobody can read the round's sum, "
-            "and the server does not learn which site they are of",
+            "nothing of this fit leaves: random numbers take its place in a sum, so that nobody can read the sum, and "
+            "the server does not learn which site they are of",
             run=task.run,
             round=task.round,
             why=str(refusal),

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from protofed.client.agent.failure_codes import FORESEEN
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site, prepare
+from protofed.client.agent.site import PreparedRun, Site, prepare, trains_to_its_end
 from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import OtherRankError, RankLostError, Team
@@ -177,7 +177,7 @@ def _take_part(team: Team, call: Call, site: Site, run: PreparedRun | None) -> P
     task = Task(**{**call.fields, "kind": TaskKind(call.fields["kind"])})
     received, memory = (codec.decode(team.broadcast(None)) for _ in range(2))
     local = run.fit_context(site.name, task, SiteState(0, memory), DaemonStatus(), NoCheckpoints())
-    local.to_its_end = run.recipe.federation.secure  # as rank 0, of a daemon
+    local.to_its_end = trains_to_its_end(site, run)
     # Rank 0's, which may come from its site's secret: this rank has another.
     local.rng = generator(int(team.broadcast(None)), run.data.device)
     _fit(team, run, local, received)
