@@ -331,17 +331,30 @@ def test_row_31_a_gpu_that_is_not_there_is_said_at_the_start(monkeypatch: pytest
 # 32 and 33: numbers and data
 
 
-def test_row_32_a_loss_that_is_no_number_ends_the_task_on_the_site(tmp_path: Path) -> None:
-    harness = in_folder(tmp_path)
-    before = kept(harness)
+def diverged(folder: Path, recipe: dict[str, Any]) -> tuple[AgentHarness, Task]:
+    """A site whose second fit diverges: what it had before is unchanged, and no checkpoint of the fit is left."""
+    harness = in_folder(folder, recipe)
+    before = kept(harness)[1:]
     harness.link.pushed.clear()
     harness.link.calls.clear()
-    harness.link.recipe = Recipe.model_validate({**SOLO, "plan": {**SOLO["plan"], "lr": 1e30, "epochs": 9}}).wire()
+    harness.link.recipe = Recipe.model_validate({**recipe, "plan": {**recipe["plan"], "lr": 1e30, "epochs": 9}}).wire()
     task = harness.fit(2)
     harness.agent().step(0.0)
+    assert kept(harness)[1:] == before
+    assert not list((folder / FOLDER).glob("*"))
+    return harness, task
+
+
+def test_row_32_a_loss_that_is_no_number_ends_the_task_on_the_site(tmp_path: Path) -> None:
+    harness, task = diverged(tmp_path, {**SOLO, "method": {"name": "fedavg"}})
     said(harness, task, FailureReason.NUMERIC)
-    assert (kept(harness), harness.store.unsettled("run")) == (before, [])
-    assert not list((tmp_path / FOLDER).glob("*"))
+    assert (kept(harness)[0], harness.store.unsettled("run")) == (1, [])
+
+
+def test_row_32_where_that_would_tell_more_than_the_update_nothing_is_declined(tmp_path: Path) -> None:
+    harness, task = diverged(tmp_path, SOLO)
+    assert [pushed for pushed, _ in harness.link.pushed] == [task]
+    assert all(beat.failure is None for beat in harness.link.beats)
 
 
 def spoilt(how: str, path: Path) -> None:

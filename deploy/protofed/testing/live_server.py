@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +19,7 @@ from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Role
 from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
@@ -32,6 +35,7 @@ class LiveServer:
         state: its state folder; created if missing.
         listen: host:port; port 0 picks a free one.
         identity: the server's identity folder; None: no TLS.
+        clock: of rounds' deadlines, in seconds.
         options: of `serve`.
 
     Attributes:
@@ -40,13 +44,20 @@ class LiveServer:
     """
 
     def __init__(
-        self, recipe: Recipe, state: Path, listen: str = "127.0.0.1:0", identity: Path | None = None, **options: Any
+        self,
+        recipe: Recipe,
+        state: Path,
+        listen: str = "127.0.0.1:0",
+        identity: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
     ) -> None:
         self._address: Future[str] = Future()
         self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
         state.mkdir(parents=True, exist_ok=True)
         executors, notifier, self._resources = Executors(), TaskNotifier(), ExitStack()
-        context = open_server(state, self._resources, work=executors.aggregate, notify=notifier.notify)
+        opened = open_server(state, self._resources, work=executors.aggregate, notify=notifier.notify)
+        context = replace(opened, clock=clock, presence=SitePresence(opened.ledger, clock))
         self.context, self.ledger, self.blobs = context, context.ledger, context.blobs
         self.runs = RunQueue([recipe], context)
         self.operation = OperatorApi(self.runs, context)

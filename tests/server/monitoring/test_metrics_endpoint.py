@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import ProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
+from tests.server.conftest import Clock
 from tests.support.pki import Authority
 from tests.support.raw_client import MODEL, RawClient
 
@@ -174,14 +175,16 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
     recipe_of: Callable[..., Recipe], live_server: Callable[..., Any], metered: Callable[[Any], Metered], tmp_path: Any
 ) -> None:
     federation = {"min_sites": 2, "quorum": 1, "deadline_s": 2.0, "grace": 0.5, "score_every": 0}
-    recipe = recipe_of("fedavg", rounds=9, federation=federation)
-    server = live_server(recipe, tmp_path / "state")
+    recipe, clock = recipe_of("fedavg", rounds=9, federation=federation), Clock()
+    server = live_server(recipe, tmp_path / "state", clock=clock)
     seen, sites = metered(server), [RawClient(server.address, recipe.name, name).enroll() for name in ("ann", "bob")]
     ann, bob = sites
     for site in sites:
         site.push(site.task())  # the first model
     seen.wait_for("round", 1)
+    clock.now += 2.1
     seen.wait_for("rounds_total", 1, outcome="abandoned")
+    clock.now += 1.1  # the pause before the next attempt is over
     fits = [site.task() for site in sites]
     ann.push(fits[0], NOT_FINITE)
     ann.push(fits[0], OTHER)
@@ -191,6 +194,7 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
     seen.wait_for("rounds_total", 2, outcome="committed")
     late = bob.task()
     ann.push(ann.task())
+    clock.now += 2.1
     seen.wait_for("rounds_total", 1, outcome="degraded")
     assert bob.push(late).verdict == pb.VERDICT_STALE
 
@@ -209,7 +213,7 @@ def test_refused_updates_abandoned_and_degraded_rounds_and_a_restart(
         site.channel.close()
     server.stop()
 
-    again = metered(live_server(recipe, tmp_path / "state"))
+    again = metered(live_server(recipe, tmp_path / "state", clock=clock))
     assert again.value("recoveries_total") == 1
     assert [again.value(name, run=recipe.name) for name in shown] == before
     assert again.value("round_phase", run=recipe.name, phase="collecting") == 1
