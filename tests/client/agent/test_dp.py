@@ -27,6 +27,7 @@ from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Payload, describe
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 from protofed.common.tensors import norm_of
 
@@ -306,11 +307,10 @@ def test_a_model_too_large_for_its_noise_takes_nothing_away() -> None:
     """From a std on no share of the noise is a number of its own any more: a conversion gives all the same word."""
     run = prepared(sharing("fedavg"))
     task = Task(TaskKind.FIT, "run", 1, "fit-1", codec.digest(b"base"), 1, 60.0, 1)
-    bits = run.recipe.federation.sum_bits
-    most = MOST_STEPS * 2.0**-bits
+    most = MOST_STEPS * 2.0**-POINT.bits
     share = run.noise_share("ann", task, SiteState(), most * 0.99)
     layout = SumLayout.of(SumForm((Part.HEAD,)), describe(first_model()), first_model())
-    words = share.on_words(layout, np.zeros(layout.size, np.uint64), bits).view(np.int64)
+    words = share.on_words(layout, np.zeros(layout.size, np.uint64), POINT.bits).view(np.int64)
     assert len(set(words.tolist())) == layout.size
     assert np.abs(words.astype(float)).max() < 2.0**62
     for std in (most, np.inf, np.nan, 0.0):

@@ -310,7 +310,7 @@ def test_an_update_of_another_model_is_not_masked(tmp_path: Path) -> None:
 def test_a_sum_ends_by_the_recipe_that_it_began_by(tmp_path: Path) -> None:
     round_ = Round(tmp_path)
     ann = round_.daemons["ann"]
-    federation = {**SECURE["federation"], "min_contributors": 2, "sum_bits": 30}
+    federation = {**SECURE["federation"], "min_contributors": 2, "sum_step_s": 30.0}
     ann.made.recipe = {**SECURE, "federation": federation}
     ann.made.link.recipe = Recipe.model_validate(ann.made.recipe).wire()
     ann.killed()

@@ -17,6 +17,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, TaskKind, Verdict
 from protofed.common.secure_sums.context import Subject
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.shares import Share
 from protofed.common.statistics import Spread
 from protofed.server.monitoring.collector import _state
@@ -53,7 +54,7 @@ class Scored(Secure):
         if site in ("ann", "bob"):
             given["personal.pm_v"] = 0.5  # of two sites alone
         terms = score_sums.terms_of(site, self.names, given)
-        words = partial(layout.words, terms, score_sums.POINT)
+        words = partial(layout.words, terms, POINT)
         digest = self.lab.recipe.fingerprint()
         return SumSite(site, digest, self.lab.blobs.view, layout.flags(terms), words, score_sums.HOLDERS)
 

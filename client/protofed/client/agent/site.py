@@ -36,6 +36,7 @@ from protofed.common.errors import ConfigError, FailureReason, TaskFailedError, 
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import form_of
 from protofed.common.version import VERSION
 
@@ -189,7 +190,7 @@ class PreparedRun:
         """
         if (noise := self.noise(site, task, state)) is None or not std > 0:
             raise TaskFailedError(FailureReason.INTERNAL, "the noise of this update cannot be made: nothing leaves")
-        if not std < math.ldexp(MOST_STEPS, -self.recipe.federation.sum_bits):
+        if not std < math.ldexp(MOST_STEPS, -POINT.bits):
             # All of it would be the same number: a server could send a model so large that it takes the noise away.
             text = f"the model that the server sent is so large that its noise (std {std:.3g}) does not fit into a sum"
             raise TaskFailedError(FailureReason.REFUSED, text)

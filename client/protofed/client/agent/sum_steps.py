@@ -24,7 +24,7 @@ from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import HOLDERS_STEPS, SUM_STEPS, Receipt, Scores, Task, TaskKind, Verdict
 from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.storage.journal import Fact
 
@@ -133,9 +133,8 @@ class SumSteps:
         """What of an update the policy lets into a sum: asked before the update is staged, and others count on it."""
         with _refusals():
             layout = SumLayout.of(form_of(run.method, run.recipe.method.name), describe(update.payload), base)
-            limit = run.recipe.federation.sum_limit
-            if clipped := layout.clipped(update, limit):  # said here alone: the server must not know whose numbers
-                why = f"above federation.sum_limit = {limit:g}, as in {clipped[0]}: training diverges, or it is too low"
+            if clipped := layout.clipped(update, POINT.limit):  # said here alone: the server must not know whose
+                why = f"above {POINT.limit:g}, as in {clipped[0]}: training diverges"
                 log.warning("numbers leave clipped in a sum", run=run.recipe.name, why=why)
             return self._site.policy.release_sum(update, layout, run.gate_context())
 
@@ -213,11 +212,10 @@ class SumSteps:
                 flags = self._released_vector(run, session, task).flags()
                 return steps.send_flags(session, blob, flags, membership.identity)
             case TaskKind.MASK:
-                fixed_point, fewest = _rules(run, session)
                 released = self._released_vector(run, session, task)
-                kept = steps.open_flags(session, blob, released.flags(), fewest)
+                kept = steps.open_flags(session, blob, released.flags(), _fewest(run, session))
                 self._record_scores(run, session, released.flags(), kept)
-                words = self._leaving(run, session, task, released.words(fixed_point, kept))
+                words = self._leaving(run, session, task, released.words(POINT, kept))
                 return steps.send_values(session, blob, words)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 return steps.agree(session, blob, vector, membership.identity, before)
@@ -243,7 +241,7 @@ class SumSteps:
         if not run.shares_noise:
             return words
         share = _share(self._site, run, fitted, session.noise_std)
-        return share.on_words(session.layout, words, run.recipe.federation.sum_bits)
+        return share.on_words(session.layout, words, POINT.bits)
 
     def _released(self, session: Session) -> Released:
         return self._site.policy.release_step(steps.advertise(session))
@@ -318,13 +316,9 @@ def _score_names(run: PreparedRun) -> tuple[str, ...]:
     return score_sums.names_of(ScoreNames(run.recipe.classes, run.recipe.evaluation.switched_on))
 
 
-def _rules(run: PreparedRun, session: Session) -> tuple[FixedPoint, int]:
-    """How numbers of a sum are written, and how many must hold a row of it."""
-    if session.subject is Subject.SCORES:
-        return score_sums.POINT, score_sums.HOLDERS
-    federation = run.recipe.federation
-    assert federation.fixed_point is not None  # noqa: S101  (the run has secure sums)
-    return federation.fixed_point, federation.min_contributors
+def _fewest(run: PreparedRun, session: Session) -> int:
+    """How many must hold a row of a sum."""
+    return score_sums.HOLDERS if session.subject is Subject.SCORES else run.recipe.federation.min_contributors
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
 from protofed.common.protocol.score_names import ScoreNames
 from protofed.common.secure_sums.context import FEWEST as FEWEST_SUMMED
 from protofed.common.secure_sums.context import MOST as MOST_SUMMED
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.fixed_point import POINT, FixedPoint
 
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
@@ -45,7 +45,6 @@ COUNTING: frozenset[Robust] = frozenset({"trimmed", "krum"})  # rules that have 
 Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 FEWEST_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
-FEWEST_BITS_WEIGHED = 25  # of sums weighed by n / 2^20: of one example's weight 5 bits are left
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
 # Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
 # them, so that its daemons go on, and its runs are continued as runs of the same recipe.
@@ -53,7 +52,7 @@ SINCE_0_2_0: dict[str, frozenset[str]] = {
     "federation": frozenset(
         {
             *("max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"),
-            *("secure", "sum_limit", "sum_bits", "sum_step_s", "sum_group"),
+            *("secure", "sum_step_s", "sum_group"),
             *("robust", "max_bad_sites"),
         }
     ),
@@ -106,8 +105,6 @@ class Federation(StrictModel):
         5.0  # between a daemon's heartbeats; it takes 1 s at least
     )
     secure: bool = False  # the server gets one sum in place of the updates
-    sum_limit: Annotated[float, Field(ge=1)] = 65536.0  # numbers are clipped to this in a sum; of a site's weight: 1
-    sum_bits: Annotated[int, Field(ge=1, le=62)] = 40  # bits of the fraction of such a number
     sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
     sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of a group, summed together or not; 1: any
 
@@ -122,12 +119,8 @@ class Federation(StrictModel):
 
     @property
     def fixed_point(self) -> FixedPoint | None:
-        """How numbers are summed; None: not `secure`.
-
-        Raises:
-            ConfigError: a sum could overflow; no recipe that was read has such keys.
-        """
-        return FixedPoint(self.sum_limit, self.sum_bits, MOST_SUMMED) if self.secure else None
+        """How numbers are summed; None: not `secure`."""
+        return POINT if self.secure else None
 
 
 def _no_sum(rules: Federation) -> str:
@@ -159,10 +152,6 @@ def _no_sum(rules: Federation) -> str:
             f'robust = "{rules.robust}" compares the sites\' updates, of which the server sees none but their sum; '
             "remove it, or secure: a run has one or the other"
         )
-    try:
-        FixedPoint(rules.sum_limit, rules.sum_bits, MOST_SUMMED)
-    except ConfigError as error:
-        return f"{error} (sum_limit, sum_bits)"
     return ""
 
 
@@ -225,16 +214,7 @@ class Recipe(StrictModel):
         rules, defaults = self.federation, Federation.model_fields
         if rules.secure and (problem := _no_sum(rules)):
             raise ValueError(f"federation.secure = true: {problem}")
-        if rules.secure and self.method.options.get("weighting") == "examples" and rules.sum_bits < FEWEST_BITS_WEIGHED:
-            raise ValueError(
-                f"federation.sum_bits = {rules.sum_bits}: expected {FEWEST_BITS_WEIGHED} or more with weighting = "
-                f'"examples", whose weights are counts / 2^20: with fewer a site of few examples would count wrong'
-            )
-        unused = [
-            key
-            for key in ("sum_limit", "sum_bits", "sum_step_s", "sum_group")
-            if getattr(rules, key) != defaults[key].default
-        ]
+        unused = [key for key in ("sum_step_s", "sum_group") if getattr(rules, key) != defaults[key].default]
         if unused and not rules.secure:
             raise ValueError(f"federation.{unused[0]} is for federation.secure = true; set that, too, or remove it")
         return self
@@ -269,16 +249,16 @@ class Recipe(StrictModel):
                 f"plan.dp.shared_by = {dp.shared_by}: expected at most federation.sum_group = {rules.sum_group}, the "
                 "least sites whose noise is in a sum"
             )
-        if (most := dp.noise_share(self.plan.lr, self.plan.batch_size)) > rules.sum_limit / 16:
+        if (most := dp.noise_share(self.plan.lr, self.plan.batch_size)) > POINT.limit / 16:
             raise ValueError(
-                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model; expected at most a "
-                f"16th of federation.sum_limit = {rules.sum_limit:g}: a smaller plan.lr or noise"
+                f"plan.dp: a site's share of the noise is {most:.3g} on each number of the model; expected at most "
+                f"{POINT.limit / 16:g}, a 16th of what a sum takes: a smaller plan.lr or noise"
             )
-        step = dp.noise_share(self.plan.lowest_rate(self.rounds), self.plan.batch_size) * 2.0**rules.sum_bits
+        step = dp.noise_share(self.plan.lowest_rate(self.rounds), self.plan.batch_size) * 2.0**POINT.bits
         if step < FEWEST_STEPS_OF_NOISE:
             raise ValueError(
-                f"federation.sum_bits = {rules.sum_bits}: a site's share of the noise is {step:.3g} steps of the fixed "
-                f"point; expected {FEWEST_STEPS_OF_NOISE} or more, so that rounding it costs no privacy: more bits"
+                f"plan.dp: a site's share of the noise is {step:.3g} steps of 2^-{POINT.bits}, to which a sum rounds; "
+                f"expected {FEWEST_STEPS_OF_NOISE} or more, so that it costs no privacy: a larger plan.lr or noise"
             )
         return self
 

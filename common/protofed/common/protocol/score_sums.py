@@ -18,14 +18,13 @@ from protofed.common.payload import Array, Part, Update
 from protofed.common.protocol.messages import Role, Scores
 from protofed.common.protocol.score_names import FAMILIES, LOSS, ScoreNames
 from protofed.common.protocol.sum_messages import MOST_ROWS
-from protofed.common.secure_sums.context import FEWEST, MOST
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.context import FEWEST
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import HOLDERS as COUNTS
 from protofed.common.secure_sums.linear_form import ROWS, ClassRows, SumForm, SumLayout
 from protofed.common.statistics import Spread
 
 HOLDERS = FEWEST  # of two, each knows the other's
-POINT = FixedPoint(limit=65536.0, bits=40, most=MOST)  # of scores in every run, whatever its recipe says of updates
 STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read
 LARGEST = POINT.limit  # a larger score, a loss, counts as this
 _TABLE = "scores"  # [R, 1], of a part that only the layout has
