@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from structlog.testing import capture_logs
+from tests.attacks import share_sets
 from tests.attacks.hostile_server import as_payload, honest_model, recipe_like, sites_of
 from tests.support.scripted_server import AgentHarness
 
@@ -240,6 +241,19 @@ def test_limits_by_images_tell_no_number_of_them(key: str, sites: list[SiteData]
         withheld.add(asked.withheld())
     assert answers == {("done", "done")}
     assert withheld == {True, False}  # what the site must not tell
+
+
+@pytest.mark.parametrize("blind", [share_sets.dead, share_sets.faint])
+def test_what_a_blind_body_taught_is_withheld(
+    blind: Callable[[Payload], Payload], sites: list[SiteData], tmp_path: Path
+) -> None:
+    """Eight sums of such fits gave the shares of each of three sites (test_sums.py)."""
+    run = share_sets.recipe(federation=SECURE)
+    (base,) = share_sets.questions(run, blind(as_payload(honest_model(run))), number=1)
+    for number, data in enumerate(sites):
+        asked = Questioned(tmp_path / str(number), run, always(data))
+        assert asked.answer(TaskKind.FIT, 2, base) == "done"
+        assert asked.withheld()
 
 
 def test_a_fit_that_diverges_is_not_declined(sites: list[SiteData], tmp_path: Path) -> None:

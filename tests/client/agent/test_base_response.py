@@ -56,13 +56,23 @@ def one_image_each(layer: nn.Linear) -> None:
     layer.bias.copy_(-answers.topk(2, dim=0).values.mean(0))
 
 
-def refused(model: SplitModel, number: int = 128) -> Check | None:
+def refused(model: SplitModel, number: int = 128, rates: float = 1.0) -> Check | None:
     built = responses(prepared(), [images(number)])
-    problem = response_problem(responses(model, [images(number)]), built)
+    problem = response_problem(responses(model, [images(number)]), built, rates)
     return problem.check if problem else None
 
 
-@pytest.mark.parametrize("trap", [sorted_thresholds, one_image_each])
+def blind(layer: nn.Linear) -> None:
+    """No unit is positive for any image."""
+    layer.bias.fill_(-100.0)
+
+
+def faint(layer: nn.Linear) -> None:
+    """All units answer, to all images nearly alike."""
+    layer.weight.mul_(1e-3)
+
+
+@pytest.mark.parametrize("trap", [sorted_thresholds, one_image_each, blind, faint])
 def test_traps_are_found(trap: Callable[[nn.Linear], None]) -> None:
     assert refused(prepared(trap)) is Check.RESPONSE
 
@@ -77,6 +87,14 @@ def test_the_built_model_and_a_trained_one_pass() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert refused(model) is None
+
+
+def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
+    def dimmed(layer: nn.Linear) -> None:
+        layer.weight.mul_(0.2)
+
+    dim = prepared(dimmed)
+    assert [refused(dim, rates=rates) for rates in (0.0, 1.0, 4.0)] == [Check.RESPONSE, Check.RESPONSE, None]
 
 
 def test_few_images_tell_nothing() -> None:

@@ -25,6 +25,7 @@ from protofed.client.privacy.base_checks import (
     structure_problem,
 )
 from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.privacy.run_limits import step_sum
 from protofed.client.training.optimizer import sgd_length
 from protofed.common.payload import Exchange, Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
@@ -120,7 +121,7 @@ class BaseGuard:
             if problem is not None:
                 return replace(problem, text=f"led by the control variates of one fit, {problem.text}")
             models.append(led)
-        return next(filter(None, (self._response(run, model) for model in models)), None)
+        return next(filter(None, (self._response(run, model, version) for model in models)), None)
 
     def _problems(self, run: PreparedRun, task: Task, base: Payload, version: int) -> Iterator[BaseProblem | None]:
         """Of all models in a base; nothing is computed before it is asked for."""
@@ -159,9 +160,7 @@ class BaseGuard:
 
         The number of steps is the site's own. Before the first round there are no corrections.
         """
-        plan, examples = run.recipe.plan, len(run.data.train)
-        steps = plan.epochs * math.ceil(examples / plan.batch_size)  # 0 of an evaluator, which fits nothing
-        rate = plan.learning_rate(min(version + 1, run.recipe.rounds), run.recipe.rounds)
+        plan, steps, rate = run.recipe.plan, _steps(run), _rate(run, version)
         led = led_by_controls(base, rate * sgd_length(steps, plan.momentum if plan.optimizer == "sgd" else 0.0))
         most = self._site.policy.rules.limits.max_base_change if version else 0.0
         problem = finite_problem(led) or change_problem(led, base, most)
@@ -175,14 +174,15 @@ class BaseGuard:
         rounds = min(max(1, abs(version - last[0])), MOST_MISSED)
         return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds * slack)
 
-    def _response(self, run: PreparedRun, base: Payload) -> BaseProblem | None:
+    def _response(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:
         """What is loaded into the run's model here is replaced by the method's `install`."""
         if Part.BODY not in base:
             return None
         if self._built_responses is None or self._built_responses[0] != run.recipe.fingerprint():
             built = first_model(run.recipe, self._site.policy.rules.plugins)
             self._built_responses = run.recipe.fingerprint(), self._responses(run, built)
-        return response_problem(self._responses(run, base), self._built_responses[1])
+        rates = step_sum(run.recipe.plan, _steps(run), _rate(run, version))
+        return response_problem(self._responses(run, base), self._built_responses[1], rates)
 
     def _responses(self, run: PreparedRun, model: Payload) -> dict[str, Response]:
         load(run.model.body, model[Part.BODY])
@@ -195,6 +195,15 @@ class BaseGuard:
         if self._built is None or self._built[0] != recipe:
             self._built = recipe, statistics(built or first_model(run.recipe, self._site.policy.rules.plugins))
         return self._built[1]
+
+
+def _steps(run: PreparedRun) -> int:
+    """Of a fit; 0 of an evaluator, which fits nothing."""
+    return run.recipe.plan.epochs * math.ceil(len(run.data.train) / run.recipe.plan.batch_size)
+
+
+def _rate(run: PreparedRun, version: int) -> float:
+    return run.recipe.plan.learning_rate(min(version + 1, run.recipe.rounds), run.recipe.rounds)
 
 
 def version_of(task: Task) -> int:
