@@ -7,26 +7,40 @@ the server chose tell all three s, as a set.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.optimize import least_squares
 from scipy.special import softmax
-from tests.attacks.hostile_server import as_payload, honest_model, recipe_like
+from tests.attacks.hostile_server import (
+    always,
+    as_payload,
+    honest_model,
+    public_of,
+    recipe_like,
+    sites_of,
+    updates,
+)
+from tests.attacks.policies import NONE
+from tests.attacks.sums import mean_of
 from tests.attacks.targets import Floats
 
+from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
 
 SITES, TRIES = 3, 3  # of one sum; starts of the search
-PLAN = {"lr": 0.1, "epochs": 20, "batch_size": 64, "momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None}
+STEPS = 40  # of a fit of each of the three
+PLAN = {"epochs": 20, "batch_size": 64, "momentum": 0.0, "weight_decay": 0.0, "max_grad_norm": None}
 
 
-def recipe(**changes: Any) -> Recipe:
-    """Not as much training as `standard` allows: the body would learn to see."""
-    return recipe_like("digits-fedavg", plan=PLAN, rounds=1000, **changes)
+def recipe(rates: float = 4.0, **changes: Any) -> Recipe:
+    """A run whose learning rates add up to that in a fit; `standard` allows more, but the body would learn to see."""
+    return recipe_like("digits-fedavg", plan={**PLAN, "lr": rates / STEPS}, rounds=1000, **changes)
 
 
 def dead(body: Payload) -> Payload:
@@ -34,9 +48,25 @@ def dead(body: Payload) -> Payload:
     return _changed(body, 2e-3, -1.0)
 
 
-def faint(body: Payload) -> Payload:
+def faint(body: Payload, scale: float = 0.1) -> Payload:
     """Every weight of the body is smaller by a factor: its features still differ, but hardly."""
-    return _changed(body, 0.1, None)
+    return _changed(body, scale, None)
+
+
+def centred(run: Recipe, model: Payload) -> Payload:
+    """With features of mean 0 over the server's own images."""
+    mean = features(run, model).mean(axis=0)
+    bias = (model[Part.BODY]["linear.bias"] - mean).astype(np.float32)
+    return {**model, Part.BODY: {**model[Part.BODY], "linear.bias": bias}}
+
+
+def features(run: Recipe, model: Payload) -> Floats:
+    """Of the server's own images, [N, D]."""
+    split = honest_model(run)
+    load(split.body, model[Part.BODY])
+    with torch.no_grad():
+        found: Floats = split.eval().body(public_of(run).test.normalised(run.input)).double().numpy()
+    return found
 
 
 def questions(run: Recipe, body: Payload, number: int) -> list[Payload]:
@@ -47,12 +77,20 @@ def questions(run: Recipe, body: Payload, number: int) -> list[Payload]:
     return [{Part.BODY: body[Part.BODY], Part.HEAD: {"weight": weight, "bias": bias}} for bias in biases]
 
 
-def shares_told(run: Recipe, asked: Sequence[Payload], means: Sequence[Payload], steps: int) -> Floats:
-    """Shares [3, C] of a group, in no order, from the means of its three updates to these bases.
+def errors(run: Recipe, body: Payload, number: int) -> tuple[float, float]:
+    """Of a share, the mean error by so many sums over three sites without rules; and by saying the mean three times."""
+    held = list(sites_of(run))[:SITES]
+    assert {run.plan.epochs * math.ceil(len(one.train) / run.plan.batch_size) for one in held} == {STEPS}
+    counts = np.stack([np.bincount(one.train.labels.numpy(), minlength=run.classes) for one in held])
+    truth = counts / counts.sum(axis=1, keepdims=True)
+    asked = questions(run, body, number)
+    sent = [updates(NONE, run, one, [always(base) for base in asked]) for one in held]
+    told = shares_told(run, asked, [mean_of(three) for three in zip(*sent, strict=True)])
+    return _error(told, truth), _error(np.tile(truth.mean(axis=0), (SITES, 1)), truth)
 
-    Args:
-        steps: of a fit.
-    """
+
+def shares_told(run: Recipe, asked: Sequence[Payload], means: Sequence[Payload]) -> Floats:
+    """Shares [3, C] of a group, in no order, from the means of its three updates to these bases."""
     starts = np.array([base[Part.HEAD]["bias"] for base in asked], dtype=np.float64)
     moved = SITES * (np.array([mean[Part.HEAD]["bias"] for mean in means], dtype=np.float64) - starts)
 
@@ -60,7 +98,7 @@ def shares_told(run: Recipe, asked: Sequence[Payload], means: Sequence[Payload],
         total = np.zeros_like(starts)
         for shares in softmax(numbers.reshape(SITES, -1), axis=1):
             biases = starts
-            for _ in range(steps):
+            for _ in range(STEPS):
                 biases = biases + run.plan.lr * (shares - softmax(biases, axis=1))
             total = total + biases - starts
         gap: Floats = (total - moved).ravel()
@@ -72,7 +110,7 @@ def shares_told(run: Recipe, asked: Sequence[Payload], means: Sequence[Payload],
     return told
 
 
-def error(told: Floats, truth: Floats) -> float:
+def _error(told: Floats, truth: Floats) -> float:
     """Mean error of a share, in whichever order the sites come out."""
     return min(float(np.abs(told[list(order)] - truth).mean()) for order in permutations(range(SITES)))
 

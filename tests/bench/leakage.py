@@ -1,9 +1,9 @@
-"""What a server can infer about sites from what they send it: `make leakage`; four tables, and the same as markdown.
+"""What a server can infer about sites from what they send it: `make leakage`; five tables, and the same as markdown.
 
 First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
 are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_means`, features that
-gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; last, what comes
-out of a secure sum of that.
+gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; then, what comes
+out of a secure sum of that; last, `leakage_blind`, what sums tell of sites that a body tells little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import attacks, leakage_attacks, leakage_means
+from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means
 from tests.bench.leakage_runs import SCORED, Case, attacked
 from tests.bench.leakage_scores import Found, of_all, strongest, tried
 from tests.bench.leakage_steps import told_to_a_batch
@@ -95,6 +95,9 @@ def main() -> None:
         summed_rows = leakage_attacks.sum_rows()
         Console(width=170).print(table(leakage_attacks.SUM_COLUMNS, summed_rows, "images of three sites, and of a sum"))
         pages.append(markdown(leakage_attacks.SUM_COLUMNS, summed_rows))
+        blind_rows = leakage_blind.rows()
+        Console(width=170).print(table(leakage_blind.COLUMNS, blind_rows, "shares of three sites, of sums over them"))
+        pages.append(markdown(leakage_blind.COLUMNS, blind_rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text("\n".join(pages), encoding="utf-8")
 
