@@ -10,7 +10,7 @@ from tests.client.agent.test_base_guard import CHECKED
 from tests.support.scripted_server import RUN, AgentHarness, work
 from torch import Tensor, nn
 
-from protofed.client.agent.base_response import LEAST_IMAGES, response_problem, responses
+from protofed.client.agent.base_response import LEAST_IMAGES, LEAST_SEEN, LEAST_UNITS, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
@@ -97,8 +97,24 @@ def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
     assert [refused(dim, rates=rates) for rates in (0.0, 1.0, 4.0)] == [Check.RESPONSE, Check.RESPONSE, None]
 
 
-def test_few_images_tell_nothing() -> None:
+def test_few_images_tell_nothing_of_units() -> None:
     assert refused(prepared(sorted_thresholds), LEAST_IMAGES - 1) is None
+
+
+def test_that_a_body_is_blind_shows_in_few_images() -> None:
+    assert [refused(prepared(faint), number) for number in (LEAST_SEEN - 1, LEAST_SEEN)] == [None, Check.RESPONSE]
+
+
+def test_and_in_few_features() -> None:
+    narrow = Recipe.model_validate({**TABLE, "model": {"name": "mlp", "hidden": [64, LEAST_UNITS - 1]}})
+    built, blinded = (build(narrow.model, narrow.input, narrow.classes) for _ in range(2))
+    load(blinded.body, dump(built.body))
+    with torch.no_grad():
+        [*_, last] = (module for module in blinded.body.modules() if isinstance(module, nn.Linear))
+        last.weight.mul_(1e-3)
+    found = [responses(model, [images()]) for model in (built, blinded)]
+    assert response_problem(found[0], found[0], 1.0) is None
+    assert response_problem(found[1], found[0], 1.0) is not None
 
 
 def test_a_model_is_left_as_it_was() -> None:

@@ -22,7 +22,8 @@ from protofed.client.privacy.base_checks import BaseProblem, Check
 from protofed.common.payload import Part
 
 IMAGES = 128  # that are looked at
-LEAST_IMAGES, LEAST_UNITS = 32, 8  # below which shares say nothing
+LEAST_IMAGES, LEAST_UNITS = 32, 8  # below which shares of units say nothing
+LEAST_SEEN = 8  # images, below which the variance of features does not
 LEAST_PIXELS = 16  # numbers of an image: of fewer, every measurement is nearly the same one (spiral: 2, and 0.998)
 FEW = 0.05  # share of the images; a unit that answers to one image of a batch gives it away
 MOST_FEW = 0.5  # share of a layer's units, above the built model's
@@ -81,7 +82,8 @@ def responses(model: SplitModel, images: Iterable[Tensor]) -> dict[str, Response
     return {
         name: _response(answer)
         for name, answer in answers.items()
-        if len(answer) >= LEAST_IMAGES and answer.shape[1] >= LEAST_UNITS
+        if (name == FEATURES and len(answer) >= LEAST_SEEN)
+        or (len(answer) >= LEAST_IMAGES and answer.shape[1] >= LEAST_UNITS)
     }
 
 
