@@ -117,6 +117,29 @@ def test_and_in_few_features() -> None:
     assert response_problem(found[1], found[0], 1.0) is not None
 
 
+def test_a_body_that_is_blind_in_training_alone_is_found() -> None:
+    """By the variance that it keeps, a batch normalisation makes much of what is nothing by a batch's own."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16))
+    model = SplitModel(body, nn.Linear(16, 3))
+    built = responses(model, [images()])
+    before = dump(model)
+    assert response_problem(responses(model, [images()]), built, 1.0) is None
+    assert all((before[name] == array).all() for name, array in dump(model).items())
+    assert all(module.track_running_stats for module in body.modules() if isinstance(module, nn.BatchNorm1d))
+    layer, norm = body[1], body[2]
+    assert isinstance(layer, nn.Linear)
+    assert isinstance(norm, nn.BatchNorm1d)
+    with torch.no_grad():
+        layer.weight.mul_(100)
+        norm.weight.fill_(1e-4)
+        norm.running_var.fill_(1e-8)  # type: ignore[union-attr]
+        norm.bias.fill_(1.0)
+        seen = model.eval().body(images()).var(0).sum()
+    assert seen > 1
+    assert response_problem(responses(model, [images()]), built, 1.0) is not None
+
+
 def test_a_model_is_left_as_it_was() -> None:
     model = prepared().train()
     before = dump(model)

@@ -11,11 +11,13 @@ steps (0.01).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofed.client.models.split import SplitModel
 from protofed.client.privacy.base_checks import BaseProblem, Check
@@ -57,23 +59,27 @@ class Response:
 def responses(model: SplitModel, images: Iterable[Tensor]) -> dict[str, Response]:
     """By layer of the body, for images [B, channels, height, width] on the model's device; `IMAGES` of them at most.
 
-    Empty if there are too few images, or too small ones, to tell anything.
+    Empty if there are too few images, or too small ones, to tell anything. Features are those of training, which
+    BatchNorm makes of each batch's own statistics: by those that it keeps a server could have a blind body seem to see.
     """
+    looked = _first(images)
     seen: dict[str, list[Tensor]] = {}
     hooks = [
         module.register_forward_hook(_recorder(seen.setdefault(name, [])))
         for name, module in model.body.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d) or name == FEATURES
     ]
-    training, left = model.training, IMAGES
+    training = model.training
     try:
         model.eval()
         with torch.no_grad():
-            for batch in images:
-                if left <= 0 or math.prod(batch.shape[1:]) < LEAST_PIXELS:
-                    break
-                model.body(batch[:left])
-                left -= len(batch)
+            for batch in looked:
+                model.body(batch)
+            with _by_batches(model.body) as normalised:
+                if normalised:
+                    seen[FEATURES].clear()
+                for batch in looked if normalised else ():
+                    model.body(batch)
     finally:
         model.train(training)
         for hook in hooks:
@@ -85,6 +91,32 @@ def responses(model: SplitModel, images: Iterable[Tensor]) -> dict[str, Response
         if (name == FEATURES and len(answer) >= LEAST_SEEN)
         or (len(answer) >= LEAST_IMAGES and answer.shape[1] >= LEAST_UNITS)
     }
+
+
+def _first(images: Iterable[Tensor]) -> list[Tensor]:
+    """The first `IMAGES` of them, in batches of more than one, of which BatchNorm can take statistics."""
+    batches, left = list[Tensor](), IMAGES
+    for batch in images:
+        if left <= 0 or math.prod(batch.shape[1:]) < LEAST_PIXELS:
+            break
+        batches.append(batch[:left])
+        left -= len(batch)
+    return [batch for batch in batches if len(batch) > 1]
+
+
+@contextmanager
+def _by_batches(body: nn.Module) -> Iterator[bool]:
+    """BatchNorm as in training, but that it keeps nothing; whether there is any."""
+    norms = [module for module in body.modules() if isinstance(module, _BatchNorm)]
+    kept = [norm.track_running_stats for norm in norms]
+    try:
+        for norm in norms:
+            norm.train()
+            norm.track_running_stats = False
+        yield bool(norms)
+    finally:
+        for norm, tracks in zip(norms, kept, strict=True):
+            norm.track_running_stats = tracks
 
 
 def response_problem(base: Mapping[str, Response], built: Mapping[str, Response], rates: float) -> BaseProblem | None:
