@@ -53,6 +53,24 @@ def faint(body: Payload, scale: float = 0.1) -> Payload:
     return _changed(body, scale, None)
 
 
+def level(run: Recipe, model: Payload, scale: float = 1.0) -> Payload:
+    """With features that differ between images, and whose means over a class are all the same, so far as is known."""
+    examples, split, seen = public_of(run).test, honest_model(run), list[Floats]()
+    load(split.body, model[Part.BODY])
+    last = split.body.get_submodule("linear")
+    hook = last.register_forward_hook(lambda _, given, __: seen.append(given[0].double().numpy()))
+    with torch.no_grad():
+        split.eval().body(examples.normalised(run.input))
+    hook.remove()
+    labels = examples.labels.numpy()
+    means = np.stack([seen[0][labels == c].mean(axis=0) for c in range(run.classes)]) - seen[0].mean(axis=0)
+    _, sizes, directions = np.linalg.svd(means, full_matrices=False)
+    telling = directions[sizes > 1e-9 * sizes[0]]
+    weight = model[Part.BODY]["linear.weight"].astype(np.float64)
+    weight = scale * (weight - weight @ telling.T @ telling)
+    return {**model, Part.BODY: {**model[Part.BODY], "linear.weight": weight.astype(np.float32)}}
+
+
 def centred(run: Recipe, model: Payload) -> Payload:
     """With features of mean 0 over the server's own images."""
     mean = features(run, model).mean(axis=0)
