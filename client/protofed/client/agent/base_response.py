@@ -4,8 +4,8 @@ Nothing of it leaves the site. Measured on honest runs of all digits recipes, fi
 most 0.16 answer to few images only (`MOST_FEW` allows 0.5 more than in the built model), and at most 0.92 of the
 variance of a layer lies along one direction (`ONE_MEASUREMENT`). The features' variance over images is at least 0.26 of
 the built model's (0.15 of a model of a single site), where learning rates add up to 1.6 (`SEEING`: 0.1 there), and
-beside their mean square at least 0.15; of ResNet-18 with group normalisation at least 0.03 in its first 230 steps, whose
-rates add up to far more (0.01).
+beside their mean square at least 0.15; of ResNet-18 with group normalisation at least 0.03 in its first 230 steps,
+whose rates add up to far more (0.01).
 """
 
 from __future__ import annotations
