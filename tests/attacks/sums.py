@@ -24,21 +24,20 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Part, Payload, SiteId, Update, describe
 from protofed.common.secure_sums.context import FEWEST
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.groups import Groups, check_whole
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.simulation.simulation import site_names
 
-FIXED = FixedPoint(65536.0, 40, 50)  # a recipe's, where it does not say otherwise
 FEDAVG = SumForm((Part.BODY, Part.HEAD))
 
 
 def mean_of(sent: Sequence[Payload]) -> Payload:
     """What the server makes of the opened sum of these updates: all that it has of them."""
     layout = SumLayout.of(FEDAVG, describe(sent[0]), sent[0])
-    words = [layout.words(Update("", payload), FIXED) for payload in sent]
-    sums = Sums.opened(layout, np.asarray(np.sum(words, axis=0, dtype=np.uint64)), FIXED)
+    words = [layout.words(Update("", payload), POINT) for payload in sent]
+    sums = Sums.opened(layout, np.asarray(np.sum(words, axis=0, dtype=np.uint64)), POINT)
     return {part: sums.mean(part) for part in FEDAVG.means}
 
 

@@ -32,7 +32,7 @@ from protofed.common.payload import Array, Part, Payload, SiteId, Update, descri
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums import masking
 from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.groups import alone
 from protofed.common.secure_sums.linear_form import SumForm, SumLayout
 
@@ -49,7 +49,6 @@ MODELS = {  # millions of parameters -> a model, and what it is given
     "1 M": (NamedOptions.model_validate({"name": "mlp", "hidden": [960]}), Input(shape=(1, 32, 32))),
     "11 M": (NamedOptions(name="resnet18"), Input(shape=(3, 32, 32))),
 }
-FIXED = FixedPoint(65536.0, 40, 50)  # a recipe's, where it does not say otherwise
 CONTEXT = SumContext("bench", 3, 1, Subject.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.VALUES,))
 
 
@@ -71,7 +70,7 @@ def rows() -> Iterator[Row]:
 
 def of_site(what: str, update: Update, layout: SumLayout, count: int) -> Iterator[Row]:
     """One site's steps: processor seconds of each, and bytes."""
-    both = _masking(count, layout.words(update, FIXED))
+    both = _masking(count, layout.words(update, POINT))
     masks, bare, ratio = (statistics.median(some) for some in (*zip(*both, strict=True), [m / b for m, b in both]))
     yield Row(f"{what}: a site's masks", masks, "s", bare, "ChaCha20 alone", ratio)
     turns = [_sum(update, layout, count) for _ in range(REPETITIONS if count <= OF_GOALS else FEW)]
@@ -117,7 +116,7 @@ def _sum(update: Update, layout: SumLayout, count: int) -> _Part:
                 return steps.share(session, blob, lambda _: None, pinned=None, fewest=1)
             case TaskKind.MASK:
                 mine = session.site == names[0]
-                return steps.send_values(session, blob, layout.words(update, FIXED) if mine else one)
+                return steps.send_values(session, blob, layout.words(update, POINT) if mine else one)
             case TaskKind.AGREE:
                 return steps.agree(session, blob, Vector.VALUES, identity_of(session.site))
             case _:

@@ -17,14 +17,13 @@ from protofed.common import codec
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, Update, describe
 from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout, form_of
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
 from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
 
 CLASSES, FEATURES, SITES = 4, 3, 3
-FIXED_POINT = FixedPoint(65536.0, 40, MOST)
 TRUE = {"name": "cwfedavg", "shares": "true"}
 FORMS: Sequence[dict[str, Any]] = [
     *({"name": name} for name in SUMMABLE),
@@ -98,8 +97,8 @@ def updates_of(method: ServerMethod, state: Payload, dtype: str = "float64") -> 
 
 def summed(method: ServerMethod, state: Payload, updates: Sequence[Update], fewest: int = 1) -> Payload:
     layout = layout_of(method, state)
-    total = unmasked_total(layout, lambda: updates, FIXED_POINT, fewest)
-    return next_state(method, state, layout, total, FIXED_POINT, round_context())
+    total = unmasked_total(layout, lambda: updates, POINT, fewest)
+    return next_state(method, state, layout, total, POINT, round_context())
 
 
 def comparable(payload: Payload) -> dict[str, Array]:
@@ -178,7 +177,7 @@ def test_of_a_class_with_too_few_holders_nothing_is_summed(options: dict[str, An
     updates = updates_of(method, state)
     layout = layout_of(method, state)
     assert [int(n) for n in np.sum([layout.flags(one) for one in updates], axis=0)] == [2, 2, 3, 0]
-    total = layout.named(FIXED_POINT.decoded(unmasked_total(layout, lambda: updates, FIXED_POINT, 3)))
+    total = layout.named(POINT.decoded(unmasked_total(layout, lambda: updates, POINT, 3)))
     for key, by_class in total.items():
         if key in {"rows", "holders", "mass"} or key.startswith("mixture/"):
             assert by_class[2].any()

@@ -12,7 +12,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
-from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout
 
 FORM = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
@@ -23,7 +23,6 @@ UPDATE = Update(
 )
 LAYOUT = SumLayout.of(FORM, describe(UPDATE.payload), SENT)
 CONTEXT = GateContext(np.array([20, 0, 3]))
-FIXED = FixedPoint(65536.0, 40, 50)
 
 
 def policy(**table: Any) -> Policy:
@@ -37,7 +36,7 @@ def test_rows_leave_in_a_sum_but_those_of_too_few_examples(rule: dict[str, Any])
     gate.admit("fednh", frozenset({Part.BODY, Part.PROTOTYPES}), FORM, exchanges=frozenset())
     released = gate.release_sum(UPDATE, LAYOUT, CONTEXT)
     assert released.flags().tolist() == [1, 0, 0]  # of class 2 it has three examples
-    numbers = FIXED.decoded(released.words(FIXED, np.array([False, True, True])))
+    numbers = POINT.decoded(released.words(POINT, np.array([False, True, True])))
     assert not LAYOUT.named(numbers)["rows"].any()
     assert LAYOUT.named(numbers)["mean/body/w"].tolist() == [1.0, 2.0]
     assert "20" not in repr(released)
@@ -50,7 +49,7 @@ def test_true_shares_leave_in_a_sum_but_those_of_too_few_examples() -> None:
     layout = SumLayout.of(form, describe(update.payload), {})
     released = policy(min_samples_per_class=10).release_sum(update, layout, CONTEXT)
     assert released.flags().tolist() == [1, 0, 0]  # of class 2 it has three examples
-    sums = layout.named(FIXED.decoded(released.words(FIXED, np.ones(3, dtype=bool))))
+    sums = layout.named(POINT.decoded(released.words(POINT, np.ones(3, dtype=bool))))
     assert sums["mass"].tolist() == [0.75, 0.0, 0.0]
     assert sums["mixture/body/w"].tolist() == [[0.75, 1.5], [0.0, 0.0], [0.0, 0.0]]
 
@@ -130,7 +129,7 @@ def test_own_scores_leave_in_a_sum_if_the_policy_names_them(
 ) -> None:
     released = policy(secure=secure, **table).release_score_sum(OWN, NAMES)
     assert [NAMES[row] for row in np.flatnonzero(released.flags())] == leaving
-    words = released.words(FIXED, None)
+    words = released.words(POINT, None)
     held = [NAMES[row] for row in np.flatnonzero(released.layout.named(words)["holders"])]
     assert held == leaving
 
