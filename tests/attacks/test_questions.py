@@ -67,7 +67,7 @@ class Questioned:
         self.harness = AgentHarness(store, table, rules or RULES.model_dump(), load_data=load_data, name="site-1")
         self.harness.link.run, self.harness.link.min_cohort = recipe.name, 3
         self.agent: Agent = self.harness.agent()
-        self.agent._site.membership = membership_of(folder, lambda: None)
+        self.agent._site.membership = membership_of(folder, "site-1", lambda: None)
         self._asked = 0
 
     def answer(self, kind: TaskKind, round: int, base: Payload | None = None) -> str:

@@ -45,7 +45,7 @@ def masked(recipe: Recipe, folder: Path, resources: ExitStack) -> Simulation:
     agents = agents_of(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
     for agent in agents:
         agent._site.simulated = agent.name == EVALUATOR
-        agent._site.membership = membership_of(folder / agent.name, lambda: None)
+        agent._site.membership = membership_of(folder / agent.name, agent.name, lambda: None)
     return Simulation(recipe, runs, context.ledger, context.blobs, data, agents)
 
 

@@ -81,11 +81,11 @@ class Processes:
             self.address = (self.folder / "server" / "address").read_text(encoding="utf-8")
         return process
 
-    def site(self, name: str, *more: str, via: str = "", fails: str = "") -> Process:
+    def site(self, name: str, *more: str, via: str = "", fails: str = "", policy: str = "open") -> Process:
         """Start a site's daemon, which reaches the server at another address."""
-        policy = shipped.folder("policies") / "open.toml"  # holds back no class, as a simulation does
+        file = shipped.folder("policies") / f"{policy}.toml"  # open holds back no class, as a simulation does
         settings = f"--settings={self.folder / 'site.toml'}"
-        known = (f"--site={name}", f"--server={via or self.address}", f"--policy={policy}", "--until-finished")
+        known = (f"--site={name}", f"--server={via or self.address}", f"--policy={file}", "--until-finished")
         return self.start(name, "client", "start", settings, *known, *more, fails=fails)
 
     def identity(self, party: Party, name: str) -> Path:

@@ -52,6 +52,7 @@ RUN: dict[str, Any] = {
     "federation": {"heartbeat_s": 0.125},
 }
 RULES: dict[str, Any] = {
+    "partners": "first-use",
     "methods": ["fedavg", "fednh", "solo"],
     "parts": ["body", "head", "prototypes"],
     "min_samples_per_class": 1,

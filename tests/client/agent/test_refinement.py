@@ -146,7 +146,9 @@ def test_its_policy_decides(rules: dict[str, Any]) -> None:
 
 def test_a_policy_for_secure_sums_lets_out_what_was_refined_on_public_images() -> None:
     """Rules about a site's own classes: an evaluator's have none. `admit` refuses runs without sums, as of any site."""
-    policy = Policy(PolicyRules.model_validate({**OPEN, "secure": "required", "hide_class_presence": True}))
+    policy = Policy(
+        PolicyRules.model_validate({**OPEN, "secure": "required", "partners": "confirmed", "hide_class_presence": True})
+    )
     update = Update("eva", first_model())
     with pytest.raises(PolicyRefusedError):
         policy.release(update)

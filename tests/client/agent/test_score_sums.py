@@ -173,4 +173,4 @@ def test_a_site_records_which_scores_leave_as_they_leave_and_only_those(tmp_path
     assert all(masked(daemon) == [["personal.accuracy"]] for daemon in daemons)  # two alone would give the others
     assert round_.opened().keys() == {"personal.accuracy"}
     assert all(len(masked(daemon)) == 1 for daemon in daemons)
-    assert {event for daemon in daemons for event, _ in daemon.recorded} == {"pinned", "masked", "summed"}
+    assert {event for daemon in daemons for event, _ in daemon.recorded} == {"met", "masked", "summed"}

@@ -28,7 +28,7 @@ class Audited(Daemon):
         agent = super()._start()
         if not hasattr(self, "audit"):
             self.audit = ClientAudit(Journal(self.folder / FILE))
-        agent._site.membership = membership_of(self.folder, lambda: None, record=self.audit.secure_sum)
+        agent._site.membership = membership_of(self.folder, self.made.name, lambda: None, record=self.audit.secure_sum)
 
         def refused(task: object, violation: Exception) -> None:
             self.refused.append(str(violation))
@@ -88,7 +88,7 @@ def test_a_key_that_the_server_put_in_place_of_another_sites(
     assert asked(again, TaskKind.SHARE, lie, "lie") is None
     text = shown(again, capfd)
     assert "(secure-sum.changed-identity)" in text
-    assert "protofed client peers pin bob CODE" in text
+    assert "bob has another identity than when it was first met here" in text
 
 
 def test_a_second_list_of_who_takes_part(round_: Round, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +135,7 @@ def test_one_site_begins_from_another_model_and_the_sum_comes_to_nothing(
 def test_what_it_took_part_in_is_in_its_audit_log(round_: Round, capfd: pytest.CaptureFixture[str]) -> None:
     round_.until(TaskKind.REVEAL)
     before = shown(round_, capfd)
-    assert all(f"identity of {site} pinned on first use, code " in before for site in SITES[1:])
+    assert all(f"identity of {site} believed on first use, code " in before for site in SITES[1:])
     assert "secure sum opened" not in before
     round_.until(None)
     after = shown(round_, capfd)

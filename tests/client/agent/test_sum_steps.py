@@ -57,7 +57,7 @@ class Daemon:
 
     def _start(self) -> Agent:
         agent = self.made.agent()
-        agent._site.membership = membership_of(self.folder, lambda: None, record=self._record)
+        agent._site.membership = membership_of(self.folder, self.made.name, lambda: None, record=self._record)
         agent._work._on_refusal = lambda _, violation: self.refused.append(str(violation))
         return agent
 

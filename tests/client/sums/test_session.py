@@ -418,10 +418,12 @@ def test_sums_of_four_runs_tell_who_holds_what_if_sites_forget_their_group_and_n
 def test_what_a_person_can_do_is_said_where_a_group_is_refused(tmp_path: Path) -> None:
     Sites(tmp_path, PLAIN, BROKEN).until(None)
     asked = Sites(tmp_path, replace(PLAIN, run="larger"), BROKEN, fewest=5)
-    with pytest.raises(SecureSumError, match=r"group is of 3; expected 5 .* `protofed client group forget`") as small:
+    with pytest.raises(
+        SecureSumError, match=r"group is of 3; expected 5 .* `protofed client consortium forget-group`"
+    ) as small:
         asked.answer("ann", TaskKind.SHARE)
     assert small.value.code == "small-group"
-    with pytest.raises(SecureSumError, match=r"one of them has left .* `protofed client group forget`"):
+    with pytest.raises(SecureSumError, match=r"one of them has left .* `protofed client consortium forget-group`"):
         Sites(tmp_path, replace(PLAIN, run="another"), (SITES,)).answer("ann", TaskKind.SHARE)
 
 

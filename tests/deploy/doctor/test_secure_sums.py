@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.partners import confirm, listed
 from tests.support.pki import Authority
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.sums import own_identity
 from protofed.client.sums.own_identity import fingerprint
-from protofed.client.sums.peers import FILE, Peers
+from protofed.client.sums.partners import MET, OFFERED
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki import codes
 from protofed.common.pki.identity import Identity, Party, read_identity
@@ -56,11 +57,8 @@ def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: P
 def test_a_site_that_is_ready_shows_the_code_to_read_aloud_and_says_what_one_alone_cannot_see(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "north"):
         own_identity.load_or_create(folder)
-    Peers(tmp_path).pin("north", code_of(tmp_path / "north"), "ann")
     text = checked(tmp_path)
-    assert (
-        f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); 1 other site pinned, 1 of them" in text
-    )
+    assert f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); no list of partners" in text
     assert f"run {SECURE.name} sums updates under masks, which policy secure = allowed allows" in text
     assert text.endswith(ALONE)
 
@@ -92,18 +90,21 @@ def test_a_certificate_that_has_ended_endorses_nothing(tmp_path: Path) -> None:
         SiteSums(tmp_path, certified, policy(), lambda: None, late).check()
 
 
-def test_pins_that_cannot_be_read_and_a_site_that_came_with_another_identity(tmp_path: Path) -> None:
-    own_identity.load_or_create(tmp_path)
-    pins = tmp_path / FILE
-    pins.write_text("[]", encoding="ascii")
-    assert refused(tmp_path)[0] == "sum-identity-unusable"
-    peer = {"fingerprint": "a" * 64, "at": "2026-11-24T00:00:00Z", "refused": "b" * 64}
-    pins.write_text(json.dumps({"north": peer}), encoding="ascii")
-    name, text = refused(tmp_path)
-    assert name == "peer-identity-changed"
-    assert text == f"north came with identity {codes.code('b' * 64)}, pinned is {codes.code('a' * 64)}"
-    Peers(tmp_path).pin("north", codes.code("b" * 64), "ann")
-    assert "1 other site pinned" in checked(tmp_path)
+def test_partners_that_nobody_confirmed_and_those_that_were_believed_on_first_use(tmp_path: Path) -> None:
+    folders = {site: tmp_path / site for site in ("north", "south", "west")}
+    for folder in folders.values():
+        own_identity.load_or_create(folder)
+    north, confirmed = folders["north"], policy(partners="confirmed")
+    assert refused(north, by=confirmed)[0] == "partners-unconfirmed"
+    (north / MET).write_text(json.dumps({"south": {"identity": "a" * 64, "at": "2026-11-24T00:00:00Z"}}))
+    name, text = refused(north)
+    assert (name, "whoever signs certificates can invent such sites" in text) == ("partners-on-first-use", True)
+    confirm(north, listed(folders))
+    assert "list 1 of 3 partners confirmed by ann" in checked(north, by=confirmed)
+    (north / OFFERED).write_text(listed(folders, number=2).document)
+    assert "list 2 of partners waits for a person here" in refused(north, by=confirmed)[1]
+    (north / OFFERED).write_text("no list")
+    assert refused(north)[0] == "sum-identity-unusable"
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,7 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
         agents = agents_of(recipe, connect, store, policy=Policy.read(policy))
         for agent in agents if secure else ():  # as daemons are
             agent._site.simulated = agent.name == EVALUATOR
-            agent._site.membership = membership_of(tmp_path / agent.name, lambda: None)
+            agent._site.membership = membership_of(tmp_path / agent.name, agent.name, lambda: None)
         browser, log = Browser(client_page(folder)), SiteLog(folder)
         for _ in range(1000):
             for agent in agents:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,6 @@ from protofed.common.protocol.messages import Activity, PauseReason, TaskKind, V
 from protofed.server.operator import run_record as run_record_module
 from protofed.server.operator.run_record import MOST_CLASSES, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
-from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, RoundRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, RejectionCode, UpdateProblem
 
@@ -229,26 +226,6 @@ def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:
         "bob": "revoked",
         "cyd": "paused",
     }
-
-
-def test_a_ledger_of_0_2_0_that_nobody_opened_since_has_a_record_all_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    with closing(sqlite3.connect(path)) as file:
-        file.executescript(OF_0_2_0)
-        revoked = ("a" * 64, "site", "site-2", 0.0, 9e9, 1.0, 3.0, "stolen")
-        file.execute("INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, ?, ?)", revoked)
-        file.commit()
-    ledger = LedgerReader(f"sqlite:///{path}")
-    found = run_record(ledger, MemoryBlobs(), ledger.runs()[0].run)
-    ledger.close()
-    assert found["interventions"] == []
-    assert {site: (of["revoked"], of["revoked_at"]) for site, of in found["sites"].items()} == {
-        "site-1": ("", None),
-        "site-2": ("stolen", 3.0),
-    }
-
-
-# Prototypes
 
 
 def state(blobs: MemoryBlobs, tensors: Tensors) -> Digest:

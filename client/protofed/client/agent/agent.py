@@ -13,6 +13,7 @@ from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
 from protofed.client.agent.site import Site as Site
+from protofed.client.agent.site import is_offered_summed
 from protofed.client.agent.task_work import TaskWork
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.transport.link import Link
@@ -57,6 +58,7 @@ class Agent:
             pause=site.store.pause,
             origin=lambda: site.policy.origin,
             budget=self._no_budget,
+            partners=self._unconfirmed,
             trains=Role.TRAINER in site.roles,
         )
         self._enrollment = Enrollment(link, gate or own_gate)
@@ -135,6 +137,14 @@ class Agent:
     def _no_budget(self, offered: Assignment) -> str:
         """Why the privacy budget has no further round of a run; empty: it has, or the run is not prepared yet."""
         return self._work.no_budget(offered.run) if offered == self._assignment else ""
+
+    def _unconfirmed(self, offered: Assignment | None) -> str:
+        """Why the site is summed with nobody; empty: it is, or the run has no secure sums."""
+        member = self._site.membership
+        if member is None or (offered is not None and not is_offered_summed(self._site, offered)):
+            return ""
+        required = self._site.policy.rules.partners == "confirmed"
+        return member.partners.problem(required=required) if offered is not None or required else ""
 
     def _decline_if_left(self, task: Task) -> None:
         """Decline a task of a run that the site has left; otherwise the server learns at the next enrolling."""

@@ -23,7 +23,7 @@ PAUSED_RETRY_S = 5.0
 
 
 class TaskGate:
-    """Decides whether the site takes tasks now: by a pause, its policy's schedule and budget, and the run's approval.
+    """Decides whether the site takes tasks now: by a pause, its policy's schedule and budget, partners and approvals.
 
     Args:
         rules: the policy's rules as they are now; raises ConfigError or PolicyViolationError while it cannot be read.
@@ -33,6 +33,7 @@ class TaskGate:
         origin: where `rules` come from, for the record of what the policy approves by itself.
         trains: the site is a trainer: which classes it has must not be tried out.
         budget: why the privacy budget allows no further round of a run; empty: it does, or is not known yet.
+        partners: why the site is summed with nobody in a run, which is None if it is not known yet; empty: it is.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class TaskGate:
         pause: SitePause | None = None,
         origin: Callable[[], PolicyOrigin] = PolicyOrigin,
         budget: Callable[[Assignment], str] = lambda _offered: "",
+        partners: Callable[[Assignment | None], str] = lambda _offered: "",
         *,
         trains: bool = True,
     ) -> None:
         self._rules, self._approvals, self._now = rules, approvals, now
         self._site_pause, self._origin, self._budget, self._trains = pause, origin, budget, trains
         self._other_classes = False  # whether the run names other classes than those before
+        self._partners, self._unconfirmed = partners, ""  # why it is summed with nobody
         self._overspent = ""  # why there is no budget for another round
         self._pause: Pause | None = None  # as it was last read
         self._problem = ""  # why the policy cannot be read
@@ -70,6 +73,9 @@ class TaskGate:
         status = self._status(offered)
         if status in OUT:  # that counts even where runs need no approval
             return PauseReason.WITHDRAWN
+        if unconfirmed := self._partners(offered):
+            self._unconfirmed = unconfirmed
+            return PauseReason.PARTNERS
         if not self._approves(rules, offered) and status is not ApprovalStatus.APPROVED:
             return PauseReason.APPROVAL
         self._overspent = "" if offered is None else self._budget(offered)
@@ -164,6 +170,8 @@ class TaskGate:
                 return "a person here denied the run, or left it: until `protofed client approve` takes that back"
             case PauseReason.BUDGET:
                 return f"its privacy budget: {self._overspent}"
+            case PauseReason.PARTNERS:
+                return self._unconfirmed
             case PauseReason.POLICY:
                 return f"until its policy can be read: {self._problem}"
             case PauseReason.NONE:

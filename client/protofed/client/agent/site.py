@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -226,6 +227,19 @@ class PreparedRun:
 def is_summed(site: Site, recipe: Recipe) -> bool:
     """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
     return recipe.federation.secure and not site.simulated
+
+
+def is_offered_summed(site: Site, offered: Assignment) -> bool:
+    """As `is_summed`, of a run that is not prepared yet; False of a recipe that cannot be read, which is declined."""
+    return not site.simulated and Role.TRAINER in site.roles and _is_secure(offered.recipe)
+
+
+@lru_cache(maxsize=8)
+def _is_secure(recipe: str) -> bool:
+    try:
+        return parse_json(recipe, Recipe, "the offered recipe").federation.secure
+    except ConfigError:
+        return False
 
 
 def trains_to_its_end(site: Site, run: PreparedRun) -> bool:

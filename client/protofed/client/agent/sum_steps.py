@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -207,7 +208,8 @@ class SumSteps:
                 found = membership.sessions.group()
                 pinned = None if found is None else found.group
                 fewest = max(run.recipe.federation.sum_group, self._site.policy.rules.sum_group)
-                return steps.share(session, blob, membership.peers.trust, pinned=pinned, fewest=fewest)
+                trust = partial(membership.trust, required=self._site.policy.rules.partners == "confirmed")
+                return steps.share(session, blob, trust, pinned=pinned, fewest=fewest)
             case TaskKind.HOLDERS:
                 flags = self._released_vector(run, session, task).flags()
                 return steps.send_flags(session, blob, flags, membership.identity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.schedule import Window
@@ -44,6 +44,7 @@ class PolicyRules(StrictModel):
     min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
     hide_class_presence: bool = False  # what tells of classes, as all that is trained does, leaves only in a secure sum
     secure: Literal["allowed", "required"] = "allowed"  # required: all but the first model leaves only in a secure sum
+    partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
     sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of its group, summed together or not
     summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
@@ -51,3 +52,12 @@ class PolicyRules(StrictModel):
     dp: PrivacyBudget | None = None  # runs must have noise (plan.dp), and end for this site where the budget does
     schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
     limits: Limits = Limits()  # what a server may ask
+
+    @model_validator(mode="after")
+    def _confirms(self) -> PolicyRules:
+        if self.secure == "required" and self.partners == "first-use":
+            raise ValueError(
+                'partners = "first-use" lets whoever signs certificates invent the partners of this site, and read its '
+                'update out of a sum: with secure = "required" it must be "confirmed"'
+            )
+        return self

@@ -30,8 +30,7 @@ class Act(StrEnum):
     WITHDRAW = "withdrawn"
     PAUSE = "paused"
     RESUME = "resumed-by-site"  # a server's log has "resumed" for another event
-    PIN = "peer-pinned"
-    FORGET = "peer-forgotten"
+    CONFIRM = "partners-confirmed"
     FORGET_GROUP = "group-forgotten"
 
 
@@ -43,7 +42,7 @@ class Decision:
         at: UTC, RFC 3339.
         by: user name on the site's machine; empty: not known.
         run, recipe: the run and its recipe's digest; empty of a pause.
-        peer, code: another site, and the code of its identity for secure sums; of PIN and FORGET alone.
+        partners, code: the sites of a list of partners, and its code; of CONFIRM alone.
         group: the sites of this site's group in secure sums; of FORGET_GROUP alone.
         reason: of a pause, as the person typed it; it stays at the site.
         until: when a pause ends by itself; empty: it does not.
@@ -55,7 +54,7 @@ class Decision:
     run: str = ""
     recipe: str = ""
     until: str = ""
-    peer: str = ""
+    partners: str = ""
     code: str = ""
     group: str = ""
     reason: str = ""
@@ -63,7 +62,7 @@ class Decision:
     def facts(self) -> dict[str, str]:
         """The fields of its line in the audit log; `decided_at`, because a line's own time is that of its writing."""
         fields = {"decided_at": self.at, "by": self.by, "run": self.run, "recipe": self.recipe, "until": self.until}
-        fields |= {"peer": self.peer, "code": self.code, "group": self.group}
+        fields |= {"partners": self.partners, "code": self.code, "group": self.group}
         fields |= {"reason": self.reason}
         return {name: value for name, value in fields.items() if value}
 

@@ -1,4 +1,4 @@
-"""The site's identity for secure sums: an Ed25519 key in its state folder, which other sites pin."""
+"""The site's identity for secure sums: an Ed25519 key in its state folder, which partners confirm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_or_create(folder: Path) -> Ed25519PrivateKey:
         made = Ed25519PrivateKey.generate()
         files.write(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
         code = codes.code(fingerprint(made.public_key().public_bytes_raw()))
-        why = "new in this state folder: sites that pinned another one of this site's refuse it until they pin this one"
+        why = "new in this state folder: if partners have confirmed another one of this site's, they need a new list"
         log.info("identity for secure sums made", code=code, folder=str(folder), why=why)
     return load(folder)
 
@@ -60,7 +60,7 @@ def load(folder: Path) -> Ed25519PrivateKey:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise StateError(
-            f"{path} holds no Ed25519 key; restore it, or remove it to have another one, which each other site must "
-            "then pin (`protofed client peers pin`)"
+            f"{path} holds no Ed25519 key; restore it, or remove it to have another one, for which all partners must "
+            "then confirm a new list (`protofed consortium offer`)"
         )
     return key

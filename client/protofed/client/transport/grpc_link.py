@@ -12,6 +12,7 @@ import structlog
 
 from protofed.client.privacy.policy import Released, ReleasedScores
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
+from protofed.client.sums.membership import Membership
 from protofed.client.transport.audit import ClientAudit, Transfer
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.chunk_pace import IN_FLIGHT
@@ -74,6 +75,7 @@ class GrpcLink:
         give_up_after_s: seconds without an answer after which calls raise `UnavailableError`; None: never.
         on_release: called with each update that is about to be uploaded, for the metrics.
         check_run: raises WithdrawnError for a run that the site has left: no model, update or score of it moves.
+        membership: of secure sums; what it says of the site is sent, and what the server offers is given to it.
 
     Attributes:
         bytes_moved: of chunks, both directions, since the start.
@@ -97,8 +99,9 @@ class GrpcLink:
         give_up_after_s: float | None = None,
         on_release: Callable[[Task, Released], None] = lambda _task, _released: None,
         check_run: Callable[[str], None] = lambda _: None,
+        membership: Membership | None = None,
     ) -> None:
-        self._address = address
+        self._address, self._membership = address, membership
         self._caller, self._roles = pb.Caller(site=site, instance=instance), sorted(roles)
         limits: dict[str, Any] = {"give_up_after_s": give_up_after_s, "check_run": check_run}
         self._calls = Calls(address, identity=identity, proxy=proxy, audit=audit, **limits)
@@ -130,6 +133,7 @@ class GrpcLink:
             roles=[wire.role.pack(role) for role in self._roles],
             wait_s=wait_s,
             **wire.pack_pause_reason(pause_reason),
+            member=None if self._membership is None else wire.pack_member(self._membership.member()),
         )
         try:
             response = self._calls.call("Enroll", request, pb.EnrollResponse, wait_s + 30)
@@ -138,6 +142,8 @@ class GrpcLink:
         if response.WhichOneof("answer") == "assignment":
             self._calls.record_run(response.assignment)
         answer = wire.unpack_enrolled(response)
+        if self._membership is not None:
+            self._membership.partners.note_offer(response.consortium)
         if not self._connected:
             more = (
                 {"run": answer.run} if isinstance(answer, Assignment) else {"why": "the server has no run at present"}

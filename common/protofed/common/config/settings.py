@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.config.notify import Notify
@@ -19,11 +19,19 @@ from protofed.common.config.tables import Secret
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import Id
+from protofed.common.protocol.consortium import check_name
 from protofed.common.protocol.messages import Role
 
 
 def _as_text(value: object) -> object:
     return os.fspath(value) if isinstance(value, Path) else value
+
+
+def _can_be_shown(institution: str) -> str:
+    try:
+        return check_name(institution) if institution else ""
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 class Monitoring(StrictModel):
@@ -70,6 +78,9 @@ class ClientSettings(BaseSettings):
     state: Path  # memory, receipts
     data: Data  # where the images are
     partition_index: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
+    institution: Annotated[str, AfterValidator(_can_be_shown)] = (
+        ""  # its name in the list of partners; empty: the site's
+    )
     device: str = "auto"  # auto, cpu, cuda or cuda:N
     threads: Annotated[int, Field(ge=1)] | None = None  # of PyTorch on the CPU
     identity: Path | None = None  # folder with cert.pem, key.pem and ca.pem

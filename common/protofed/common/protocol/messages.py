@@ -34,6 +34,7 @@ class PauseReason(StrEnum):
     PAUSED = "paused by the site"
     WITHDRAWN = "takes no part in the run"  # the site denied it, or left it
     BUDGET = "privacy budget spent"  # one more round would cost more than the site's policy allows
+    PARTNERS = "has not confirmed the list of partners"  # that the server offers, and secure sums are of
     POLICY = "its policy cannot be read"  # an edit of the file was wrong: a person at the site mends it
 
 

@@ -13,9 +13,10 @@ from typing import Any, Generic, TypeVar
 from google_crc32c import value as crc32c
 
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, digest, is_digest
-from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError
+from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtocolError
 from protofed.common.ids import read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
+from protofed.common.protocol.consortium import Member, check_identity, check_name
 from protofed.common.protocol.messages import (
     LONGEST_S,
     Activity,
@@ -172,13 +173,32 @@ def unpack_next(message: pb.NextTaskResponse) -> Task | Wait | Finished:
             raise ProtocolError("the server's answer is empty; its version may be another")
 
 
-def pack_enrolled(answer: Assignment | Finished) -> pb.EnrollResponse:
-    """The answer to Enroll."""
+def pack_member(member: Member) -> pb.Member:
+    """What a daemon says of itself for secure sums."""
+    return pb.Member(**asdict(member))
+
+
+def unpack_member(message: pb.Member) -> Member:
+    """The same, checked.
+
+    Raises:
+        ProtocolError: a name that cannot be shown, or a key or a digest that is none.
+    """
+    try:
+        institution = check_name(message.institution) if message.institution else ""
+        identity = check_identity(message.identity) if message.identity else ""
+    except ConfigError as error:
+        raise ProtocolError(str(error)) from error
+    return Member(institution, identity, read_digest(message.consortium) if message.consortium else "", message.number)
+
+
+def pack_enrolled(answer: Assignment | Finished, consortium: str = "") -> pb.EnrollResponse:
+    """The answer to Enroll, with the list of partners that is offered."""
     match answer:
         case Assignment():
-            return pb.EnrollResponse(assignment=pb.Assignment(**asdict(answer)))
+            return pb.EnrollResponse(assignment=pb.Assignment(**asdict(answer)), consortium=consortium)
         case Finished(reason, last):
-            return pb.EnrollResponse(finished=pb.Finished(reason=reason, last=last))
+            return pb.EnrollResponse(finished=pb.Finished(reason=reason, last=last), consortium=consortium)
 
 
 def unpack_enrolled(message: pb.EnrollResponse) -> Assignment | Finished:

@@ -184,7 +184,7 @@ class SummaryReader:
                 self._summary.notes.append((record.at, _note(record.event, fields)))
             case decided if decided in set(Act) and self._run in (None, fields.get("run", self._run)):
                 self._summary.notes.append((record.at, _decision(decided, fields)))
-            case "policy" | "server" | "pinned" | "resumed" | "torn" | "counted":
+            case "policy" | "server" | "met" | "resumed" | "torn" | "counted":
                 self._summary.notes.append((record.at, _note(record.event, fields)))
 
     def _task(self, fields: Mapping[str, Any]) -> None:
@@ -288,8 +288,8 @@ def _note(event: str, fields: Mapping[str, Any]) -> str:
         case "server":
             server = f"server {fields.get('server')}: {fields.get('finding')}"
             return f"{server} {fields.get('certificate')} {fields.get('why')}"
-        case "pinned":
-            return f"identity of {fields.get('site')} pinned on first use, code {fields.get('code')}"
+        case "met":
+            return f"identity of {fields.get('site')} believed on first use, code {fields.get('code')}"
         case "masked":
             return f"left under masks, {_sum(fields)}: {', '.join(fields.get('scores', ())) or 'no score'}"
         case "summed":
@@ -320,10 +320,10 @@ def _number(value: object) -> str:
 
 def _decision(event: str, fields: Mapping[str, Any]) -> str:
     who = f" by {fields['by']}" if fields.get("by") else ""
-    if peer := fields.get("peer"):
-        if event == Act.FORGET:
-            return f"identity of {peer} forgotten{who}, {fields.get('decided_at', '')}"
-        return f"identity of {peer} pinned{who}, code {fields.get('code')}, {fields.get('decided_at', '')}"
+    if event == Act.CONFIRM:
+        ended = f"; the group with {fields['group']} ended" if fields.get("group") else ""
+        listed = f"partners {fields.get('partners')} confirmed{who}, code {fields.get('code')}"
+        return f"{listed}, {fields.get('decided_at', '')}{ended}"
     if event == Act.FORGET_GROUP:
         return f"group {fields.get('group')} forgotten{who}, {fields.get('decided_at', '')}"
     about = f"run {fields['run']}" if fields.get("run") else "this site"

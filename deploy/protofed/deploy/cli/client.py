@@ -14,9 +14,8 @@ from protofed.deploy.cli import client_decisions as decisions
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_budget import budget
 from protofed.deploy.cli.client_check import check
-from protofed.deploy.cli.client_group import group
+from protofed.deploy.cli.client_consortium import client_consortium
 from protofed.deploy.cli.client_page import page
-from protofed.deploy.cli.client_peers import peers
 from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.client_scores import scores
 from protofed.deploy.cli.confirmation import Yes, confirm
@@ -96,7 +95,8 @@ def preview(
     policy: PolicyOption = None,
     examples: Examples = None,
     state: Annotated[
-        Path | None, typer.Option(help="The site's state folder: what of its privacy budget is spent before.")
+        Path | None,
+        typer.Option(help="The site's state folder: its partners, and what of its privacy budget is spent."),
     ] = None,
     tensors: Annotated[
         bool, typer.Option("--tensors", help="List every tensor by name, not only one row per part.")
@@ -153,8 +153,7 @@ client.command("resume")(decisions.resume)
 client.command("scores")(scores)
 client.command("budget")(budget)
 client.command("page")(page)
-client.add_typer(peers, name="peers")
-client.add_typer(group, name="group")
+client.add_typer(client_consortium, name="consortium")
 
 
 def _show_plan(view: PlanView, *, tensors: bool | None = None, as_json: bool = False) -> None:

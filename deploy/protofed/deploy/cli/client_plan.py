@@ -57,7 +57,7 @@ def plan_view(
     Args:
         name: the policy, by name or file; None: no policy.
         examples, contrast: of the training examples here, as of `site_plan`; None: unknown.
-        state: the site's state folder, whose ledger says what is spent; None: unknown.
+        state: the site's state folder, which says what privacy is spent and who the partners are; None: unknown.
 
     Raises:
         ConfigError: the policy cannot be read.
@@ -68,14 +68,15 @@ def plan_view(
 
     with progress(f"building {recipe.model.name}", shown=progress_shown):
         from protofed.client.state.dp_ledger import FILE, read
+        from protofed.deploy.site.partners import PartnersView
         from protofed.deploy.site.plan import site_plan  # with PyTorch, which takes seconds
 
         policy = None if name is None else _policy(name)
         digest, cohort = (None, None) if offer is None else (Digest(offer.digest), offer.min_cohort)
         spent = None if state is None else read(state / FILE)
-        plan = site_plan(
-            recipe, policy, digest=digest, cohort=cohort, examples=examples, contrast=contrast, spent=spent
-        )
+        partners = None if state is None else PartnersView.of(state)
+        known: dict[str, Any] = {"examples": examples, "contrast": contrast, "spent": spent, "partners": partners}
+        plan = site_plan(recipe, policy, digest=digest, cohort=cohort, **known)
     return PlanView(plan, None if name is None else _named(name))
 
 

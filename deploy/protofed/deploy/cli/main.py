@@ -21,6 +21,7 @@ from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
 from protofed.deploy.cli.console import console as console_page
+from protofed.deploy.cli.consortium import consortium
 from protofed.deploy.cli.files import files
 from protofed.deploy.cli.new import new
 from protofed.deploy.cli.passwords import refuse_passwords
@@ -48,6 +49,7 @@ COMMANDS: Final[Mapping[str, tuple[str, typer.Typer | Callable[..., None]]]] = {
     "runs": (COORDINATOR, operator.runs),
     "sites": (COORDINATOR, operator.sites),
     "certs": (COORDINATOR, certs),
+    "consortium": (COORDINATOR, consortium),
     "console": (COORDINATOR, console_page),
     "audit": (COORDINATOR, audit),
     "report": (COORDINATOR, report),

@@ -282,8 +282,9 @@ def forget(operator: Operator, site: Site, as_json: AsJson = False) -> None:
 def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = False) -> None:
     """Dissolve the group that a site is summed in; the next secure sum forms groups of those without one. Asks first.
 
-    For a site that has left for good, or a run of larger groups. The group's other sites refuse another group until a
-    person at each runs `protofed client group forget`. Refused while a secure sum is open: pause the run before.
+    For a run of larger groups; a hospital that has left takes a new list, `protofed consortium offer`. The group's
+    other sites refuse another group until a person at each runs `protofed client consortium forget-group`. Refused
+    while a secure sum is open: pause the run before.
 
     Example: `protofed sites regroup north`
     """
@@ -291,11 +292,13 @@ def regroup(operator: Operator, site: Site, yes: Yes = False, as_json: AsJson = 
         group = next((", ".join(info.group) for info in operator.sites() if info.site == site), f"of {site}")
         confirm(
             f"Dissolve the group {group}? A person at each of its sites has to run `protofed client "
-            "group forget` then, which lets this server compare sums over both groups."
+            "consortium forget-group` then, which lets this server compare sums over both groups."
         )
     info = operator.regroup(site)
     others = ", ".join(other for other in info.group if other != site)
-    _show_status(info, as_json, f"{site}, {others}: dissolved; now `protofed client group forget` at {others}")
+    _show_status(
+        info, as_json, f"{site}, {others}: dissolved; now `protofed client consortium forget-group` at {others}"
+    )
 
 
 def _plain(message: Any) -> dict[str, Any]:

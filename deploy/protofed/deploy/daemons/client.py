@@ -111,14 +111,15 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         audit = ClientAudit(journal)
         policy.record_versions(partial(audit.policy, settings.policy))
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
-        link = _link(settings, identity, proxy, audit, store, metrics, give_up_after_s)
+        membership = _membership(settings, identity, audit)
+        link = _link(settings, identity, proxy, audit, store, metrics, membership, give_up_after_s)
         beat = Heartbeat(link, status, lambda: link.bytes_moved, lambda: policy.telemetry(metrics.telemetry()))
         _start_threads(beat, _decision_watch(settings, store, status, link, audit), link, stack)
         _log_start(settings, identity)
         _warn_of_held_out_scores(settings, policy)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
-        site.membership = _membership(settings, identity, audit)
+        site.membership = membership
         agent = Agent(
             site,
             link,
@@ -159,6 +160,7 @@ def _link(
     audit: ClientAudit,
     store: DiskStore,
     metrics: ClientMetrics,
+    membership: Membership,
     give_up_after_s: float | None,
 ) -> GrpcLink:
     """The connection of this start of the daemon: its instance id is new, so that an older one is fenced off."""
@@ -176,6 +178,7 @@ def _link(
         give_up_after_s=give_up_after_s,
         on_release=metrics.count_release,
         check_run=store.run_approvals.check_not_out,
+        membership=membership if Role.TRAINER in settings.roles else None,
     )
 
 
@@ -275,7 +278,8 @@ def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: 
     from protofed.client.sums.membership import membership_of
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
-    return membership_of(settings.state, certified, record=audit.secure_sum)
+    record, institution = audit.secure_sum, settings.institution
+    return membership_of(settings.state, settings.site, certified, record=record, institution=institution)
 
 
 def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:

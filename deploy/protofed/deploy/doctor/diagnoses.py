@@ -104,7 +104,8 @@ RUN = (
 )
 SUMS = (
     Diagnosis("sum-identity-unusable", 85, "Bring the file back from the backup, mode 0600, of the daemon's account."),
-    Diagnosis("peer-identity-changed", 86, "Compare codes by telephone, then protofed client peers pin.", warns=True),
+    Diagnosis("partners-unconfirmed", 86, "Compare the list's code with all hospitals: client consortium confirm."),
+    Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: protofed consortium offer.", warns=True),
     Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
 )
 NOISE = (

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from protofed.client.privacy.policy import Policy
-    from protofed.client.sums.peers import Peer
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ALONE = "whether enough sites take part, one alone cannot see"
@@ -48,13 +47,14 @@ class SiteSums:
     now: datetime
 
     def check(self) -> str:
-        """Identity, pins, endorsement, and the policy against the recipe.
+        """Identity, partners, endorsement, and the policy against the recipe.
 
         Raises:
             CheckFailedError: one of them is in the way of secure sums.
         """
-        own, pinned, group, agreed = self._identity(), self._pinned(), self._group(), self._agreement()
-        return f"{own}; {pinned}; {group}; {agreed}; {ALONE}"
+        own, partners, group, agreed = self._identity(), self._partners(), self._group(), self._agreement()
+        self._check_met()
+        return f"{own}; {partners}; {group}; {agreed}; {ALONE}"
 
     def _identity(self) -> str:
         from protofed.client.sums import own_identity
@@ -80,17 +80,29 @@ class SiteSums:
             raise CheckFailedError("sum-identity-unusable", str(error)) from error
         return f"endorsed by the {certified.certificate}"
 
-    def _pinned(self) -> str:
-        from protofed.client.sums.peers import Peers
+    def _partners(self) -> str:
+        from protofed.client.sums.partners import Partners
 
+        partners, required = Partners(self.state), self.policy.rules.partners == "confirmed"
         try:
-            pins = Peers(self.state).pins()
+            problem, confirmed = partners.problem(required=required), partners.confirmed()
         except StateError as error:
             raise CheckFailedError("sum-identity-unusable", str(error)) from error
-        if refused := {site: peer for site, peer in pins.items() if peer.is_contested}:
-            raise CheckFailedError("peer-identity-changed", "; ".join(_contested(*item) for item in refused.items()))
-        by_hand = sum(bool(peer.by) for peer in pins.values())
-        return f"{count(len(pins), 'other site')} pinned" + (f", {by_hand} of them by a person" if by_hand else "")
+        if problem:
+            raise CheckFailedError("partners-unconfirmed", problem)
+        if confirmed is None:
+            return "no list of partners is confirmed"
+        listed = confirmed.consortium
+        return f"list {listed.number} of {count(len(listed.partners), 'partner')} confirmed by {confirmed.by}"
+
+    def _check_met(self) -> None:
+        """Check that nobody is believed on first use alone."""
+        from protofed.client.sums.partners import Partners
+
+        partners = Partners(self.state)
+        if partners.confirmed() is None and (met := partners.met()):
+            text = f"{', '.join(met)} believed on first use: whoever signs certificates can invent such sites"
+            raise CheckFailedError("partners-on-first-use", text)
 
     def _group(self) -> str:
         from protofed.client.sums.sessions import FOLDER, pinned_in
@@ -163,10 +175,6 @@ def dropouts(sites: int) -> str:
     if not spare:
         return f"{count(sites, 'site')}, and a sum needs each of them to its end: one that goes away ends the attempt"
     return f"{count(sites, 'site')}, of which {stay} must stay to a sum's end; {spare} may go away after their numbers"
-
-
-def _contested(site: SiteId, peer: Peer) -> str:
-    return f"{site} came with identity {codes.code(peer.refused)}, pinned is {peer.code}"
 
 
 def _code(key: Ed25519PrivateKey) -> str:

@@ -196,6 +196,14 @@ class Operator:
         """Dissolve a site's group in secure sums; the site as it was, with that group."""
         return self._call(lambda stub: stub.RegroupSite, pb.RegroupSiteRequest(site=site))
 
+    def consortium(self, coordinator: str = "") -> pb.ConsortiumInfo:
+        """The list of partners that is offered, who has confirmed it, and the next one."""
+        return self._call(lambda stub: stub.ShowConsortium, pb.ShowConsortiumRequest(coordinator=coordinator))
+
+    def offer_consortium(self, document: str) -> pb.ConsortiumInfo:
+        """Offer a list of partners to all sites."""
+        return self._call(lambda stub: stub.OfferConsortium, pb.OfferConsortiumRequest(consortium=document))
+
     def register(self, pem: str, roles: Sequence[str] = (), *, renewal: bool = False) -> pb.CertificateInfo:
         """Register a certificate (PEM), so that the server answers its calls.
 

@@ -20,6 +20,7 @@ HANDS = {
     "admitted": "{} was admitted again",
     "revoked": "{}'s certificate was revoked",
     "forgotten": "{} was forgotten",
+    "offered": "a new list of partners was offered to the sites",
     "regrouped": "the group that {} is summed in was dissolved",
 }
 

@@ -52,6 +52,18 @@ class RunRecord:
         return recipe
 
     @property
+    def groups(self) -> Sequence[Sequence[str]]:
+        """The groups of sites that secure sums were over."""
+        groups: Sequence[Sequence[str]] = self.raw["groups"]
+        return groups
+
+    @property
+    def partners(self) -> Mapping[str, Any] | None:
+        """The list of partners: `coordinator`, `number` and `institutions` by site; None: none was offered."""
+        partners: Mapping[str, Any] | None = self.raw["partners"]
+        return partners
+
+    @property
     def classes(self) -> int:
         """The number of classes, C."""
         return int(self.recipe["classes"])

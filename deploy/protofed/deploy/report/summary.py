@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from protofed.common.config.recipe import Federation, Recipe
+from collections.abc import Mapping
+from typing import Any
+
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
@@ -165,12 +168,32 @@ def _summed(record: RunRecord) -> str:
     rounds = f"each of {len(sums)} rounds" if len(sums) > 1 else f"round {min(sums)}"
     sites = f"{least} sites" if least == most else f"{least} to {most} sites"
     smallest = "" if least == most else f", the fewest in round {min(n for n in sums if sums[n] == least)}"
-    group = record.recipe["federation"].get("sum_group", Federation.model_fields["sum_group"].default)
-    together = f" Every site was in the same sums as {group - 1} others of its group or more." if group > 1 else ""
     return (
         f"Updates were summed under masks: of {rounds} the server saw the sum over {sites}{smallest}, and no single "
-        f"update.{together} A sum still tells of its sites what a sum tells."
+        f"update. {_groups(record)} A sum still tells of its sites what a sum tells."
     )
+
+
+def _groups(record: RunRecord) -> str:
+    """Whom each site was summed with, and what it takes to read one of them alone."""
+    groups = [group for group in record.groups if set(group) & set(record.contributors)]
+    if not groups:
+        return "Sites were in no groups: two sums may differ by one site, and so tell what that site sent."
+    known = record.partners or {"institutions": {}}
+    called = {site: f"{name} ({site})" for site, name in known["institutions"].items() if name != site}
+    together = "; ".join(", ".join(called.get(site, site) for site in group) for group in groups)
+    reads = "The server reads one site's update alone only together with all others of its group."
+    return f"Summed together: {together}. {reads} {_list(record.partners)}"
+
+
+def _list(partners: Mapping[str, Any] | None) -> str:
+    """Which list of partners was offered, and whether who runs the server is one of them."""
+    if partners is None:
+        return "No list of partners was offered: whoever signs certificates could have invented sites."
+    runs = partners["coordinator"]
+    also = [site for site, name in partners["institutions"].items() if runs.casefold() in (name.casefold(), site)]
+    besides = f", and is a partner, too ({', '.join(also)})" if also else ""
+    return f"The offered list of partners is number {partners['number']}; {runs} runs the server{besides}."
 
 
 def _participants(record: RunRecord) -> str:

@@ -12,10 +12,14 @@ from pathlib import Path
 from protofed.client.privacy.approval import FOLDER, OUT, Approvals, Offer
 from protofed.client.privacy.pause import FILE, Pause, SitePause
 from protofed.client.state.decisions import Act, Decision
+from protofed.client.sums.partners import Partners
+from protofed.client.sums.sessions import FOLDER as SUMS
+from protofed.client.sums.sessions import forget_group
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import short
 from protofed.deploy.site import decide
 from protofed.deploy.site.decide import Noticed
+from protofed.deploy.site.partners import PartnersView
 
 LONGEST_REASON = 300
 
@@ -50,6 +54,23 @@ def approve(state: Path, offer: Offer) -> Noticed:
     decide.act_as_owner(state)
     approvals_of(state).approve(offer, decide.user_name())
     return _record(state, Act.APPROVE, offer)
+
+
+def confirm_partners(state: Path, code: str) -> Noticed:
+    """Confirm the list of partners that the server offers; a group with a site that it lacks ends.
+
+    Raises:
+        ConfigError: as of `Partners.confirmable`.
+        StateError: it cannot be written.
+    """
+    decide.act_as_owner(state)
+    view = PartnersView.of(state)
+    confirmed = Partners(state).confirm(view.own, code, decide.user_name())
+    if view.leaving:
+        forget_group(state / SUMS)
+    listed = confirmed.consortium
+    facts = {"partners": ", ".join(sorted(listed.identities)), "code": listed.code, "group": ", ".join(view.leaving)}
+    return decide.record(state, Decision(Act.CONFIRM, confirmed.at, confirmed.by, **facts))
 
 
 def leave(state: Path, offer: Offer, begun: Callable[[bool], object] = lambda _: None) -> Noticed:

@@ -30,6 +30,7 @@ from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Te
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.secure_sums.sums import Sums
+from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy
 from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
@@ -127,6 +128,7 @@ def site_plan(
     examples: int | None = None,
     contrast: float | None = None,
     spent: Spent | None = None,
+    partners: PartnersView | None = None,
 ) -> SitePlan:
     """What a site would send, receive and keep, and which of it its policy allows.
 
@@ -136,6 +138,7 @@ def site_plan(
         examples: of the site's training set; None: not known, and the limits that depend on it are left out.
         contrast: of the site's training images, as `Examples.contrast`; None: likewise.
         spent: of the site's privacy, before this run; None: not known.
+        partners: of the site; None: not known, as of one that has confirmed none.
 
     Raises:
         ConfigError: the recipe names an unknown method, model or option, or one that secure sums do not have; or it has
@@ -190,10 +193,15 @@ def site_plan(
         still_open=()
         if policy is None
         else (*withheld(limits, secure=secure), *still_open(unchecked(facts, noisy=noisy))),
-        sight=sight(recipe, client, update.payload),
+        sight=sight(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
         exchanges=exchanges_of(client),
         privacy=privacy,
     )
+
+
+def _who_reads(recipe: Recipe, policy: Policy | None, partners: PartnersView | None) -> str:
+    least = max(recipe.federation.sum_group, 1 if policy is None else policy.rules.sum_group)
+    return (partners or NOBODY).who_reads(least)
 
 
 def plain(plan: SitePlan) -> dict[str, Any]:

@@ -49,11 +49,12 @@ class Sight:
         return part.summed if self.secure else part.plain
 
 
-def sight(recipe: Recipe, half: object, parts: Iterable[Part]) -> Sight:
+def sight(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> Sight:
     """What the server sees of updates of these parts.
 
     Args:
         half: either half of the run's method.
+        reads: what it takes to read this site's update alone, as of `partners.who_reads`.
 
     Raises:
         ConfigError: the run has secure sums, and the method has no linear form.
@@ -68,7 +69,7 @@ def sight(recipe: Recipe, half: object, parts: Iterable[Part]) -> Sight:
         return Sight(secure, tuple(rows), (), str(error))
     fewest = recipe.federation.min_contributors
     found = (PartSight(part, _summed(form, part, fewest), _plain(part)) for part in dict.fromkeys(parts))
-    return Sight(secure, tuple(found), tuple(_whole(recipe, form)), "")
+    return Sight(secure, tuple(found), tuple(_whole(recipe, form, reads)), "")
 
 
 def _plain(part: Part) -> str:
@@ -89,10 +90,14 @@ def _summed(form: SumForm, part: Part, fewest: int) -> str:
     if part is form.shares:
         what = "how many sites have each class" if part is Part.CLASS_PRESENCE else "the sum of the sites' shares"
         found.append(f"{what}, of classes with {fewest} such sites or more")
-    return f"{'; '.join(found).capitalize()}. Of this site alone: nothing." if found else NOTHING
+    return (
+        f"{'; '.join(found).capitalize()}. Of this site alone: nothing, unless others of its group help."
+        if found
+        else NOTHING
+    )
 
 
-def _whole(recipe: Recipe, form: SumForm) -> Iterator[str]:
+def _whole(recipe: Recipe, form: SumForm, reads: str) -> Iterator[str]:
     yield f"A sum is over {min_cohort(recipe.federation)} sites or more. The server sees who took part, and when."
     if form.by_class:
         yield "It sees how many sites hold each class, not which."
@@ -102,7 +107,5 @@ def _whole(recipe: Recipe, form: SumForm) -> Iterator[str]:
         yield f"This site is in the same sums as {group - 1} others or more, its group, in all runs (sum_group)."
     else:
         yield "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)."
-    yield (
-        "Not hidden is what the sum itself tells, of few sites much. All other sites of a sum together with the server "
-        "know this site's update."
-    )
+    yield reads
+    yield "Not hidden is what the sum itself tells, of few sites much."

@@ -130,6 +130,8 @@ class _HoldEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Hold.ValueType],
     """another round would exceed the site's privacy budget; in exact_hold only"""
     HOLD_POLICY: _Hold.ValueType  # 6
     """its policy cannot be read until a person at the site mends it; in exact_hold only"""
+    HOLD_PARTNERS: _Hold.ValueType  # 7
+    """nobody at the site has confirmed the list of partners that the server offers"""
 
 class Hold(_Hold, metaclass=_HoldEnumTypeWrapper):
     """Why a daemon that enrolls takes no task yet. It is shown to the operator; no round counts on it."""
@@ -148,6 +150,8 @@ HOLD_BUDGET: Hold.ValueType  # 5
 """another round would exceed the site's privacy budget; in exact_hold only"""
 HOLD_POLICY: Hold.ValueType  # 6
 """its policy cannot be read until a person at the site mends it; in exact_hold only"""
+HOLD_PARTNERS: Hold.ValueType  # 7
+"""nobody at the site has confirmed the list of partners that the server offers"""
 Global___Hold: _TypeAlias = Hold  # noqa: Y015
 
 class _TaskKind:
@@ -393,6 +397,7 @@ class EnrollRequest(_message.Message):
     HOLD_FIELD_NUMBER: _builtins.int
     EXACT_HOLD_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """must equal the server's"""
     software_version: _builtins.str
@@ -411,6 +416,10 @@ class EnrollRequest(_message.Message):
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
         """at least one"""
 
+    @_builtins.property
+    def member(self) -> Global___Member:
+        """of a daemon that can take part in secure sums"""
+
     def __init__(
         self,
         *,
@@ -421,14 +430,49 @@ class EnrollRequest(_message.Message):
         hold: Global___Hold.ValueType = ...,
         exact_hold: Global___Hold.ValueType = ...,
         wait_s: _builtins.float = ...,
+        member: Global___Member | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "exact_hold", b"exact_hold", "hold", b"hold", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "exact_hold", b"exact_hold", "hold", b"hold", "member", b"member", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnrollRequest: _TypeAlias = EnrollRequest  # noqa: Y015
+
+@_typing.final
+class Member(_message.Message):
+    """What a site is in secure sums. None of it follows from its images."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTITUTION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    CONSORTIUM_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    institution: _builtins.str
+    """as the site's settings say it, for the list of partners; empty: they do not"""
+    identity: _builtins.str
+    """public half of its Ed25519 key for secure sums, 64 hexadecimal digits"""
+    consortium: _builtins.str
+    """digest of the list of partners that a person at the site has confirmed; empty: none"""
+    number: _builtins.int
+    """of that list: the next one that the server offers has a larger number"""
+    def __init__(
+        self,
+        *,
+        institution: _builtins.str = ...,
+        identity: _builtins.str = ...,
+        consortium: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consortium", b"consortium", "identity", b"identity", "institution", b"institution", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
 class EnrollResponse(_message.Message):
@@ -436,6 +480,11 @@ class EnrollResponse(_message.Message):
 
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    CONSORTIUM_FIELD_NUMBER: _builtins.int
+    consortium: _builtins.str
+    """The list of partners that the server offers, JSON: number, coordinator, and of each partner its site, institution and
+    identity. The site takes part in secure sums once a person there has confirmed this very list. Empty: none.
+    """
     @_builtins.property
     def assignment(self) -> Global___Assignment: ...
     @_builtins.property
@@ -447,10 +496,11 @@ class EnrollResponse(_message.Message):
         *,
         assignment: Global___Assignment | None = ...,
         finished: Global___Finished | None = ...,
+        consortium: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assignment", b"assignment", "finished", b"finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assignment", b"assignment", "finished", b"finished"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assignment", b"assignment", "consortium", b"consortium", "finished", b"finished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["assignment", "finished"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015

@@ -940,6 +940,86 @@ class RegroupSiteRequest(_message.Message):
 Global___RegroupSiteRequest: _TypeAlias = RegroupSiteRequest  # noqa: Y015
 
 @_typing.final
+class ShowConsortiumRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COORDINATOR_FIELD_NUMBER: _builtins.int
+    coordinator: _builtins.str
+    """the institution that runs the server, for the new list; empty: as the offered one says"""
+    def __init__(
+        self,
+        *,
+        coordinator: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShowConsortiumRequest: _TypeAlias = ShowConsortiumRequest  # noqa: Y015
+
+@_typing.final
+class OfferConsortiumRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSORTIUM_FIELD_NUMBER: _builtins.int
+    consortium: _builtins.str
+    """JSON, as `ConsortiumInfo.proposed`"""
+    def __init__(
+        self,
+        *,
+        consortium: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consortium", b"consortium"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferConsortiumRequest: _TypeAlias = OfferConsortiumRequest  # noqa: Y015
+
+@_typing.final
+class ConsortiumInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFERED_FIELD_NUMBER: _builtins.int
+    PROPOSED_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    CONFIRMED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    offered: _builtins.str
+    """JSON, as of EnrollResponse.consortium; empty: none is offered"""
+    proposed: _builtins.str
+    """the next list, of all that may train; empty: see `problem`"""
+    problem: _builtins.str
+    """why there is none, in words"""
+    @_builtins.property
+    def confirmed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sites of which a person has confirmed the offered list"""
+
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """its other sites"""
+
+    def __init__(
+        self,
+        *,
+        offered: _builtins.str = ...,
+        proposed: _builtins.str = ...,
+        problem: _builtins.str = ...,
+        confirmed: _abc.Iterable[_builtins.str] | None = ...,
+        waiting: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed", b"confirmed", "offered", b"offered", "problem", b"problem", "proposed", b"proposed", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConsortiumInfo: _TypeAlias = ConsortiumInfo  # noqa: Y015
+
+@_typing.final
 class RegisterCertificateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

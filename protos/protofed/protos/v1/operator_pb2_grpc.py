@@ -109,6 +109,16 @@ class OperatorStub:
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegroupSiteRequest.SerializeToString,
                 response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
                 _registered_method=True)
+        self.ShowConsortium = channel.unary_unary(
+                '/protofed.protos.v1.Operator/ShowConsortium',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ShowConsortiumRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ConsortiumInfo.FromString,
+                _registered_method=True)
+        self.OfferConsortium = channel.unary_unary(
+                '/protofed.protos.v1.Operator/OfferConsortium',
+                request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.OfferConsortiumRequest.SerializeToString,
+                response_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ConsortiumInfo.FromString,
+                _registered_method=True)
         self.RegisterCertificate = channel.unary_unary(
                 '/protofed.protos.v1.Operator/RegisterCertificate',
                 request_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegisterCertificateRequest.SerializeToString,
@@ -231,6 +241,20 @@ class OperatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShowConsortium(self, request, context):
+        """The list of partners that is offered to sites, who has confirmed it, and what a new list would say.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OfferConsortium(self, request, context):
+        """Offers a list to all sites: secure sums are of those that confirm it. Groups with a site that it lacks are dissolved.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterCertificate(self, request, context):
         """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
         registered again.
@@ -329,6 +353,16 @@ def add_OperatorServicer_to_server(servicer, server):
                     servicer.RegroupSite,
                     request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.RegroupSiteRequest.FromString,
                     response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.SerializeToString,
+            ),
+            'ShowConsortium': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowConsortium,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ShowConsortiumRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ConsortiumInfo.SerializeToString,
+            ),
+            'OfferConsortium': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferConsortium,
+                    request_deserializer=protofed_dot_protos_dot_v1_dot_operator__pb2.OfferConsortiumRequest.FromString,
+                    response_serializer=protofed_dot_protos_dot_v1_dot_operator__pb2.ConsortiumInfo.SerializeToString,
             ),
             'RegisterCertificate': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterCertificate,
@@ -751,6 +785,60 @@ class Operator:
             '/protofed.protos.v1.Operator/RegroupSite',
             protofed_dot_protos_dot_v1_dot_operator__pb2.RegroupSiteRequest.SerializeToString,
             protofed_dot_protos_dot_v1_dot_operator__pb2.SiteInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowConsortium(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/ShowConsortium',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ShowConsortiumRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ConsortiumInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferConsortium(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protofed.protos.v1.Operator/OfferConsortium',
+            protofed_dot_protos_dot_v1_dot_operator__pb2.OfferConsortiumRequest.SerializeToString,
+            protofed_dot_protos_dot_v1_dot_operator__pb2.ConsortiumInfo.FromString,
             options,
             channel_credentials,
             insecure,

@@ -62,6 +62,10 @@ class OperatorStub:
     """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
     was. Refused while a secure sum is open.
     """
+    ShowConsortium: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ShowConsortiumRequest, _operator_pb2.ConsortiumInfo]
+    """The list of partners that is offered to sites, who has confirmed it, and what a new list would say."""
+    OfferConsortium: _grpc.UnaryUnaryMultiCallable[_operator_pb2.OfferConsortiumRequest, _operator_pb2.ConsortiumInfo]
+    """Offers a list to all sites: secure sums are of those that confirm it. Groups with a site that it lacks are dissolved."""
     RegisterCertificate: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -102,6 +106,10 @@ class OperatorAsyncStub(OperatorStub):
     """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
     was. Refused while a secure sum is open.
     """
+    ShowConsortium: _aio.UnaryUnaryMultiCallable[_operator_pb2.ShowConsortiumRequest, _operator_pb2.ConsortiumInfo]  # type: ignore[assignment]
+    """The list of partners that is offered to sites, who has confirmed it, and what a new list would say."""
+    OfferConsortium: _aio.UnaryUnaryMultiCallable[_operator_pb2.OfferConsortiumRequest, _operator_pb2.ConsortiumInfo]  # type: ignore[assignment]
+    """Offers a list to all sites: secure sums are of those that confirm it. Groups with a site that it lacks are dissolved."""
     RegisterCertificate: _aio.UnaryUnaryMultiCallable[_operator_pb2.RegisterCertificateRequest, _operator_pb2.CertificateInfo]  # type: ignore[assignment]
     """A certificate may call from this answer on, in the roles that the registration grants; a revoked one can never be
     registered again.
@@ -229,6 +237,22 @@ class OperatorServicer(metaclass=_abc_1.ABCMeta):
         """Dissolves the group of secure sums that a site is in; the next sum forms others of its sites. Answers the site as it
         was. Refused while a secure sum is open.
         """
+
+    @_abc_1.abstractmethod
+    def ShowConsortium(
+        self,
+        request: _operator_pb2.ShowConsortiumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ConsortiumInfo, _abc.Awaitable[_operator_pb2.ConsortiumInfo]]:
+        """The list of partners that is offered to sites, who has confirmed it, and what a new list would say."""
+
+    @_abc_1.abstractmethod
+    def OfferConsortium(
+        self,
+        request: _operator_pb2.OfferConsortiumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ConsortiumInfo, _abc.Awaitable[_operator_pb2.ConsortiumInfo]]:
+        """Offers a list to all sites: secure sums are of those that confirm it. Groups with a site that it lacks are dissolved."""
 
     @_abc_1.abstractmethod
     def RegisterCertificate(

@@ -14,6 +14,7 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason, ProtofedError, short
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
+from protofed.common.protocol import consortium
 from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
 from protofed.common.tensors import unit
 from protofed.common.version import VERSION
@@ -173,6 +174,8 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "versions": {"protofed": VERSION, "protocol": PROTOCOL_VERSION},
         "sites": _sites(records, attempts),
         "interventions": _interventions(records, row),
+        "groups": [list(group) for group in records.groups(row.ended_at)],
+        "partners": _partners(records),
         "rounds": attempts,
         "warnings": [warning.plain() for warning in warnings_of(records, run)],
         "scores": [{"round": number, **scored} for number, scored in scores.items()],
@@ -232,6 +235,15 @@ def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[S
         }
         for site in invited
     }
+
+
+def _partners(records: LedgerReader) -> dict[str, Any] | None:
+    """Who runs the server, and each partner's institution, by the list that is offered now; None: none is."""
+    if (document := records.consortium()) is None:
+        return None
+    listed = consortium.read(document)
+    institutions = {one.site: one.institution for one in listed.partners}
+    return {"coordinator": listed.coordinator, "number": listed.number, "institutions": institutions}
 
 
 def _interventions(records: LedgerReader, run: RunRow) -> list[dict[str, Any]]:

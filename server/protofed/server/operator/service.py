@@ -12,6 +12,7 @@ from protofed.common.errors import ConfigError, ConflictError, short, unknown
 from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
+from protofed.common.protocol.consortium import Consortium
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
 from protofed.common.secure_sums.groups import Group, group_of, members
 from protofed.server.access.certificates import Certificates
@@ -51,6 +52,23 @@ class RunReport:
     overview: Overview
     waiting: Waiting | None = None
     unmet: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PartnersReport:
+    """The list of partners as the operator sees it.
+
+    Attributes:
+        offered: what sites are asked to confirm; None: nothing.
+        proposed: the next list; None: for this `problem` there is none.
+        confirmed, waiting: the partners of the offered one at which it is confirmed, and the others.
+    """
+
+    offered: Consortium | None
+    proposed: Consortium | None
+    problem: str
+    confirmed: Sequence[SiteId]
+    waiting: Sequence[SiteId]
 
 
 @dataclass(frozen=True)
@@ -279,6 +297,30 @@ class OperatorApi:
         self._runs.regroup(group)
         self._note("regrouped", by, during, named, ", ".join(group))
         return report
+
+    def consortium(self, coordinator: str = "") -> PartnersReport:
+        """The offered list of partners, who has confirmed it, and the next one.
+
+        Args:
+            coordinator: the institution that runs the server, in the next one; empty: as in the offered one.
+        """
+        partners, problem, proposed = self._runs.partners, "", None
+        try:
+            proposed = partners.proposed(possible_trainers(self._context.presence, self.certificates), coordinator)
+        except ConfigError as error:
+            problem = str(error)
+        return PartnersReport(partners.offered, proposed, problem, *partners.confirmations())
+
+    def offer_consortium(self, document: str, by: str = "") -> PartnersReport:
+        """Offer a list of partners to all sites.
+
+        Raises:
+            ConfigError, ConflictError: it is none, or not newer than those before, or a secure sum is open.
+        """
+        during = self._going_on()
+        listed = self._runs.offer_partners(document)
+        self._note("offered", by, during, reason=f"list {listed.number} of partners, {len(listed.partners)} sites")
+        return self.consortium()
 
     def _site_names(self) -> set[SiteId]:
         """All sites that ever enrolled, were excluded, or have been registered."""

@@ -20,7 +20,7 @@ from protofed.server.rounds.sampling import Sampler
 
 DISSOLVED = (
     "if that stays so, `protofed sites regroup {}` dissolves it, and a person at each of its sites runs "
-    "`protofed client group forget`"
+    "`protofed client consortium forget-group`"
 )
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from protofed.common.errors import ExcludedError, FencedError, NotEnrolledError
 from protofed.common.payload import SiteId
+from protofed.common.protocol.consortium import Member
 from protofed.common.protocol.messages import PauseReason, Progress, Role
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import EXCLUDED
+
+NO_MEMBER = Member()
 
 
 @dataclass(slots=True)
@@ -21,6 +24,7 @@ class _Presence:
     pause_reason: PauseReason = PauseReason.NONE  # as it enrolled
     latest: Progress | None = None
     left: bool = False  # said since then, in place of doing a task
+    member: Member = NO_MEMBER
 
     @property
     def paused(self) -> PauseReason:
@@ -58,13 +62,19 @@ class SitePresence:
                 self._present[site] = _Presence(None, frozenset(map(Role, roles)), None, self._clock())
 
     def enroll(
-        self, site: SiteId, roles: Iterable[Role], instance: str, pause_reason: PauseReason = PauseReason.NONE
+        self,
+        site: SiteId,
+        roles: Iterable[Role],
+        instance: str,
+        pause_reason: PauseReason = PauseReason.NONE,
+        member: Member = NO_MEMBER,
     ) -> None:
         """Register a daemon; an older one of the same site is fenced from now on.
 
         Args:
             roles: that its certificate has: `access.authorization` has checked that.
             pause_reason: why it takes no task yet; such a site is known, but neither enrolled nor alive for a round.
+            member: what it says of itself for secure sums.
 
         Raises:
             ExcludedError: the operator keeps the site out.
@@ -72,7 +82,7 @@ class SitePresence:
         self._check_admitted(site)
         offered = frozenset(roles)
         self._remember(site, sorted(offered))
-        self._present[site] = _Presence(instance, offered, None, self._clock(), pause_reason)
+        self._present[site] = _Presence(instance, offered, None, self._clock(), pause_reason, member=member)
 
     def seen(self, site: SiteId, instance: str, mark: Hashable = None) -> None:
         """Record a daemon's call. May be called from any thread.
@@ -182,6 +192,16 @@ class SitePresence:
         """Why a present site takes no task now."""
         presence = self._present.get(site)
         return PauseReason.NONE if presence is None else presence.paused
+
+    def hold(self, site: SiteId, reason: PauseReason) -> None:
+        """Count a present site as one that takes no task, until it enrolls again; what it said itself comes first."""
+        if (presence := self._present.get(site)) is not None and presence.pause_reason is PauseReason.NONE:
+            presence.pause_reason = reason
+
+    def member(self, site: SiteId) -> Member:
+        """What a present site said of itself for secure sums. May be called from any thread."""
+        presence = self._present.get(site)
+        return NO_MEMBER if presence is None else presence.member
 
     def last_seen(self, site: SiteId) -> str:
         """What is known, in words, of a site that has not reported; goes into the ledger and onto screens."""

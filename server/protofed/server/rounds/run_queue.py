@@ -20,6 +20,8 @@ from protofed.common.errors import (
     VersionMismatchError,
 )
 from protofed.common.payload import SiteId
+from protofed.common.protocol import consortium
+from protofed.common.protocol.consortium import Consortium, Member
 from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -36,6 +38,8 @@ from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import NOTHING_TO_DO, Coordinator
+from protofed.server.rounds.partner_list import PartnerList
+from protofed.server.rounds.presence import NO_MEMBER
 from protofed.server.rounds.resume import as_begun, check_same, recipe_of
 from protofed.server.rounds.sampling import min_cohort
 from protofed.server.rounds.start_checks import check_model
@@ -69,6 +73,7 @@ class RunQueue:
         if len(set(names)) != len(names):
             raise ConfigError(f"two recipes have the same name: {', '.join(names)}; a run's name is used once")
         self._context, self._ledger = context, context.ledger
+        self.partners = PartnerList(context.ledger, context.presence)
         self._live: dict[str, Coordinator] = {}  # those that have not ended, and those that ended in this process
         self._informed: set[SiteId] = set()  # sites that know that no run is left
         self._reportable = set(names)  # runs that `failed` speaks of
@@ -154,6 +159,7 @@ class RunQueue:
         server_software: str,
         roles: Iterable[Role],
         pause_reason: PauseReason = PauseReason.NONE,
+        member: Member = NO_MEMBER,
     ) -> Assignment | Finished:
         """Register a daemon and give it the current run. A round does not wait for one that has a pause reason.
 
@@ -166,7 +172,7 @@ class RunQueue:
                 f"the client (protofed {software}) speaks protocol {protocol}, this server (protofed "
                 f"{server_software}) protocol {PROTOCOL_VERSION}; install the same protofed on both"
             )
-        self._context.presence.enroll(site, roles, instance, pause_reason)
+        self._context.presence.enroll(site, roles, instance, pause_reason, member)
         return self._offered(site)
 
     def offer(self, site: SiteId, instance: str) -> Assignment | Finished:
@@ -184,6 +190,8 @@ class RunQueue:
         presence = self._context.presence
         if (current := self.current) is None:
             return self._finished(site)
+        if self._lacks_partners(site, current):
+            presence.hold(site, PauseReason.PARTNERS)
         if (pause_reason := presence.pause_reason(site)) is not PauseReason.NONE:
             current.dismiss(site, pause_reason.value)
         if isinstance(current.phase, phases.Idle) and len(presence) <= FEW_SITES:
@@ -191,6 +199,11 @@ class RunQueue:
         recipe = current.recipe
         cohort = min_cohort(recipe.federation)
         return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest(), cohort)
+
+    def _lacks_partners(self, site: SiteId, run: Coordinator) -> bool:
+        """Whether a trainer's update of a run could be summed with nobody's: its people confirmed another list."""
+        trains = Role.TRAINER in self._context.presence.roles(site)
+        return run.recipe.federation.secure and trains and not self.partners.admits(site)
 
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
         """The site's open task in this run; Finished once the run is over."""
@@ -344,6 +357,25 @@ class RunQueue:
         for coordinator in self._live.values():
             coordinator.regrouped()
         log.warning("group of sites dissolved", sites=list(group))
+
+    def offer_partners(self, document: str) -> Consortium:
+        """Offer a list of partners; groups with a site that it lacks are dissolved, and open rounds go on without it.
+
+        Raises:
+            ConfigError, ConflictError: as of `PartnerList.offer`; or a secure sum of such a group is open.
+        """
+        listed = consortium.read(document)
+        for group in self._ledger.groups():
+            if not listed.identities.keys() >= set(group):
+                self.regroup(group)
+        listed = self.partners.offer(document)
+        current, presence = self.current, self._context.presence
+        for site in sorted(presence.enrolled(Role.TRAINER)):
+            if current is not None and self._lacks_partners(site, current):
+                presence.forget(site)  # it enrolls again, and is given the list
+                current.dismiss(site, PauseReason.PARTNERS.value)
+        log.info("list of partners offered", number=listed.number, digest=listed.digest)
+        return listed
 
     def admit(self, site: SiteId) -> None:
         """Allow an excluded site to enroll again."""

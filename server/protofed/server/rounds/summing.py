@@ -36,7 +36,7 @@ from protofed.server.rounds.phases import (
 
 _REFUSED: Final = (
     "; a site refuses sites whose identity has changed, and a group other than the one it is in: its log says which "
-    "(`protofed client group show`)"
+    "(`protofed client consortium show`)"
 )
 _SUMMED: Final = frozenset({TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK})  # who reports these is in the sum
 _NOBODY_MAY_DROP: Final = frozenset({TaskKind.AGREE_HOLDERS, TaskKind.REVEAL_HOLDERS, TaskKind.MASK})

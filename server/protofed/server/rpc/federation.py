@@ -115,19 +115,19 @@ class FederationService(rpc.FederationServicer):
             raise ProtocolError("a daemon offers at least one role")
         self._budgets.spend(site, ENROLLMENTS)
         software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request)
-        versions = request.protocol_version, software, VERSION
+        versions, member = (request.protocol_version, software, VERSION), wire.unpack_member(request.member)
         answer = await self._wait(
             site,
             request.wait_s,
             Finished,
-            lambda: self._control(self._runs.enroll, site, instance, *versions, roles, pause_reason),
+            lambda: self._control(self._runs.enroll, site, instance, *versions, roles, pause_reason, member),
             lambda: self._control(self._runs.offer, site, instance),
         )
         # Not logged for a paused daemon: it enrolls again every few seconds.
         if isinstance(answer, Assignment) and pause_reason is PauseReason.NONE:
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
-        return wire.pack_enrolled(answer)
+        return wire.pack_enrolled(answer, self._runs.partners.document)
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
         (site, instance), run = _caller(request.caller), read_id(request.run)

@@ -13,7 +13,7 @@ from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.access.authorization import Access
 from protofed.server.operator.downloads import DownloadChunk
-from protofed.server.operator.service import OperatorApi, RoundReport, RunReport, SiteReport
+from protofed.server.operator.service import OperatorApi, PartnersReport, RoundReport, RunReport, SiteReport
 from protofed.server.rounds.model_warnings import ModelWarning
 from protofed.server.rounds.waiting import Waiting
 from protofed.server.rpc.executors import Executors
@@ -101,6 +101,13 @@ class OperatorService(rpc.OperatorServicer):
 
     async def RegroupSite(self, request: pb.RegroupSiteRequest, context: Any) -> pb.SiteInfo:
         return _site(await self._control(lambda: self._operator.regroup(request.site, self._by(context))))
+
+    async def ShowConsortium(self, request: pb.ShowConsortiumRequest, context: Any) -> pb.ConsortiumInfo:
+        return _partners(await self._control(lambda: self._operator.consortium(request.coordinator)))
+
+    async def OfferConsortium(self, request: pb.OfferConsortiumRequest, context: Any) -> pb.ConsortiumInfo:
+        offer, by = self._operator.offer_consortium, self._by(context)
+        return _partners(await self._control(lambda: offer(request.consortium, by)))
 
     async def RegisterCertificate(self, request: pb.RegisterCertificateRequest, context: Any) -> pb.CertificateInfo:
         register = self._operator.register
@@ -220,6 +227,16 @@ def _round(report: RoundReport) -> pb.RoundInfo:
 
 def _chunk(chunk: DownloadChunk) -> pb.DownloadChunk:
     return pb.DownloadChunk(data=chunk.data, total_bytes=chunk.total, digest=chunk.digest, round=chunk.round)
+
+
+def _partners(report: PartnersReport) -> pb.ConsortiumInfo:
+    return pb.ConsortiumInfo(
+        offered="" if report.offered is None else report.offered.document,
+        proposed="" if report.proposed is None else report.proposed.document,
+        problem=report.problem,
+        confirmed=report.confirmed,
+        waiting=report.waiting,
+    )
 
 
 def _site(report: SiteReport) -> pb.SiteInfo:

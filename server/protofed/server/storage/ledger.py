@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from protofed.common.codec import Digest
+from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
@@ -313,6 +313,12 @@ class Ledger(LedgerReader):
         with self._write() as connection:
             sum_groups.dissolve(connection, group)
         self._promise("group-dissolved", sites=list(group))
+
+    def offer_consortium(self, number: int, document: str) -> None:
+        """Write down a list of partners that is offered to sites from now on."""
+        with self._write() as connection:
+            connection.execute(insert(db.consortia).values(number=number, offered_at=time.time(), document=document))
+        self._promise("consortium-offered", number=number, digest=digest(document.encode()))
 
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         """What became of an invitation that is open; one whose update stands here already stays reported."""

@@ -44,9 +44,16 @@ class MemoryLedger(Ledger):
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
         self._groups = MemoryGroups()
+        self._consortium: str | None = None
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._trainings = MemoryTrainings()
         self._scores = MemoryScores()
+
+    def consortium(self) -> str | None:
+        return self._consortium
+
+    def offer_consortium(self, number: int, document: str) -> None:
+        self._consortium = document
 
     def close(self) -> None:
         """Nothing is held."""

@@ -10,7 +10,7 @@ from protofed.common.errors import StateError
 from protofed.common.version import VERSION
 from protofed.server.storage.schema import metadata
 
-KNOWN = ("0200", "0201", "0202", "0203", "0204", "0205", "0206", "0207", "0208")
+KNOWN = ("0200", "0201", "0202", "0203", "0204", "0205", "0206", "0207", "0208", "0209")
 NEWEST = KNOWN[-1]
 _marks = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))  # Alembic's own
 _BEFORE = ("0001", "0002", "0003", "0004")  # of protofed 0.1, which was never released

@@ -132,6 +132,11 @@ class LedgerReader:
         """
         return sum_groups.groups_of(self._read(sum_groups.query(at)))
 
+    def consortium(self) -> str | None:
+        """The newest list of partners that was offered to sites, as JSON; None: none was."""
+        rows = self._read(select(db.consortia.c.document).order_by(db.consortia.c.number.desc()).limit(1))
+        return rows[0].document if rows else None
+
     def accepted(self, task: TaskRow) -> UpdateRow | None:
         """The accepted update of an invitation, if there is one."""
         query = select(db.updates).where(db.updates.c.task_id == task.task_id, db.updates.c.verdict == Verdict.ACCEPTED)

@@ -190,7 +190,7 @@ class InterventionRow:
 
     Attributes:
         at: seconds of the Unix epoch.
-        action: aborted, paused, resumed, rolled-back, excluded, admitted, forgotten, regrouped or revoked.
+        action: aborted, paused, resumed, rolled-back, excluded, admitted, forgotten, regrouped, offered or revoked.
         operator: the name in the caller's certificate; empty in plain text, where callers are not known.
         run: the run that was named, or that was going on when a site was; None: none was.
         site: None: it was about the run.

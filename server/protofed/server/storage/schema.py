@@ -146,6 +146,13 @@ certificates = Table(
     Column("reason", String),
     Column("roles", JSON, nullable=False),  # granted by the registration
 )
+consortia = Table(  # lists of partners that were offered to sites: the newest counts
+    "consortia",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("offered_at", Float, nullable=False),
+    Column("document", String, nullable=False),  # JSON, see `common.protocol.consortium`
+)
 interventions = Table(
     "interventions",
     metadata,

@@ -77,7 +77,8 @@ class SitePages:
         info = self.operator.regroup(_name(request))
         others = ", ".join(other for other in info.group if other != info.site)
         return self._done(
-            request, f"{info.site}, {others}: dissolved; now `protofed client group forget` at each of {others}"
+            request,
+            f"{info.site}, {others}: dissolved; now `protofed client consortium forget-group` at each of {others}",
         )
 
     def _done(self, request: Request, text: str) -> Response:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.client.privacy.approval import ApprovalStatus
+from protofed.client.sums.partners import Partners
 from protofed.common.clock import utc_now
 from protofed.common.errors import ProtofedError
 from protofed.common.pki.certificate import read_certificate
@@ -63,6 +64,7 @@ class OverviewPages:
                 "daemon": {True: "running", False: "not running", None: "unknown"}[runs],
                 "missing": _missing(site) if runs else [],
                 "pause": pause,
+                "partners_problem": _partners(site),
                 "activity": activity,
                 "heard": heard,
                 "working": working,
@@ -98,6 +100,16 @@ def _certificate(site: Site) -> Mapping[str, Any]:
         return {"certificate_end": 0.0, "certificate_soon": False, "certificate_problem": str(error)}
     soon = end - utc_now() < machine.SOON
     return {"certificate_end": end.timestamp(), "certificate_soon": soon, "certificate_problem": ""}
+
+
+def _partners(site: Site) -> str:
+    """Why the site takes part in no secure sum; empty: it does, or no policy asks for partners."""
+    try:
+        policy = site.policy()
+        required = policy is not None and policy.rules.partners == "confirmed"
+        return Partners(site.state).problem(required=required)
+    except ProtofedError as error:
+        return str(error)
 
 
 def _spent(site: Site) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from protofed.deploy.pages.hospital.examination import SiteSettings
 from protofed.deploy.pages.hospital.health import HealthPages
 from protofed.deploy.pages.hospital.left import LeftPages
 from protofed.deploy.pages.hospital.overview import OverviewPages
+from protofed.deploy.pages.hospital.partners import PartnersPages
 from protofed.deploy.pages.hospital.pause import PausePages
 from protofed.deploy.pages.hospital.runs import RunPages
 from protofed.deploy.pages.hospital.site import Site
@@ -20,6 +21,7 @@ NAVIGATION: Final = (
     ("/", "Overview"),
     ("/left", "What has left"),
     ("/runs", "Runs"),
+    ("/partners", "Partners"),
     ("/health", "Health"),
     ("/pause", "Pause"),
 )
@@ -47,7 +49,14 @@ def client_page(
 
 def pages_of(shown: Site, site: str = "") -> Program:
     """The pages of a site; `site` is its id, if that is known."""
-    pages = (OverviewPages(shown), LeftPages(shown), RunPages(shown), HealthPages(shown), PausePages(shown))
+    pages = (
+        OverviewPages(shown),
+        LeftPages(shown),
+        RunPages(shown),
+        PartnersPages(shown),
+        HealthPages(shown),
+        PausePages(shown),
+    )
     name = f"site {site}, " if site else ""
     return Program(
         title="protofed client page",

@@ -25,6 +25,7 @@ from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import recipe_of
+from protofed.deploy.site.partners import PartnersView
 from protofed.deploy.site.privacy_spent import PrivacySpent, privacy_spent
 
 DELTA = 1e-5  # as `protofed client budget` gives epsilon unless the policy names one
@@ -117,13 +118,18 @@ class Site:
         from protofed.deploy.site.plan import plain, site_plan  # with PyTorch, which takes seconds
 
         policy, spent = self.policy(), self.ledger()
-        key = offer.digest, "" if policy is None else policy.origin.digest, f"{len(spent.spends)}+{spent.torn}"
+        partners = PartnersView.of(self.state)
+        key = (
+            offer.digest,
+            "" if policy is None else policy.origin.digest,
+            f"{len(spent.spends)}+{spent.torn}+{partners}",
+        )
         with self._lock:
             if key not in self._previews:
                 if policy is not None:
                     plugins.allow(policy.rules.plugins)
                 digest, cohort = Digest(offer.digest), offer.min_cohort
-                plan = site_plan(recipe_of(offer), policy, digest=digest, cohort=cohort, spent=spent)
+                plan = site_plan(recipe_of(offer), policy, digest=digest, cohort=cohort, spent=spent, partners=partners)
                 self._previews[key] = plain(plan)
                 if len(self._previews) > MOST_PREVIEWS:
                     del self._previews[next(iter(self._previews))]

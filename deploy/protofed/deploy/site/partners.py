@@ -1,0 +1,163 @@
+"""Who can read a site's update alone, in sentences; and the list of partners as its people see it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protofed.client.sums import own_identity
+from protofed.client.sums.partners import CONFIRM, Confirmed, Partners
+from protofed.client.sums.sessions import FOLDER, Pinned, pinned_in
+from protofed.common.payload import SiteId
+from protofed.common.protocol.consortium import Consortium, changes
+
+TOLD = (
+    "What is the same in all runs, such as which classes a site holds, the server can then compute of the sites in "
+    "which the two groups differ, by subtracting sums: of a single site, if only one differs."
+)
+
+
+def who_reads(own: SiteId, group: Collection[SiteId], listed: Consortium | None, least: int) -> str:
+    """What it takes to learn one site's update alone, in a run with secure sums.
+
+    Args:
+        own: the site.
+        group: it is summed in; empty: it is in none yet.
+        listed: the confirmed list; None: none is.
+        least: sites of a group, by policy and recipe.
+    """
+    if listed is None:
+        return (
+            "No list of partners is confirmed here: whoever runs the server and signs certificates can invent the "
+            "other sites of the group, and then reads this site's update alone."
+        )
+    running = {one.site for one in listed.coordinating}
+    if not group:
+        others = f"{least - 1} other partners of list {listed.number}"
+        chosen = f"The server chooses the group at the first secure sum, {least} sites or more."
+        return f"{chosen} Together with the others of the group, at least {others}, it reads this site's update alone."
+    inside = sorted(running.intersection(group) - {own})
+    rest = sorted(set(group) - {own} - running)
+    runs = (
+        f"{listed.coordinator} runs the server and is in this site's group as {', '.join(inside)}. " if inside else ""
+    )
+    if not rest:
+        return f"{runs}It reads this site's update alone."
+    return f"{runs}The server reads this site's update alone only together with {listed.named(rest)}."
+
+
+@dataclass(frozen=True)
+class PartnersView:
+    """What a state folder says of partners.
+
+    Attributes:
+        own: this site's identity for secure sums, in hexadecimal digits; empty: no daemon has started here.
+        group: that it is summed in; None: none yet.
+    """
+
+    own: str
+    offered: Consortium | None
+    confirmed: Confirmed | None
+    group: Pinned | None
+
+    @classmethod
+    def of(cls, state: Path) -> PartnersView:
+        """That of a state folder; nothing is written.
+
+        Raises:
+            StateError: a file of it is damaged.
+        """
+        known = (state / own_identity.FILE).exists()
+        own = own_identity.load(state).public_key().public_bytes_raw().hex() if known else ""
+        partners = Partners(state)
+        return cls(own, partners.offered(), partners.confirmed(), pinned_in(state / FOLDER))
+
+    @property
+    def listed(self) -> Consortium | None:
+        """The confirmed list."""
+        return None if self.confirmed is None else self.confirmed.consortium
+
+    @property
+    def site(self) -> SiteId:
+        """This site, as the newest list that has its key calls it; empty: none has."""
+        found = (
+            one.site
+            for known in (self.offered, self.listed)
+            if known is not None
+            for one in known.partners
+            if one.identity == self.own
+        )
+        return next(found, "")
+
+    @property
+    def leaving(self) -> list[SiteId]:
+        """Sites of this site's group that are not in the offered list: with it, the group ends."""
+        if self.offered is None or self.group is None:
+            return []
+        return sorted(set(self.group.group) - self.offered.identities.keys())
+
+    def asked(self) -> list[str]:
+        """What a person reads before the offered list is confirmed; nothing where none is."""
+        if self.offered is None:
+            return []
+        said = [*described(self.offered), *changes(self.listed, self.offered), f"This site is {self.site} in it."]
+        if self.leaving:
+            gone = ", ".join(self.leaving)
+            said.append(f"This site's group ends, because {gone} is no longer a partner. {TOLD}")
+        return said
+
+    def lines(self, least: int = 3) -> list[str]:
+        """Both lists, the group, and what it takes to read this site's update alone."""
+        said = list[str]()
+        if self.offered is not None and self.offered != self.listed:
+            said += ["offered, not confirmed here:", *described(self.offered), *changes(self.listed, self.offered)]
+            said += [f"Ask whether it is yours, and {CONFIRM}."]
+        if self.confirmed is not None:
+            said += [
+                f"confirmed here {self.confirmed.at} by {self.confirmed.by}:",
+                *described(self.confirmed.consortium),
+            ]
+        if self.group is not None:
+            said.append(f"group: {', '.join(self.group.group)}, since {self.group.at}, run {self.group.run}")
+        return [*said, self.who_reads(least)]
+
+    def who_reads(self, least: int) -> str:
+        """What it takes to read this site's update alone; `least` as of the function."""
+        return who_reads(self.site, () if self.group is None else self.group.group, self.listed, least)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {
+            "site": self.site,
+            "identity": self.own,
+            "offered": None if self.offered is None else plain(self.offered),
+            "confirmed": None
+            if self.confirmed is None
+            else {**plain(self.confirmed.consortium), "at": self.confirmed.at, "by": self.confirmed.by},
+            "group": None if self.group is None else asdict(self.group),
+        }
+
+
+def described(listed: Consortium) -> list[str]:
+    """A list for people: its partners, who runs the server, and the code."""
+    running = {one.site for one in listed.coordinating}
+    width = max(len(one.site) for one in listed.partners)
+    rows = [
+        f"  {one.site:<{width}}  {one.institution}{', which runs the server' if one.site in running else ''}"
+        for one in listed.partners
+    ]
+    return [
+        f"list {listed.number}, {len(rows)} partners; {listed.coordinator} runs the server",
+        *rows,
+        f"code  {listed.code}",
+    ]
+
+
+def plain(listed: Consortium) -> dict[str, Any]:
+    """A list as plain values, with its code."""
+    return {**asdict(listed), "digest": listed.digest, "code": listed.code}
+
+
+NOBODY = PartnersView("", None, None, None)
