@@ -8,7 +8,7 @@ from torch import nn
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
-from protofed.client.training.score_sets import of_personal, on_test
+from protofed.client.training.score_sets import of_personal, on_test, scores_of
 from protofed.common.config.recipe import Input, Recipe
 from protofed.testing.small_recipe import small_recipe
 
@@ -38,11 +38,15 @@ def data(test: Examples, local: Examples | None = None) -> SiteData:
     return SiteData(examples(1), test, Input(shape=(1, 1, 1)), 10, local_test=local)
 
 
+def own_scores(site: SiteData, most: int | None) -> dict[str, float]:
+    return scores_of(of_personal(model(), site, recipe(most)), site, recipe(most))
+
+
 def test_own_models_are_scored_on_the_runs_sample_of_the_shared_test_set() -> None:
     test, local = examples(2), examples(3)
-    sampled = of_personal(model(), data(test, local), recipe(40))
-    by_hand = of_personal(model(), data(test.sample(40, SEED), local), recipe(None))
-    whole = of_personal(model(), data(test, local), recipe(None))
+    sampled = own_scores(data(test, local), 40)
+    by_hand = own_scores(data(test.sample(40, SEED), local), None)
+    whole = own_scores(data(test, local), None)
     assert sampled == by_hand
     assert sampled != whole
     assert {name: v for name, v in sampled.items() if ".local." in name} == {
@@ -54,7 +58,7 @@ def test_own_models_are_scored_on_the_runs_sample_of_the_shared_test_set() -> No
 @pytest.mark.parametrize("most", [N, N + 1])
 def test_a_sample_of_all_images_changes_nothing(most: int) -> None:
     test = examples(2)
-    assert of_personal(model(), data(test), recipe(most)) == of_personal(model(), data(test), recipe(None))
+    assert own_scores(data(test), most) == own_scores(data(test), None)
 
 
 def test_the_global_model_is_scored_on_all_images() -> None:
@@ -68,4 +72,4 @@ def test_a_site_without_the_shared_test_set_has_nothing_to_sample() -> None:
         examples(3),
     )
     site = data(nothing, local)
-    assert of_personal(model(), site, recipe(40)) == of_personal(model(), site, recipe(None))
+    assert own_scores(site, 40) == own_scores(site, None)

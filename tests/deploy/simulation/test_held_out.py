@@ -16,7 +16,7 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.privacy.policy import Policy
 from protofed.client.training.context import FitContext, seeded
-from protofed.client.training.score_sets import of_personal
+from protofed.client.training.score_sets import of_personal, scores_of
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
@@ -88,7 +88,7 @@ def test_its_model_is_that_of_one_round_of_training_from_the_last_state(recipe_o
         scores, state = held_out_scores(running)["site-6"], last_state(running)
     local = context_of_site_6(recipe)
     client_methods.build("fedavg", {}).fit(local, state)
-    assert of_personal(local.model, local.data, recipe) == scores
+    assert scores_of(of_personal(local.model, local.data, recipe), local.data, recipe) == scores
 
 
 def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(recipe_of: RecipeOf) -> None:
@@ -104,7 +104,7 @@ def test_with_cwfedavg_it_is_the_mixture_by_the_shares_that_its_training_gave(re
     shares = {**state[Part.CLASS_SHARES], "site-6": update.payload[Part.CLASS_SHARES]["shares"].astype(float)}
     for known, same in ((state, False), ({**state, Part.CLASS_SHARES: shares}, True)):
         client.install(local, server.broadcast(known, "site-6"))
-        assert (of_personal(local.model, local.data, recipe) == scores) is same
+        assert (scores_of(of_personal(local.model, local.data, recipe), local.data, recipe) == scores) is same
 
 
 def test_workers_and_a_restart_change_nothing(recipe_of: RecipeOf, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from protofed.client.models.split import dump, load
 from protofed.client.privacy.own_norm import within_bounds
 from protofed.client.privacy.rare_units import withhold_rare_units
 from protofed.client.state.store import FitOutcome, SiteState
-from protofed.client.training.context import Checkpoints, FitStart, NoCheckpoints
+from protofed.client.training.context import Checkpoints, FitContext, FitStart, NoCheckpoints
+from protofed.client.training.evaluation import Tally
 from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
-from protofed.client.training.score_sets import of_personal, on_local_test, on_test
+from protofed.client.training.score_sets import of_personal, on_local_test, on_test, scores_of
 from protofed.common import codec
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
@@ -148,15 +149,27 @@ def _moved_by_what_leaves(memory: Payload, trained: Payload, leaving: Payload) -
 
 def score(work: Computation, base: Payload, status: DaemonStatus) -> Scores:
     """The scores of a model, by name."""
-    run, own = work.run, work.scored is ScoredModel.OWN
-    local = run.fit_context(work.site, work.task, work.state, status, NoCheckpoints())
-    # Of OWN, too: the method may replace the head, and the weights need the right one.
-    run.method.install(local, with_own_buffers(base, local) if own else base)
-    if work.scored is ScoredModel.GLOBAL:
-        return on_test(run.model, run.data, run.recipe, local.check)
+    run = work.run
+    if work.scored is not ScoredModel.GLOBAL:
+        return scores_of(predictions(work, base, status), run.data, run.recipe)
+    local = _context(work, status)
+    run.method.install(local, base)
+    return on_test(run.model, run.data, run.recipe, local.check)
+
+
+def predictions(work: Computation, base: Payload, status: DaemonStatus) -> dict[str, Tally]:
+    """What a model answers on the site's own test sets, by the prefix of its scores: of all but GLOBAL."""
+    run, local = work.run, _context(work, status)
     if work.scored is ScoredModel.GLOBAL_LOCALLY:
-        return on_local_test(run.model, run.data, run.recipe, "global", local.check)
+        run.method.install(local, base)
+        return on_local_test(run.model, run.data, "global", local.check)
+    # Of OWN, too: the method may replace the head, and the weights need the right one.
+    run.method.install(local, with_own_buffers(base, local))
     if run.method.personal != "installed" and (personal := work.state.personal) is not None:
         load(run.model.body, personal[Part.BODY])
         load(run.model.head, personal[Part.HEAD])
     return of_personal(run.model, run.data, run.recipe, local.check)
+
+
+def _context(work: Computation, status: DaemonStatus) -> FitContext:
+    return work.run.fit_context(work.site, work.task, work.state, status, NoCheckpoints())

@@ -33,6 +33,17 @@ class Tally:
     logits: Tensor
     labels: Tensor
 
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, classes: int) -> Tally:
+        """Count these outputs [N, C], N > 0; on the CPU, as all of it."""
+        correct = labels[logits.argmax(1) == labels]
+        correct_by_class, totals = (some.bincount(minlength=classes) for some in (correct, labels))
+        return cls(correct_by_class, totals, logits, labels)
+
+    def of_some(self, rows: Tensor) -> Tally:
+        """The predictions on the examples of a mask [N] bool, which has one."""
+        return Tally.of(self.logits[rows], self.labels[rows], len(self.totals))
+
     @property
     def probabilities(self) -> Tensor:
         """[N, C] float32, made anew: 1, and rounded to it, where the model is confident."""
@@ -65,10 +76,7 @@ def tally(
             check()
             outputs.append(model(images.to(device)))
         logits = torch.cat(outputs).float().cpu()  # [N, C]
-    labels = examples.labels.cpu()
-    correct = labels[logits.argmax(1) == labels]
-    correct_by_class, totals = (some.bincount(minlength=data.classes) for some in (correct, labels))
-    return Tally(correct_by_class, totals, logits, labels)
+    return Tally.of(logits, examples.labels.cpu(), data.classes)
 
 
 def scores(tally: Tally, groups: Mapping[str, Sequence[int]] | None = None) -> dict[str, float]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import nn
 
@@ -24,6 +24,8 @@ from protofed.client.training.evaluation import (
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.score_names import MAJORITY
 
+PERSONAL = "personal"  # prefix of the scores of a site's own model on the shared test set
+
 
 def on_test(
     model: nn.Module, data: SiteData, recipe: Recipe, check: Callable[[], None] = lambda: None
@@ -39,29 +41,37 @@ def on_test(
 
 
 def on_local_test(
-    model: nn.Module, data: SiteData, recipe: Recipe, prefix: str, check: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """`<prefix>.local.<score>` on the site's own test set; empty where it has none."""
+    model: nn.Module, data: SiteData, prefix: str, check: Callable[[], None] = lambda: None
+) -> dict[str, Tally]:
+    """A model's predictions on the site's own test set, by the prefix of their scores; empty where it has none."""
     if data.local_test is None:
         return {}
-    return prefixed(f"{prefix}.local", _scores(tally(model, data, data.local_test, check=check), recipe))
+    return {f"{prefix}.local": tally(model, data, data.local_test, check=check)}
 
 
 def of_personal(
     model: nn.Module, data: SiteData, recipe: Recipe, check: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Scores of the site's own model.
+) -> dict[str, Tally]:
+    """Predictions of the site's own model, by the prefix of their scores.
 
-    `personal.<score>`, PM(V) and PM(L) on the shared test set where the site has it, or the run's sample of it, and
-    `personal.local.<score>` on its own one, whole.
+    `personal` on the shared test set where the site has it, or the run's sample of it, and `personal.local` on its own
+    one, whole.
     """
-    local_scores = on_local_test(model, data, recipe, "personal", check)
+    on_own = on_local_test(model, data, PERSONAL, check)
     if not len(data.test):
-        return local_scores
+        return on_own
     most = recipe.evaluation.personal_test_images
-    predictions = tally(model, data, None if most is None else data.test.sample(most, recipe.seed), check=check)
-    shared = _scores(predictions, recipe) | personal_scores(predictions, data.label_frequencies())
-    return prefixed("personal", shared) | local_scores
+    on_shared = tally(model, data, None if most is None else data.test.sample(most, recipe.seed), check=check)
+    return {PERSONAL: on_shared, **on_own}
+
+
+def scores_of(predictions: Mapping[str, Tally], data: SiteData, recipe: Recipe) -> dict[str, float]:
+    """`<prefix>.<score>` of predictions by prefix; on the shared test set PM(V) and PM(L), too."""
+    found: dict[str, float] = {}
+    for prefix, predicted in predictions.items():
+        own = personal_scores(predicted, data.label_frequencies()) if prefix == PERSONAL else {}
+        found |= prefixed(prefix, _scores(predicted, recipe) | own)
+    return found
 
 
 def _scores(predictions: Tally, recipe: Recipe) -> dict[str, float]:
