@@ -19,6 +19,7 @@ from tests.attacks import (
 )
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import NONE, PERCEPTRONS, SHIPPED, UPDATES
+from tests.attacks.score_questions import Rule, without
 
 Attack = Callable[[str], Outcome]
 FOR_PATIENTS = ("standard", "strict", UPDATES)
@@ -47,7 +48,7 @@ def name_of(attack: Attack) -> str:
     return f"{attack.__module__.rpartition('.')[2]}.{attack.__name__}"
 
 
-@pytest.mark.parametrize("attack", [*TRAPS, *RARE, *COUNTS, score_oracle.attack, presence.still_rows], ids=name_of)
+@pytest.mark.parametrize("attack", [*TRAPS, *RARE, *COUNTS, presence.still_rows], ids=name_of)
 def test_it_succeeds_on_a_site_without_rules(attack: Attack) -> None:
     assert attack(NONE).recovered > 0
 
@@ -94,7 +95,13 @@ def test_no_run_keeps_the_rows_of_absent_classes_still(policy: str) -> None:
     assert presence.still_rows(policy).silent
 
 
-@pytest.mark.parametrize("policy", FOR_PATIENTS)
+def test_constant_models_tell_all_shares_without_the_rule() -> None:
+    with without(Rule.CONSTANT):
+        outcome = score_oracle.attack(NONE)
+    assert outcome.recovered == outcome.of
+
+
+@pytest.mark.parametrize("policy", [NONE, *SHIPPED, UPDATES])
 def test_constant_models_score_nothing(policy: str) -> None:
     assert score_oracle.attack(policy).silent
 

@@ -617,6 +617,7 @@ PERSONAL = {"personal.accuracy", "personal.balanced_accuracy", "personal.pm_v", 
 GLOBAL = {"global.accuracy", "global.balanced_accuracy"}
 
 
+@pytest.mark.usefixtures("few_images")
 def test_personal_scores_come_only_from_a_fit_that_counted() -> None:
     harness = AgentHarness()
     daemon = harness.agent()
@@ -698,6 +699,7 @@ def test_an_evaluator_scores_the_global_model() -> None:
         assert scores["global.accuracy"] == accuracy("fedavg", first_model(seed=seed))
 
 
+@pytest.mark.usefixtures("few_images")
 def test_a_daemon_of_both_roles_gives_both() -> None:
     harness = AgentHarness(roles=frozenset(Role))
     harness.fit(1)
@@ -715,6 +717,7 @@ def with_local_test(recipe: Recipe) -> SiteData:
     return replace(site_data(), local_test=site_data().train)
 
 
+@pytest.mark.usefixtures("few_images")
 def test_the_global_model_is_scored_on_a_sites_own_test_set_too() -> None:
     harness = AgentHarness(rules=WITH_LOCAL, load_data=with_local_test)
     harness.score(1)  # before the site has a model of its own
@@ -726,6 +729,7 @@ def test_the_global_model_is_scored_on_a_sites_own_test_set_too() -> None:
     assert harness.link.scores[1]["global.local.accuracy"] == harness.link.scores[0]["global.local.accuracy"]
 
 
+@pytest.mark.usefixtures("few_images")
 def test_without_a_common_test_set_only_the_own_one_gives_scores() -> None:
     def own_only(recipe: Recipe) -> SiteData:
         return replace(with_local_test(recipe), test=no_examples(recipe.input))
@@ -737,6 +741,7 @@ def test_without_a_common_test_set_only_the_own_one_gives_scores() -> None:
     assert harness.link.scores[0].keys() == LOCAL
 
 
+@pytest.mark.usefixtures("few_images")
 def test_a_method_that_predicts_with_what_it_installs_is_scored_as_downloaded() -> None:
     harness = AgentHarness(
         recipe={**RUN, "method": {"name": "cwfedavg"}},
@@ -765,6 +770,7 @@ def test_a_policy_names_what_is_told_of_every_class_once() -> None:
     assert harness.link.scores[0].keys() == {"global.recall.0", "global.recall.1", "global.recall.2"}
 
 
+@pytest.mark.usefixtures("few_images")
 def test_scores_pass_the_policy() -> None:
     harness = AgentHarness(roles=frozenset(Role), rules={**RULES, "metrics": ["personal.pm_v"]})
     harness.fit(1)

@@ -41,6 +41,7 @@ def site_of(method: str) -> AgentHarness:
     return AgentHarness(rules={**RULES, **lax}, recipe=recipe, load_data=with_local_test)
 
 
+@pytest.mark.usefixtures("few_images")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_site_scores_the_global_model_if_there_is_one(method: str) -> None:
     server, site = server_methods.build(method, {}), site_of(method)

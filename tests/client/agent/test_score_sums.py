@@ -9,6 +9,7 @@ import pytest
 from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Daemon, Round
 from tests.support.sum_server import SumServer
 
+from protofed.client.agent.score_answers import Answers
 from protofed.client.agent.score_report import Scorer
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.privacy.policy import Released
@@ -36,11 +37,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What sites score; by the order in which they took it."""
     sites: list[str] = []
 
-    def scores(self: Scorer, *_: object) -> dict[str, float]:
+    def answers(self: Scorer, *_: object) -> Answers:
         sites.append(self._site.name)
-        return OWN[self._site.name]
+        own = OWN[self._site.name]
+        return Answers(own, own, own)
 
-    monkeypatch.setattr(Scorer, "scores", scores)
+    monkeypatch.setattr(Scorer, "answers", answers)
     return sites
 
 
@@ -156,6 +158,23 @@ def test_scores_are_summed_once_and_of_the_round_that_the_site_scored(tmp_path: 
     assert ann.made.declined()[-1] == ("again", FailureReason.POLICY)
     assert "scored once" in ann.refused[-1]
     assert ann.made.link.scores == []
+
+
+def test_a_score_that_one_site_withholds_is_none_of_the_round_and_not_in_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(self: Scorer, *_: object) -> Answers:
+        own = OWN[self._site.name]
+        return Answers(own, own, own, frozenset({"personal.accuracy"} if self._site.name == "ann" else ()))
+
+    monkeypatch.setattr(Scorer, "answers", answers)
+    round_ = ScoreRound(tmp_path, EVERYBODY)
+    assert round_.opened().keys() == {"personal.pm_v", "loss"}
+    counts = dict(zip(NAMES, round_.server.counts().tolist(), strict=True))
+    assert counts["personal.accuracy"] == len(SITES)
+    told = {site: masked(daemon)[0] for site, daemon in round_.daemons.items()}
+    assert told.pop("ann") == ["loss", "personal.pm_v"]
+    assert all(names == ["loss", "personal.accuracy", "personal.pm_v"] for names in told.values())
 
 
 def masked(daemon: Daemon) -> list[Fact]:

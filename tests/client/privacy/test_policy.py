@@ -228,12 +228,12 @@ def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["personal.pm_v", "personal.local.balanced_accuracy", "global.local.recall", "global.local.ece"]
+    "name", ["loss", "personal.pm_v", "personal.local.balanced_accuracy", "global.local.recall", "global.local.ece"]
 )
 def test_no_policy_file_sums_scores_that_answer_about_the_site_s_own_classes(tmp_path: Path, name: str) -> None:
     """Of a model that always says one class, 1 in so many as the site has, or 0: a sum of three tells who has what."""
     with pytest.raises(ConfigError, match=f"summed_metrics: '{name}' answers about the classes of a site"):
-        read(tmp_path / "policy.toml", f'summed_metrics = ["loss", "{name}"]\n{VALID}')
+        read(tmp_path / "policy.toml", f'summed_metrics = ["personal.accuracy", "{name}"]\n{VALID}')
     read(tmp_path / "policy.toml", f'summed_metrics = ["personal.accuracy", "personal.local.accuracy"]\n{VALID}')
 
 

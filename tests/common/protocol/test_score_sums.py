@@ -77,6 +77,28 @@ def test_of_fifty_of_the_largest_nothing_overflows() -> None:
     assert spreads_of(*[{"loss": most}] * 50)["loss"] == Spread(most, None, None, 50)
 
 
+def test_a_score_in_whose_place_a_site_gave_a_random_number_is_none_of_the_round_and_others_are() -> None:
+    given = {"personal.pm_v": 0.5, "personal.accuracy": 0.25}
+    found = spreads_of(given, given, {**given, "personal.pm_v": 4096.0}, given)
+    assert found == {"personal.accuracy": Spread(0.25, None, None, 4)}
+
+
+def test_random_numbers_are_all_that_a_sum_can_take_and_hardly_ever_a_score() -> None:
+    drawn = np.array([score_sums.random_number() for _ in range(4000)])
+    assert np.array_equal(drawn, [score_sums.summable(["loss"], {"loss": one})["loss"] for one in drawn])
+    assert abs(drawn).max() <= score_sums.LARGEST
+    # Of a uniform draw: mean 0 and standard deviation LARGEST / sqrt(3), each within six standard errors.
+    assert abs(drawn.mean()) < 6 * score_sums.LARGEST / math.sqrt(3 * len(drawn))
+    assert drawn.std() == pytest.approx(score_sums.LARGEST / math.sqrt(3), rel=0.05)
+    assert sum(score_sums.is_score("personal.pm_v", one / 3) for one in drawn) < 10
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1 + score_sums.STEP])
+def test_a_mean_of_scores_that_were_rounded_is_a_score(mean: float) -> None:
+    assert score_sums.is_score("personal.pm_v", mean)
+    assert not score_sums.is_score("personal.pm_v", mean + 1.5)
+
+
 def test_flags_say_which_scores_a_site_gives() -> None:
     layout = score_sums.layout_of(NAMES)
     flags = layout.flags(score_sums.terms_of("ann", NAMES, {"loss": 0.0, "personal.pm_v": 0.5}))

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import structlog
 
 from protofed.client.agent.base_models import BaseModelCache
-from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, score
+from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, predictions, score
 from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.agent.score_answers import Answers, answered
 from protofed.client.agent.site import PreparedRun, Site, is_summed
 from protofed.client.method import has_global_model
 from protofed.client.privacy.score_disclosures import is_own
@@ -26,7 +27,7 @@ class Scorer:
 
     def __init__(self, site: Site, status: DaemonStatus, bases: BaseModelCache, elsewhere: Elsewhere) -> None:
         self._site, self._status, self._bases, self._elsewhere = site, status, bases, elsewhere
-        self._personal: tuple[_OwnModel, Scores] | None = None
+        self._personal: tuple[_OwnModel, Answers] | None = None
 
     def clear(self) -> None:
         """Forget the personal model's scores; called when a fit was settled."""
@@ -39,15 +40,23 @@ class Scorer:
             return roles
         return roles & {Role.TRAINER} if task.kind is TaskKind.SCORE_SUM else roles - {Role.TRAINER}
 
-    def scores(self, run: PreparedRun, task: Task) -> Scores:
+    def answers(self, run: PreparedRun, task: Task) -> Answers:
         """All scores that these roles give, by name; the policy still decides which of them leave."""
-        scores: dict[str, float] = {}
+        answers = Answers({}, {}, {})
         for work in self._works(run, task):
-            scores |= self._own(work) if work.scored is ScoredModel.OWN else self._computed(work)
-        return scores
+            answers |= self._own(work) if work.scored is ScoredModel.OWN else self._computed(work)
+        stay = answers.withheld if is_summed(self._site, run.recipe) else answers.scores.keys() - answers.told.keys()
+        if stay:
+            log.info(
+                "scores stay here: their model gives nearly all images one class, or nothing of its fit leaves",
+                run=task.run,
+                round=task.round,
+                scores=sorted(name for name in stay if score_family(name) == name),
+            )
+        return answers
 
     def ahead(self, run: PreparedRun, task: Task) -> list[Computation]:
-        """What `scores` would compute now."""
+        """What `answers` would compute now."""
         works = self._works(run, task)
         return [work for work in works if work.scored is not ScoredModel.OWN or self._known(work) is None]
 
@@ -60,25 +69,33 @@ class Scorer:
                 works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
             if has_global_model(run.method) and run.data.local_test is not None:
                 works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
-        if Role.EVALUATOR in roles:
+        if Role.EVALUATOR in roles and not self._scores_own_images(run):
             works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL))
         return works
 
-    def _own(self, work: Computation) -> Scores:
+    def _scores_own_images(self, run: PreparedRun) -> bool:
+        """Whether an evaluator's scores would be of the images of a site that trains: its recalls tell their counts."""
+        own = Role.TRAINER in self._site.roles and not len(run.data.test)
+        return own and is_summed(self._site, run.recipe)
+
+    def _own(self, work: Computation) -> Answers:
         if (known := self._known(work)) is None:
             known = self._computed(work)
             self._personal = _OwnModel.of(work), known
         return known
 
-    def _known(self, work: Computation) -> Scores | None:
+    def _known(self, work: Computation) -> Answers | None:
         return self._personal[1] if self._personal is not None and self._personal[0] == _OwnModel.of(work) else None
 
-    def _computed(self, work: Computation) -> Scores:
+    def _computed(self, work: Computation) -> Answers:
         base = self._bases.get(work.task)
         self._status.activity = Activity.SCORING
-        if (scores := self._elsewhere.score(work)) is not None:
-            return scores
-        return score(work, base, self._status)
+        # All may know an evaluator's test set, and a simulation's scores stay in its process.
+        if self._site.simulated or work.scored is ScoredModel.GLOBAL:
+            scores = self._elsewhere.score(work) or score(work, base, self._status)
+            return Answers(scores, scores, scores)
+        told, run = predictions(work, base, self._status), work.run
+        return answered(told, run.data, run.recipe, self._site.store.secret(), withheld=work.state.withheld)
 
 
 class _OwnModel(NamedTuple):
@@ -121,12 +138,8 @@ class OwnScoreKeeper:
             self._status.own_scores = {}
             log.warning("the site's own scores cannot be read", run=run, why=str(error))
 
-    def keep(self, task: Task, scores: Scores) -> Scores:
-        """Keep those of a task's scores that are the site's own; give all. A disk that takes none is only logged."""
-        self._keep(task, scores)
-        return scores
-
-    def _keep(self, task: Task, scores: Scores) -> None:
+    def keep(self, task: Task, scores: Scores) -> None:
+        """Keep those of a task's scores that are the site's own. A disk that takes none is only logged."""
         own = {name: value for name, value in scores.items() if is_own(name)}
         if task.kind is TaskKind.FIT:
             self._losses = task.run, task.round, own

@@ -9,6 +9,7 @@ from functools import partial
 
 import structlog
 
+from protofed.client.agent.score_answers import Answers
 from protofed.client.agent.site import PreparedRun, Site, is_summed
 from protofed.client.method import mixes_classes
 from protofed.client.privacy.policy import PolicyRefusedError, Released, ReleasedVector
@@ -103,7 +104,7 @@ class SumSteps:
             found = self._found(self._context(run, task, task.base_digest))
             return None if found is None else self._released(found)
 
-    def begin_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Released:
+    def begin_scores(self, run: PreparedRun, task: Task, answers: Answers) -> Released:
         """The site's keys, for a SCORE_SUM task whose scores were just taken; they are stored with them.
 
         What the policy lets out of them is asked at each step. A site whose policy names none takes part with none, so
@@ -115,16 +116,19 @@ class SumSteps:
             names = _score_names(run)
             layout = score_sums.layout_of(names)
             session = steps.begun(context, layout, self._site.name, membership.identity, membership.endorsement())
-            session = replace(session, scores=score_sums.summable(names, self._summed_scores(run, task, scores)))
+            session = replace(session, scores=score_sums.summable(names, self._summed_scores(run, task, answers)))
             membership.sessions.save(session)
             reach("sum-begun")
             return self._released(session)
 
-    def _summed_scores(self, run: PreparedRun, task: Task, scores: Scores) -> Scores:
+    def _summed_scores(self, run: PreparedRun, task: Task, answers: Answers) -> Scores:
         """Without those of an own model that follows from what the server sent and, if at all, from the label shares.
 
         Such a model is a question of the server's about them, and the sum of three answers is not hidden by adding up.
+        In place of what is withheld, random numbers, by which nobody can read the others' either: were it left out, the
+        server would see that this site has no answer, and of a question that two withhold it would read the third's.
         """
+        scores = {**answers.summed, **{name: score_sums.random_number() for name in answers.withheld}}
         untrained = self._site.store.last_counted(task.run, task.round + 1).round == 0
         if mixes_classes(run.method) or (run.method.personal == "installed" and untrained):
             return {name: score for name, score in scores.items() if not name.startswith(PERSONAL)}
@@ -266,7 +270,9 @@ class SumSteps:
         """
         if session.subject is Subject.SCORES and Vector.VALUES not in session.sent:
             names = _score_names(run)
-            leaving: list[Fact] = [names[row] for row in (flags if kept is None else flags * kept).nonzero()[0]]
+            rows = (flags if kept is None else flags * kept).nonzero()[0]
+            told = [names[row] for row in rows if score_sums.is_score(names[row], session.scores[names[row]])]
+            leaving: list[Fact] = [*told]
             self._membership().record("masked", {**_of(session), "scores": leaving})
             log.info("own scores leave in a sum", run=session.run, round=session.round, scores=leaving)
 

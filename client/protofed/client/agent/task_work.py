@@ -355,16 +355,18 @@ class TaskWork:
 
     def _score(self, task: Task) -> None:
         run = self._scored(task)
+        answers = self._scorer.answers(run, task)
         # A policy that releases none keeps them from the server, not from the site.
-        scores = self._own_scores.keep(task, self._scorer.scores(run, task))
-        self._link.report(task, self._site.policy.release_scores(scores, noisy=run.noisy))
+        self._own_scores.keep(task, answers.scores)
+        self._link.report(task, self._site.policy.release_scores(answers.told, noisy=run.noisy))
 
     def _score_sum(self, task: Task) -> None:
         """Take the scores that are summed and say that they are there; taken once, whatever happens to the daemon."""
         run = self._prepared(task)
         if (released := self._passed(task, lambda: self._sums.scored(run, task))) is None:
-            scores = self._own_scores.keep(task, self._scorer.scores(self._scored(task), task))
-            all_own = {**self._own_scores.trained(task), **scores}
+            answers = self._scorer.answers(self._scored(task), task)
+            self._own_scores.keep(task, answers.scores)
+            all_own = replace(answers, summed={**self._own_scores.trained(task), **answers.summed})
             released = self._passed(task, lambda: self._sums.begin_scores(run, task, all_own))
         self._push(task, released)
 

@@ -153,7 +153,7 @@ class Policy:
         if uneven := sorted(filter(answers_about_classes, rules.summed_metrics)):
             raise ConfigError(
                 f"{path}: summed_metrics: '{uneven[0]}' answers about the classes of a site, of models that a server "
-                "chooses, and the sum of three answers tells which each has; remove it"
+                "chooses, and the sum of three answers tells which they have, or how many of each; remove it"
             )
         if rules.secure == "required" and "none" not in rules.limits.robust:
             raise ConfigError(

@@ -22,9 +22,10 @@ def tells_of_classes(name: str) -> bool:
 def answers_about_classes(name: str) -> bool:
     """Whether a score of a model that a server chose tells of the site's classes what a sum over three does not hide.
 
-    It is no mean over images, or over other images at each site: what it adds up to depends on who has what.
+    It is no mean over images, or over other images at each site: what it adds up to depends on who has what. A loss is
+    a mean of numbers that a server likes, one for each class of the training images.
     """
-    return name == "personal.pm_v" or (LOCAL in name and name.rpartition(".")[2] != "accuracy")
+    return name in ("personal.pm_v", LOSS) or (LOCAL in name and name.rpartition(".")[2] != "accuracy")
 
 
 def on_own_images(roles: Collection[Role], names: Collection[str]) -> list[str]:

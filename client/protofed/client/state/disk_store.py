@@ -97,7 +97,7 @@ class DiskStore:
             return SiteState()
         folder = self._round(run, max(rounds))
         memory, personal = (_read_payload(folder / f"{name}.safetensors") for name in ("memory", "personal"))
-        return SiteState(max(rounds), memory, personal)
+        return SiteState(max(rounds), memory, personal, _read_trained(folder).withheld)
 
     def newest_counted(self, run: str) -> int:
         """See `Store.newest_counted`."""
@@ -145,12 +145,7 @@ class DiskStore:
 
     def trained_by(self, task: Task) -> TrainedBy:
         """See `Store.trained_by`."""
-        path = self._round(task.run, task.round) / "task.json"
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            return TrainedBy(str(record.get("recipe", "")), bool(record.get("withheld", False)))
-        except (OSError, ValueError, AttributeError) as error:
-            raise _damaged(path, error) from error
+        return _read_trained(self._round(task.run, task.round))
 
     def stage(self, task: Task, outcome: FitOutcome) -> None:
         """See `Store.stage`. All files are written under a temporary name, then the folder is renamed.
@@ -262,6 +257,15 @@ def _read_task(folder: Path) -> Task:
     return Task(
         **{**record, "kind": TaskKind(record["kind"]), "subject": None if subject is None else Subject(subject)}
     )
+
+
+def _read_trained(folder: Path) -> TrainedBy:
+    path = folder / "task.json"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return TrainedBy(str(record.get("recipe", "")), bool(record.get("withheld", False)))
+    except (OSError, ValueError, AttributeError) as error:
+        raise _damaged(path, error) from error
 
 
 def _read_record(folder: Path, section: str) -> dict[str, Any]:

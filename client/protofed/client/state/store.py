@@ -28,11 +28,13 @@ class SiteState:
         round: number of that round; 0: no round counted yet.
         memory: the method's own tensors on the site, such as control variates.
         personal: the site's personal model, parts body and head; None before the first counted round.
+        withheld: nothing of that round's fit left the site (`TrainedBy.withheld`), so no score of its model does.
     """
 
     round: int = 0
     memory: Payload = field(default_factory=dict)
     personal: Payload | None = None
+    withheld: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,8 @@ class MemoryStore:
         if receipt.verdict in COUNTED:
             # A round may be abandoned after an update of it has counted: its next attempt begins where it did.
             former = self.last_counted(task.run, task.memory_before)
-            self._counted[task.run] = SiteState(task.round, outcome.memory, outcome.personal), former
+            state = SiteState(task.round, outcome.memory, outcome.personal, outcome.trained.withheld)
+            self._counted[task.run] = state, former
             self._scored[task.run] = earlier(task.round, self._scored.get(task.run, {}))
 
     def abandon(self, run: str) -> None:

@@ -10,13 +10,14 @@ chooses among them.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from protofed.common.payload import Array, Part, Update
 from protofed.common.protocol.messages import Role, Scores
-from protofed.common.protocol.score_names import FAMILIES, LOSS, ScoreNames
+from protofed.common.protocol.score_names import FAMILIES, LOSS, ONE, ScoreNames
 from protofed.common.protocol.sum_messages import MOST_ROWS
 from protofed.common.secure_sums.context import FEWEST
 from protofed.common.secure_sums.fixed_point import POINT
@@ -63,13 +64,31 @@ def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
     return Update(site, {Part.SECURE_SUM: table})
 
 
+def random_number() -> float:
+    """A number that is in a sum in place of a score that is withheld: any that `summable` gives, each as likely.
+
+    It hides the other terms, but for one sum of 2**16, near the ends. The mean over n sites is a score all the same
+    (`is_score`) in n of 2**17.
+    """
+    steps = round(LARGEST / STEP)
+    return (secrets.randbelow(2 * steps + 1) - steps) * STEP
+
+
+def is_score(name: str, value: float) -> bool:
+    """Whether a score, or the mean of some, can have this value."""
+    return name == LOSS or -STEP <= value <= ONE + STEP
+
+
 def opened(names: Sequence[str], total: Array) -> dict[str, Spread]:
-    """What an opened total [N] uint64 says of each score that enough sites hold: the mean over them."""
+    """What an opened total [N] uint64 says of each score that enough sites hold: the mean over them.
+
+    A score that a site withheld, by a random number in its place, is left out: the round has none.
+    """
     sums = layout_of(names).named(POINT.decoded(total))
     return {
-        name: Spread(float(total) / sites, None, None, sites)
+        name: Spread(mean, None, None, sites)
         for name, count, (total,) in zip(names, sums[COUNTS], sums[ROWS], strict=True)
-        if (sites := round(count)) > 0
+        if (sites := round(count)) > 0 and is_score(name, mean := float(total) / sites)
     }
 
 
