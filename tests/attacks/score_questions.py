@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from tests.attacks.hostile_server import as_payload, honest_model, public_of, recipe_like, sites_of
 from tests.attacks.policies import policy_of
+from tests.support.partners import confirm, listed
 from tests.support.scripted_server import AgentHarness, give_secret
 from tests.support.sum_server import SumServer, steps_of
 
@@ -89,12 +90,15 @@ class Asked:
             rules["limits"] |= (limits or {}).get(name, {})
             rules["summed_metrics"] = rules["summed_metrics"] if summed is None else summed
             self.sites[name] = self._daemon(site_folder, name, data, rules)
+        folders = {f"site-{number}": folder / str(number) for number in range(len(self.held))}
+        for site_folder in folders.values():
+            confirm(site_folder, listed(folders))
 
     def _daemon(self, folder: Path, name: str, data: SiteData, rules: dict[str, Any]) -> tuple[AgentHarness, Agent]:
         made = AgentHarness(DiskStore(folder), json.loads(self.run.wire()), rules, load_data=lambda _: data, name=name)
         made.link.run, made.link.min_cohort = self.run.name, SITES
         agent = made.agent()
-        agent._site.membership = membership_of(folder, lambda: None)
+        agent._site.membership = membership_of(folder, name, lambda: None)
         return made, agent
 
     def trained(self, round: int, base: Payload) -> Array | None:

@@ -105,7 +105,7 @@ def offered_to_hospitals_alone(enroll: Any) -> Any:
 
     async def enrolled(self: FederationService, request: pb.EnrollRequest, context: Any) -> pb.EnrollResponse:
         answer: pb.EnrollResponse = await enroll(self, request, context)
-        if request.member.consortium == "":
+        if request.consortium == "":
             answer.consortium = ""
         return answer
 

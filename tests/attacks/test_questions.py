@@ -19,6 +19,7 @@ from PIL import Image
 from structlog.testing import capture_logs
 from tests.attacks import share_sets
 from tests.attacks.hostile_server import as_payload, honest_model, recipe_like, sites_of
+from tests.support.partners import confirm, listed
 from tests.support.scripted_server import AgentHarness
 
 from protofed.client.agent import base_guard, computation
@@ -68,6 +69,8 @@ class Questioned:
         self.harness.link.run, self.harness.link.min_cohort = recipe.name, 3
         self.agent: Agent = self.harness.agent()
         self.agent._site.membership = membership_of(folder, "site-1", lambda: None)
+        partners = {name: folder.parent / f"{folder.name}-{name}" for name in ("site-2", "site-3")}
+        confirm(folder, listed({"site-1": folder, **partners}))
         self._asked = 0
 
     def answer(self, kind: TaskKind, round: int, base: Payload | None = None) -> str:

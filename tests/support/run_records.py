@@ -92,6 +92,8 @@ def run_record(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "versions": {"protofed": "0.2.0", "protocol": 1},
         "sites": {**{name: site() for name in SITES}, "eva": site(roles=["evaluator"])},
         "interventions": [],
+        "groups": [],
+        "partners": None,
         "warnings": [],
         "rounds": [attempt(number) for number in range(3)],
         "best": {"round": 2, "score": "global.accuracy", "value": 0.75, "kept": 2},

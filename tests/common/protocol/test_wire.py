@@ -343,8 +343,9 @@ FIELDS = {
     "ChunkAck": "",
     "CommitRequest": "caller digest metrics task_id round run upload weight",
     "CommitRequest.MetricsEntry": "key value",
-    "EnrollResponse": "assignment finished",
-    "EnrollRequest": "caller exact_hold hold protocol_version roles software_version wait_s",
+    "EnrollResponse": "assignment consortium finished",
+    "EnrollRequest": "caller consortium consortium_number exact_hold hold identity institution protocol_version roles "
+    "software_version wait_s",
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
     "HeartbeatResponse": "signal",

@@ -17,6 +17,7 @@ import pytest
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.doctor_rows import findings, rows, skipped
 from tests.support.pki import Authority
+from tests.support.policies import standard_with_plain_updates
 from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.client.privacy.policy import Policy
@@ -51,7 +52,8 @@ def tls(live_server: Callable[..., Any], recipe_of: Callable[..., Recipe], tmp_p
 
 def given(folder: Path, address: str, **changes: Any) -> dict[str, Any]:
     """What a daemon of site-1 would be started with."""
-    told = {"site": "site-1", "server": address, "policy": shipped.folder("policies") / "standard.toml"}
+    policy = standard_with_plain_updates(folder / "policies")  # of secure sums: test_secure_sums
+    told = {"site": "site-1", "server": address, "policy": policy}
     return {**told, "state": folder / "state", "data": {"source": "digits"}, **changes}
 
 
@@ -85,6 +87,7 @@ def issued(tls: TlsServer, **options: Any) -> Path:
 def test_a_daemon_that_would_work_is_well_and_nothing_is_left_behind(
     tls: TlsServer, look: Look, tmp_path: Path
 ) -> None:
+    look()  # writes the test's policy
     before = sorted(tmp_path.glob("*"))
     calls = tls.server.audit_file.read_bytes()
     found = look()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.support.browser_client import Browser
 from tests.support.command_line import called
+from tests.support.partners import confirm, listed
 from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.privacy.approval import FOLDER as APPROVALS
@@ -352,6 +353,9 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
         for agent in agents if secure else ():  # as daemons are
             agent._site.simulated = agent.name == EVALUATOR
             agent._site.membership = membership_of(tmp_path / agent.name, agent.name, lambda: None)
+        sites = {agent.name: tmp_path / agent.name for agent in agents if agent.name != EVALUATOR}
+        for site in sites.values() if secure else ():
+            confirm(site, listed(sites))
         browser, log = Browser(client_page(folder)), SiteLog(folder)
         for _ in range(1000):
             for agent in agents:

@@ -74,10 +74,17 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["the sum over"],
     ),
     "summed": (
-        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1), summed(2)]},
+        {
+            "recipe.federation": {"secure": True},
+            "rounds": [attempt(0), summed(1), summed(2)],
+            "groups": [["ann", "bob", "cyd"], ["dan", "eve"]],
+            "partners": {"coordinator": "the hub", "number": 2, "institutions": {"ann": "The Hub", "bob": "bob"}},
+        },
         [
             "Updates were summed under masks: of each of 2 rounds the server saw the sum over 3 sites, and no single",
-            "Every site was in the same sums as 2 others of its group or more.",  # the default, which records leave out
+            "Summed together: The Hub (ann), bob, cyd. The server reads one site's update alone only together with all "
+            "others of its group.",
+            "The offered list of partners is number 2; the hub runs the server, and is a partner, too (ann).",
             "The server accepted 6 masked updates (6.00 MB)",
             WENT_WELL,
         ],
@@ -93,13 +100,20 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["4 sites,"],
     ),
     "one round summed": (
-        {"recipe.federation": {"secure": True}, "rounds": [attempt(0), summed(1)]},
-        ["Updates were summed under masks: of round 1 the server saw the sum over 3 sites"],
+        {
+            "recipe.federation": {"secure": True},
+            "rounds": [attempt(0), summed(1)],
+            "groups": [["ann", "bob", "cyd"]],
+        },
+        [
+            "Updates were summed under masks: of round 1 the server saw the sum over 3 sites",
+            "No list of partners was offered: whoever signs certificates could have invented sites.",
+        ],
         ["of each of"],
     ),
     "summed in groups of any size": (
         {"recipe.federation": {"secure": True, "sum_group": 1}, "rounds": [attempt(0), summed(1), summed(2)]},
-        ["the server saw the sum over 3 sites"],
+        ["the server saw the sum over 3 sites", "Sites were in no groups: two sums may differ by one site"],
         ["of its group"],
     ),
     "one dropped out of a sum": (

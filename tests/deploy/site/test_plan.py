@@ -490,7 +490,8 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
     )
     plan = site_plan(recipe)
     assert {each.summed for each in plan.sight.parts} == {
-        "The mean over the sites of the sum, weighted by their numbers of examples. Of this site alone: nothing."
+        "The mean over the sites of the sum, weighted by their numbers of examples. Of this site alone: nothing, "
+        "unless others of its group help."
     }
     assert plan.sight.whole[0].startswith("A sum is over 3 sites or more.")
     assert "It sees how many examples all sites of a sum have together." in plan.sight.whole

@@ -133,7 +133,7 @@ class GrpcLink:
             roles=[wire.role.pack(role) for role in self._roles],
             wait_s=wait_s,
             **wire.pack_pause_reason(pause_reason),
-            member=None if self._membership is None else wire.pack_member(self._membership.member()),
+            **({} if self._membership is None else wire.pack_member(self._membership.member())),
         )
         try:
             response = self._calls.call("Enroll", request, pb.EnrollResponse, wait_s + 30)

@@ -173,13 +173,18 @@ def unpack_next(message: pb.NextTaskResponse) -> Task | Wait | Finished:
             raise ProtocolError("the server's answer is empty; its version may be another")
 
 
-def pack_member(member: Member) -> pb.Member:
-    """What a daemon says of itself for secure sums."""
-    return pb.Member(**asdict(member))
+def pack_member(member: Member) -> dict[str, Any]:
+    """Fields of an EnrollRequest."""
+    return {
+        "institution": member.institution,
+        "identity": member.identity,
+        "consortium": member.consortium,
+        "consortium_number": member.number,
+    }
 
 
-def unpack_member(message: pb.Member) -> Member:
-    """The same, checked.
+def unpack_member(message: pb.EnrollRequest) -> Member:
+    """What a daemon says of itself for secure sums, checked.
 
     Raises:
         ProtocolError: a name that cannot be shown, or a key or a digest that is none.
@@ -189,7 +194,8 @@ def unpack_member(message: pb.Member) -> Member:
         identity = check_identity(message.identity) if message.identity else ""
     except ConfigError as error:
         raise ProtocolError(str(error)) from error
-    return Member(institution, identity, read_digest(message.consortium) if message.consortium else "", message.number)
+    consortium = read_digest(message.consortium) if message.consortium else ""
+    return Member(institution, identity, consortium, message.consortium_number)
 
 
 def pack_enrolled(answer: Assignment | Finished, consortium: str = "") -> pb.EnrollResponse:

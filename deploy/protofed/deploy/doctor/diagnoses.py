@@ -105,7 +105,6 @@ RUN = (
 SUMS = (
     Diagnosis("sum-identity-unusable", 85, "Bring the file back from the backup, mode 0600, of the daemon's account."),
     Diagnosis("partners-unconfirmed", 86, "Compare the list's code with all hospitals: client consortium confirm."),
-    Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: protofed consortium offer.", warns=True),
     Diagnosis("sites-few", 87, "Register the other sites, or lower the keys of [federation] named.", warns=True),
 )
 NOISE = (
@@ -114,11 +113,13 @@ NOISE = (
         "privacy-budget-spent", 89, "Decide at the site: more epsilon in its policy, or no such runs.", warns=True
     ),
 )
+MET = (Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: protofed consortium offer.", warns=True),)
 NOTIFY = (
     Diagnosis("notify-unusable", 90, "Correct the table [notify]; then protofed server notify sends a test message."),
 )
 DIAGNOSES = {
-    entry.name: entry for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY)
+    entry.name: entry
+    for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY, *MET)
 }
 
 

@@ -152,6 +152,7 @@ def everything(recipe: Recipe) -> Policy:
             class_distribution_estimate=True,
             min_samples_per_class=1,
             min_images_per_unit=1,
+            partners="first-use",
             batch_order="recipe",
             limits=unlimited(set(architectures)),
         )

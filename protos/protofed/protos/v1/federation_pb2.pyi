@@ -397,7 +397,10 @@ class EnrollRequest(_message.Message):
     HOLD_FIELD_NUMBER: _builtins.int
     EXACT_HOLD_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
-    MEMBER_FIELD_NUMBER: _builtins.int
+    INSTITUTION_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    CONSORTIUM_FIELD_NUMBER: _builtins.int
+    CONSORTIUM_NUMBER_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """must equal the server's"""
     software_version: _builtins.str
@@ -410,15 +413,21 @@ class EnrollRequest(_message.Message):
     """Seconds (at most 20) that the server may wait for a run to be queued before it answers `finished`; 0, as of 0.2.0,
     whose servers do not wait: it answers at once.
     """
+    institution: _builtins.str
+    """Of a daemon that can take part in secure sums.
+    as the site's settings say it, for the list of partners; empty: they do not
+    """
+    identity: _builtins.str
+    """public half of its Ed25519 key for secure sums, 64 hexadecimal digits"""
+    consortium: _builtins.str
+    """digest of the list of partners that a person at the site has confirmed; empty: none"""
+    consortium_number: _builtins.int
+    """of that list: the next one that the server offers has a larger number"""
     @_builtins.property
     def caller(self) -> Global___Caller: ...
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[Global___Role.ValueType]:
         """at least one"""
-
-    @_builtins.property
-    def member(self) -> Global___Member:
-        """of a daemon that can take part in secure sums"""
 
     def __init__(
         self,
@@ -430,49 +439,18 @@ class EnrollRequest(_message.Message):
         hold: Global___Hold.ValueType = ...,
         exact_hold: Global___Hold.ValueType = ...,
         wait_s: _builtins.float = ...,
-        member: Global___Member | None = ...,
+        institution: _builtins.str = ...,
+        identity: _builtins.str = ...,
+        consortium: _builtins.str = ...,
+        consortium_number: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "exact_hold", b"exact_hold", "hold", b"hold", "member", b"member", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["caller", b"caller", "consortium", b"consortium", "consortium_number", b"consortium_number", "exact_hold", b"exact_hold", "hold", b"hold", "identity", b"identity", "institution", b"institution", "protocol_version", b"protocol_version", "roles", b"roles", "software_version", b"software_version", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnrollRequest: _TypeAlias = EnrollRequest  # noqa: Y015
-
-@_typing.final
-class Member(_message.Message):
-    """What a site is in secure sums. None of it follows from its images."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INSTITUTION_FIELD_NUMBER: _builtins.int
-    IDENTITY_FIELD_NUMBER: _builtins.int
-    CONSORTIUM_FIELD_NUMBER: _builtins.int
-    NUMBER_FIELD_NUMBER: _builtins.int
-    institution: _builtins.str
-    """as the site's settings say it, for the list of partners; empty: they do not"""
-    identity: _builtins.str
-    """public half of its Ed25519 key for secure sums, 64 hexadecimal digits"""
-    consortium: _builtins.str
-    """digest of the list of partners that a person at the site has confirmed; empty: none"""
-    number: _builtins.int
-    """of that list: the next one that the server offers has a larger number"""
-    def __init__(
-        self,
-        *,
-        institution: _builtins.str = ...,
-        identity: _builtins.str = ...,
-        consortium: _builtins.str = ...,
-        number: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consortium", b"consortium", "identity", b"identity", "institution", b"institution", "number", b"number"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
 class EnrollResponse(_message.Message):

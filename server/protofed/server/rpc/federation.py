@@ -115,7 +115,7 @@ class FederationService(rpc.FederationServicer):
             raise ProtocolError("a daemon offers at least one role")
         self._budgets.spend(site, ENROLLMENTS)
         software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request)
-        versions, member = (request.protocol_version, software, VERSION), wire.unpack_member(request.member)
+        versions, member = (request.protocol_version, software, VERSION), wire.unpack_member(request)
         answer = await self._wait(
             site,
             request.wait_s,
