@@ -79,6 +79,16 @@ class Counted:
         """From the sums of these cohorts alone, one a round: whatever linear algebra makes of them for each site."""
         return self._judged(self.disaggregated(cohorts))
 
+    def less(self, accomplices: int, group: int = 3) -> Outcome:
+        """From one sum of each site's group, less what so many others of it told the server; or invented."""
+        sites = list(self.sent)
+        left = []
+        for place in range(len(sites)):
+            members = [self.sent[sites[(place + step) % len(sites)]][0] for step in range(group)]
+            total, known = mean_of(members), members[group - accomplices :]
+            left.append(_less(total, known, group))
+        return self._judged(left)
+
     def disaggregated(self, cohorts: Sequence[Collection[SiteId]]) -> list[Payload]:
         """By site, what solves "these sites' updates add up to that"; the least such, where there are several."""
         means = [mean_of([self.sent[site][number] for site in cohort]) for number, cohort in enumerate(cohorts)]
@@ -100,6 +110,17 @@ class Counted:
         pairs = zip(sent, self.truth, strict=True)
         exact = [np.array_equal(whole(self.shares(one), None), truth) for one, truth in pairs]
         return Outcome(sum(exact), len(exact))
+
+
+def _less(total: Payload, known: Sequence[Payload], group: int) -> Payload:
+    """The mean of the others of a group, by the mean of all and what some of them sent."""
+    return {
+        part: {
+            name: (group * mean - sum(one[part][name] for one in known)) / (group - len(known))
+            for name, mean in tensors.items()
+        }
+        for part, tensors in total.items()
+    }
 
 
 def all_but_one(sites: Collection[SiteId]) -> list[frozenset[SiteId]]:

@@ -1,10 +1,10 @@
-"""What a server can infer about sites from what they send it: `make leakage`; six tables, and the same as markdown.
+"""What a server can infer about sites from what they send it: `make leakage`; seven tables, and the same as markdown.
 
 First, simulations on the digits, attacked with the scores of `attacks`, which know the truth only to be judged. They
 are simple ones: what they find is there, and a stronger one may find more. Second, `leakage_means`, features that
 gradients tell of. Third, `leakage_attacks`, by which a server or a site gets at more than it is sent; then, what comes
 out of a secure sum of that; `leakage_blind`, what sums tell of sites that a body tells little; last,
-`leakage_questions`, what sums of scores tell.
+`leakage_questions`, what sums of scores tell, and `leakage_partners`, what they tell with others who are not partners.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import structlog
 import torch
 from rich.console import Console
 from rich.table import Table
-from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means, leakage_questions
+from tests.bench import attacks, leakage_attacks, leakage_blind, leakage_means, leakage_partners, leakage_questions
 from tests.bench.leakage_runs import SCORED, Case, attacked
 from tests.bench.leakage_scores import Found, of_all, strongest, tried
 from tests.bench.leakage_steps import told_to_a_batch
@@ -104,6 +104,9 @@ def main() -> None:
             table(leakage_questions.COLUMNS, asked_rows, "test sets of three sites, by sums of scores")
         )
         pages.append(markdown(leakage_questions.COLUMNS, asked_rows))
+        partner_rows = leakage_partners.rows()
+        Console(width=170).print(table(leakage_partners.COLUMNS, partner_rows, "who else is in a group"))
+        pages.append(markdown(leakage_partners.COLUMNS, partner_rows))
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text("\n".join(pages), encoding="utf-8")
 

@@ -37,6 +37,8 @@ READY = {  # how the guide's daemons are asked, by their names there
     EVALUATOR: "protofed client health --state evaluator/state",
 }
 _SIGNING = re.compile(r"protofed certs sign (?P<request>\S+)")
+_OFFER, _CONFIRM = "protofed consortium offer", "protofed client consortium confirm CODE"
+_PRINTED_CODE = re.compile(r"^code +(\S+)$", re.MULTILINE)
 _PRINTED_KEY = re.compile(r"^request: (\S+)\nkey: +(.+)$", re.MULTILINE)
 # Only its own home is there, at the same place on every machine; $1: the folder of all, $2: the machine.
 AT_HOME = """
@@ -57,6 +59,7 @@ class Pilot:
         first: what they type in each new terminal.
         daemons: process groups by machine and name, each in a terminal of its own.
         keys: codes that `certs request` and `certs renew` printed, by the file of the request.
+        code: of the newest list of partners.
     """
 
     net: Networks
@@ -68,6 +71,7 @@ class Pilot:
     first: str = ""
     daemons: dict[tuple[str, str], int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    code: str = ""
 
     def say(self, text: str) -> None:
         sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
@@ -100,10 +104,15 @@ class Pilot:
         self.say(f"at {place}:\n{text.strip()}\n{shown}")
         expect(done.returncode == 0, f"at {place} this ends with 0, not {done.returncode}: {text}\n{shown}")
         self.keys |= dict(_PRINTED_KEY.findall(done.stdout))
+        self.code = next(iter(_PRINTED_CODE.findall(done.stdout)), self.code)
         return done.stdout
 
     def _telephoned(self, text: str) -> str:
-        """`certs sign` asks at a terminal about the key; here the answer is what the party's machine printed."""
+        """`certs sign` asks at a terminal about the key; here the answer is what the party's machine printed.
+
+        So it is with the code of the list of partners, which the coordinator's machine printed.
+        """
+        text = text.replace(_OFFER, f"{_OFFER} --yes").replace(_CONFIRM, f"{_CONFIRM.replace('CODE', self.code)} --yes")
 
         def answered(found: re.Match[str]) -> str:
             return f'{found[0]} --fingerprint "{self.keys[found["request"]]}"'

@@ -21,6 +21,7 @@ Into = Annotated[Path, typer.Option(help="Folder to write into; made if it is mi
 
 def init_client(
     site: Annotated[str | None, typer.Option(help="This site's id: a-z, 0-9 and '-'.")] = None,
+    institution: Annotated[str, typer.Option(help="The institution's name, for the list of partners.")] = "",
     server: Annotated[str | None, typer.Option(help="host:port of the coordinator's server.")] = None,
     data: Annotated[str | None, typer.Option(help="Layout of the data: folder (default), manifest, npz …")] = None,
     root: Annotated[
@@ -64,7 +65,7 @@ def init_client(
         root = _ask("--root", "Where they are", usual)
     policy = policy or _ask("--policy", "Policy (standard, strict, open)", "standard")
     text = shipped.named("policy", policy).read_text(encoding="utf-8")
-    new = NewSite(site, server, data, root or "", POLICY, role or ["trainer"], _labels(label or ()))
+    new = NewSite(site, server, data, root or "", POLICY, role or ["trainer"], _labels(label or ()), institution)
     files = {SETTINGS: new.settings(), POLICY: text}
     if bundle is not None:
         check_free(into, files)  # all that can be refused is, before the certificate is installed

@@ -30,6 +30,7 @@ class NewSite:
         root: of the data; empty: the layout's own.
         policy: a file beside the settings, or the name of a policy that comes with protofed.
         label_map: own names of classes -> the run's.
+        institution: its name in the list of partners; empty: not said.
     """
 
     site: str
@@ -39,6 +40,7 @@ class NewSite:
     policy: str = "policy.toml"
     roles: Sequence[str] = ("trainer",)
     label_map: Mapping[str, str] = field(default_factory=dict)
+    institution: str = ""
 
     def settings(self) -> str:
         """The text of site.toml.
@@ -59,6 +61,9 @@ class NewSite:
         text = _filled(
             (TEMPLATES / "site.toml.tmpl").read_text(encoding="utf-8"),
             site=_text(self.site),
+            institution=f"institution = {_text(self.institution)}"
+            if self.institution
+            else '# institution = "Hospital North"',
             server=_text(self.server),
             roles=json.dumps(list(self.roles)),
             policy=_text(self.policy),
