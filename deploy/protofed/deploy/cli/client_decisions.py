@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,9 @@ def runs(state: State, as_json: AsJson = False) -> None:
 
     Example: `protofed client runs --state /var/lib/protofed`
     """
+    from protofed.client.sums.partners import Partners
     from protofed.deploy.site import offered_runs, orders
+    from protofed.deploy.site.partners import PartnersView
 
     rows = offered_runs.all_runs(orders.approvals_of(state))
     if as_json:
@@ -37,6 +40,8 @@ def runs(state: State, as_json: AsJson = False) -> None:
     for row in rows:
         for line in offered_runs.run_lines(row, console.width):
             _say(line)
+    reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads(3)
+    _say(textwrap.fill(f"in runs with secure sums: {reads}", max(console.width, 60), subsequent_indent="  "))
     if (pause := orders.pause_of(state).current()) is not None:
         _say(f"this site is {pause}: it takes no task of any run")
 

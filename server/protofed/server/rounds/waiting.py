@@ -9,6 +9,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import nearest
 from protofed.common.payload import SiteId
+from protofed.common.protocol.messages import PauseReason
 from protofed.common.secure_sums.groups import members
 from protofed.server.rounds import phases, summing
 from protofed.server.rounds.grouping import stuck
@@ -107,6 +108,8 @@ class Waiting:
             what = f"{what}; {self.why}"
         if self.regroup:
             what = f"{what} (for good? `protofed sites regroup {self.regroup}`)"
+        if any(site.why == PauseReason.PARTNERS for site in self.missing):
+            what = f"{what}; `protofed consortium show` has the next step"
         if not self.newcomers:
             return what
         more, wait = self.group - len(self.newcomers), "wait" if len(self.newcomers) > 1 else "waits"
