@@ -29,6 +29,7 @@ from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES
 from protofed.client.state.own_scores import OwnScores
 from protofed.client.sums.membership import membership_of
+from protofed.client.sums.partners import CONFIRMED, OFFERED
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
@@ -91,6 +92,30 @@ def decided(state: Path) -> list[tuple[str, Mapping[str, Any]]]:
 def approval(state: Path) -> dict[str, str]:
     """The form with which the page approves the run."""
     return {"recipe": Approvals(state / APPROVALS).offer(RUN).digest}
+
+
+# Partners
+
+
+def test_the_list_of_partners_is_read_and_confirmed(pages: Pages, state: Path, tmp_path: Path) -> None:
+    browser = pages("standard")
+    assert "takes part in no secure sum: no list of partners is confirmed here" in browser.get("/")
+    assert "The server offers no list" in browser.get("/partners")
+    sites = {"site-1": state, **{site: tmp_path / "others" / site for site in ("north", "south")}}
+    offered_list = listed(sites, coordinator="Hospital north")
+    (state / OFFERED).write_text(offered_list.document)
+    text = browser.get("/partners")
+    assert "Hospital south" in text
+    assert "runs the server</small>" in text
+    assert offered_list.code not in text, "a person types what was heard, not what the page says"
+    for form in ({"code": offered_list.code}, {"code": "0000-0000-0000-0000", "sure": "yes"}):
+        browser.post("/partners", form, 400)
+        assert not (state / CONFIRMED).exists()
+    browser.post("/partners", {"code": offered_list.code, "sure": "yes"})
+    assert f"Code <code>{offered_list.code}</code>" in browser.get("/partners")
+    assert "takes part in no secure sum" not in browser.get("/")
+    [(event, facts)] = decided(state)
+    assert (event, facts["code"], facts["by"]) == ("partners-confirmed", offered_list.code, "ann")
 
 
 # Overview

@@ -192,11 +192,11 @@ class Partners:
                 "somebody stands in for this site: do not confirm it, and tell the other hospitals. If this folder "
                 "is new, the coordinator offers a new list (`protofed consortium offer`)"
             )
-        if not offered.has_code(code):
+        if differs := offered.differences(code):
             raise ConfigError(
-                f"this is not the code of list {offered.number}, which the server offers here: its code is "
-                f"{offered.code}. The code was misread, or two hospitals were shown two lists. Read it out again, and "
-                "confirm nothing before all hospitals have the same code"
+                f"this is not the code of list {offered.number}, which the server offers here: group "
+                f"{', '.join(map(str, differs))} of four differs. The code was misread, or two hospitals were shown "
+                "two lists. Read it out again, and confirm nothing before all hospitals have the same code"
             )
         return offered
 

@@ -47,7 +47,7 @@ def differences(given: str, fingerprint: str) -> list[int]:
     else:
         raise ConfigError(
             f"code {short(given)!r}: expected four groups of four, such as K7QF-2M4X-9RTA-HWZC, as `protofed certs "
-            "request`, or `protofed client peers list`, printed them where the key is; or the fingerprint's 64 "
+            "request` prints them where the key is, and `protofed consortium offer`; or the fingerprint's 64 "
             "hexadecimal digits"
         )
     return [number for number, (ours, theirs) in enumerate(pairs, 1) if ours != theirs]

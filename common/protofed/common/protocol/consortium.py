@@ -107,13 +107,13 @@ class Consortium:
         own = self.coordinator.casefold()
         return tuple(one for one in self.partners if own in (one.institution.casefold(), one.site))
 
-    def has_code(self, given: str) -> bool:
-        """Whether a person read out this list's code.
+    def differences(self, given: str) -> list[int]:
+        """The groups, from 1, in which a code that a person read out differs from this list's; none: it is that one.
 
         Raises:
             ConfigError: it is no code.
         """
-        return not codes.differences(given, _stretched(self.document))
+        return codes.differences(given, _stretched(self.document))
 
     def named(self, sites: Iterable[SiteId]) -> str:
         """These sites with their institutions, in words; one that is not in the list by its id alone."""

@@ -102,7 +102,8 @@ class PartnersView:
         """What a person reads before the offered list is confirmed; nothing where none is."""
         if self.offered is None:
             return []
-        said = [*described(self.offered), *changes(self.listed, self.offered), f"This site is {self.site} in it."]
+        said = [*described(self.offered, with_code=False), *changes(self.listed, self.offered)]
+        said.append(f"This site is {self.site} in it.")
         if self.leaving:
             gone = ", ".join(self.leaving)
             said.append(f"This site's group ends, because {gone} is no longer a partner. {TOLD}")
@@ -112,8 +113,8 @@ class PartnersView:
         """Both lists, the group, and what it takes to read this site's update alone."""
         said = list[str]()
         if self.offered is not None and self.offered != self.listed:
-            said += ["offered, not confirmed here:", *described(self.offered), *changes(self.listed, self.offered)]
-            said += [f"Ask whether it is yours, and {CONFIRM}."]
+            said += ["offered, not confirmed here:", *described(self.offered, with_code=False)]
+            said += [*changes(self.listed, self.offered), f"Ask whether it is yours, and {CONFIRM}."]
         if self.confirmed is not None:
             said += [
                 f"confirmed here {self.confirmed.at} by {self.confirmed.by}:",
@@ -132,7 +133,7 @@ class PartnersView:
         return {
             "site": self.site,
             "identity": self.own,
-            "offered": None if self.offered is None else plain(self.offered),
+            "offered": None if self.offered is None else asdict(self.offered),
             "confirmed": None
             if self.confirmed is None
             else {**plain(self.confirmed.consortium), "at": self.confirmed.at, "by": self.confirmed.by},
@@ -140,19 +141,20 @@ class PartnersView:
         }
 
 
-def described(listed: Consortium) -> list[str]:
-    """A list for people: its partners, who runs the server, and the code."""
+def described(listed: Consortium, *, with_code: bool = True) -> list[str]:
+    """A list for people: its partners, who runs the server, and the code.
+
+    Args:
+        with_code: not of a list that a person is to confirm: what was heard is typed, and not what this machine shows.
+    """
     running = {one.site for one in listed.coordinating}
     width = max(len(one.site) for one in listed.partners)
     rows = [
         f"  {one.site:<{width}}  {one.institution}{', which runs the server' if one.site in running else ''}"
         for one in listed.partners
     ]
-    return [
-        f"list {listed.number}, {len(rows)} partners; {listed.coordinator} runs the server",
-        *rows,
-        f"code  {listed.code}",
-    ]
+    head = f"list {listed.number}, {len(rows)} partners; {listed.coordinator} runs the server"
+    return [head, *rows, *([f"code  {listed.code}"] if with_code else [])]
 
 
 def plain(listed: Consortium) -> dict[str, Any]:
