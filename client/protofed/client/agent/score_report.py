@@ -69,7 +69,8 @@ class Scorer:
                 works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
             if has_global_model(run.method) and run.data.local_test is not None:
                 works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
-        if Role.EVALUATOR in roles and not self._scores_own_images(run):
+        # With noise a site's own images are trained on, and hidden, or held out of it: then their scores stay.
+        if Role.EVALUATOR in roles and not run.data.own_test and not self._scores_own_images(run):
             works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL))
         return works
 

@@ -64,6 +64,11 @@ class Scan:
                 "`protofed client check` lists their images"
             )
 
+    def usable(self) -> list[IndexedFile]:
+        """The items but those that `check` refuses: with noise a site leaves each of these out by itself."""
+        refused = {item.name for item in (*self.ungrouped, *self.crossing)}
+        return [item for item in self.items if item.name not in refused]
+
 
 def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
     """List the files of a source `folder` or `manifest` and map their labels; no file is opened.

@@ -78,7 +78,7 @@ def normalise(name: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-def by_number(labels: Labels, data: Data, class_names: Sequence[str]) -> tuple[Indices, Labels]:
+def by_number(labels: Labels, data: Data, class_names: Sequence[str], *, noisy: bool = False) -> tuple[Indices, Labels]:
     """Map the labels of a source that has numbers for labels.
 
     A number without an entry in `data.label_map` is the class of that number; but where entries lead to names, each
@@ -87,6 +87,7 @@ def by_number(labels: Labels, data: Data, class_names: Sequence[str]) -> tuple[I
     Args:
         labels: [N].
         class_names: the run's; empty: entries lead to numbers.
+        noisy: as of `sources.load`: examples of unmapped labels are left out.
 
     Returns:
         Indices [n] of the examples that `data.ignore_labels` does not name, and their classes [n].
@@ -99,19 +100,18 @@ def by_number(labels: Labels, data: Data, class_names: Sequence[str]) -> tuple[I
     present, inverse = np.unique(labels, return_inverse=True)
     own = [str(number) for number in present]
     ignored = frozenset(map(normalise, data.ignore_labels))
-    by_name = data.label_map and class_names
-    mapped = _map_to_names(own, ignored, data, class_names) if by_name else _map_to_numbers(data)
+    if data.label_map and class_names:
+        label_map = LabelMap.of(data, class_names)
+        mapped, unmapped = label_map.classes, frozenset(own) - label_map.classes.keys() - ignored
+        if noisy:
+            ignored |= unmapped
+        else:
+            label_map.check(unmapped)
+    else:
+        mapped = _map_to_numbers(data)
     classes = np.array([mapped.get(name, number) for name, number in zip(own, present, strict=True)], np.int64)
     rows = np.flatnonzero(np.array([name not in ignored for name in own], bool)[inverse])
     return rows, classes[inverse][rows]
-
-
-def _map_to_names(
-    own: Sequence[str], ignored: frozenset[str], data: Data, class_names: Sequence[str]
-) -> Mapping[str, int]:
-    label_map = LabelMap.of(data, class_names)
-    label_map.check(name for name in own if name not in label_map.classes and name not in ignored)
-    return label_map.classes
 
 
 def _map_to_numbers(data: Data) -> Mapping[str, int]:

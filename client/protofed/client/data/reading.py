@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from protofed.client.data.decoding import Pixels, decode_file, silence_decoders
 from protofed.client.data.image_error import UnreadableImageError, UnreadableImagesError
 from protofed.client.data.image_files import IndexedFile, Scan, scan
+from protofed.client.data.partition import Indices
+from protofed.client.data.sides import Units, units_of_files, units_of_groups
 from protofed.client.data.site_data import Examples
 from protofed.client.data.split import DataSplit, draw_test_rows, refuse_test_fraction
 from protofed.common.config.recipe import Data, Input
@@ -30,27 +33,41 @@ MOST_REASONS = 5  # that one error lists; none names a file
 log = structlog.get_logger()
 
 
-def read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSplit, DataSplit]:
+def read(data: Data, input_: Input, class_names: Sequence[str], *, noisy: bool = False) -> tuple[DataSplit, DataSplit]:
     """Read a source `folder` or `manifest` as training and test examples; files of the split val are left out.
 
-    If the files have no split, the test set is drawn before any file is opened: so a file that becomes unreadable moves
-    no other one between the sets.
+    If the files have no split, the test set is drawn before any image is decoded: so a file that becomes unreadable
+    moves no other one between the sets.
+
+    Args:
+        noisy: as of `sources.load`.
 
     Raises:
-        DataError: as `scan` and `Scan.check`; or there are no images.
+        DataError: as `scan` and, but for noise, `Scan.check`; or there are no images.
         UnreadableImagesError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
     files = scan(data, class_names, len(class_names))
-    files.check()
-    train, test = _split_items(files.items, data)
-    items = [*train, *test]
+    if not noisy:
+        files.check()
+    usable = files.usable() if noisy else files.items
+    units = _units(usable) if noisy else None
+    train, test = _split_rows(usable, data, units)
+    order = np.concatenate((train, test))
+    items = [usable[row] for row in order]
     images, reasons = read_images([item.path for item in items], input_)
-    _check_unreadable(items, reasons, files, data)
+    if noisy:
+        _warn_of_left_out(files, len(usable), reasons)
+    else:
+        _check_unreadable(items, reasons, files, data)
     readable = np.array([reason is None for reason in reasons], bool)
     count = int(readable[: len(train)].sum())  # `images` has the readable ones only: first those for training
     rows = np.flatnonzero(readable)
-    train_split = _examples(items, images, rows[:count], slice(count))
-    return train_split, _examples(items, images, rows[count:], slice(count, None))
+    halves = []
+    for half, place in ((rows[:count], slice(count)), (rows[count:], slice(count, None))):
+        split = _examples(items, images, half, place)
+        halves.append(split if units is None else replace(split, units=units[order[half]]))
+    drawn = all(item.split != "test" for item in items)
+    return halves[0], replace(halves[1], drawn=drawn)
 
 
 def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generic], list[str | None]]:
@@ -97,18 +114,33 @@ def _allocated(
     return larger
 
 
-def _split_items(items: Sequence[IndexedFile], data: Data) -> tuple[list[IndexedFile], list[IndexedFile]]:
-    train = [item for item in items if item.split in (None, "train")]
-    test = [item for item in items if item.split == "test"]
-    if not train and not test:
+def _split_rows(items: Sequence[IndexedFile], data: Data, units: Units | None) -> tuple[Indices, Indices]:
+    """Indices of the items to train on and to test."""
+    train = np.array([row for row, item in enumerate(items) if item.split in (None, "train")], np.int64)
+    test = np.array([row for row, item in enumerate(items) if item.split == "test"], np.int64)
+    if not len(train) and not len(test):
         raise DataError(f"{data.root} has no images to train on or to test; expected some of the run's classes")
-    if test:
+    # With noise the files' own split counts if it has no test image, too: a single one would decide for all others.
+    if len(test) or (units is not None and items[0].split is not None):
         refuse_test_fraction(data)
         return train, test
-    group = np.array([item.group for item in train]) if train[0].group is not None else None
-    rows = draw_test_rows(np.array([item.index for item in train]), group, data)
-    train_items, test_items = ([train[row] for row in half] for half in rows)
-    return train_items, test_items
+    labels = np.array([items[row].index for row in train])
+    group = np.array([items[row].group for row in train]) if items[train[0]].group is not None else None
+    stay, drawn = draw_test_rows(labels, group, data, None if units is None else units[train])
+    return train[stay], train[drawn]
+
+
+def _units(items: Sequence[IndexedFile]) -> Units:
+    if items and items[0].group is not None:
+        return units_of_groups(np.array([item.group for item in items]))
+    return units_of_files([item.path for item in items])
+
+
+def _warn_of_left_out(files: Scan, usable: int, reasons: Sequence[str | None]) -> None:
+    """For the site's people alone: in a run with noise no such image may decide whether the site takes part."""
+    count = sum(files.unmapped.values()) + len(files.items) - usable + len(files.misplaced)
+    if count := count + sum(reason is not None for reason in reasons):
+        log.warning("images cannot be used and are left out; `protofed client check` lists them", count=count)
 
 
 def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None], files: Scan, data: Data) -> None:

@@ -43,6 +43,7 @@ class _SiteEntry(_Listed):
     local_test: int | None
     auxiliary: int | None
     scores_only: bool
+    own_test: bool
 
 
 class Contents(_Listed):
@@ -94,8 +95,16 @@ class Shared:
         local, auxiliary = (
             None if number is None else self._examples[number] for number in (entry.local_test, entry.auxiliary)
         )
-        of_run, scores_only = (self._input, self._classes), entry.scores_only
-        return SiteData(train, test, *of_run, scores_only=scores_only, local_test=local, auxiliary=auxiliary)
+        return SiteData(
+            train,
+            test,
+            self._input,
+            self._classes,
+            scores_only=entry.scores_only,
+            local_test=local,
+            auxiliary=auxiliary,
+            own_test=entry.own_test,
+        )
 
     def _made(self, memory: Memory, entry: _ExamplesEntry) -> Examples:
         units = None if entry.units is None else _tensor(memory, entry.units)
@@ -121,7 +130,8 @@ class _Plan:
             None if examples is None else self._number(examples, site.input)
             for examples in (site.local_test, site.auxiliary)
         )
-        return _SiteEntry(train=train, test=test, local_test=local, auxiliary=auxiliary, scores_only=site.scores_only)
+        flags = {"scores_only": site.scores_only, "own_test": site.own_test}
+        return _SiteEntry(train=train, test=test, local_test=local, auxiliary=auxiliary, **flags)
 
     def _number(self, examples: Examples, input_: Input, *, normalised: bool = True) -> int:
         if id(examples) not in self._numbers:

@@ -13,18 +13,23 @@ from protofed.client.data import dirichlet, groups, partition
 from protofed.client.data.auxiliary import draw_auxiliary
 from protofed.client.data.hold_out import hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
+from protofed.client.data.sides import held_out
 from protofed.client.data.site_data import Examples, SiteData, check_labels
 from protofed.client.data.sources import Column, Source, load
 from protofed.common.config import data as kinds
+from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
 from protofed.common.plugins import PluginKind, error_line
 from protofed.common.plugins import load as load_plugin
 
+_OWN = frozenset({"npz", "folder", "manifest"})  # sources of a site's own images, as those of plug-ins
 _LONG_TAIL_STREAM = 1  # seeds the tail together with data.seed: its draws must not move those of the partition
 
 
-def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> list[SiteData]:
+def load_sites(
+    data: Data, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+) -> list[SiteData]:
     """All sites of a simulation, on the CPU. They share one test set; it is empty as of `split.draw_test_rows`.
 
     Each also has a `local_test` with `data.local_test_fraction` (unless it can spare none), with `data.local_test`, or,
@@ -35,22 +40,27 @@ def load_sites(data: Data, input_: Input, classes: int, class_names: Sequence[st
         input_: the shape and values that the model takes.
         classes: C.
         class_names: the run's class names; files need them, empty if the run has none.
+        noisy: the run has `[plan.dp]`: as of `sources.load`.
 
     Raises:
         DataError: the source cannot be used, or not partitioned as `data` says.
     """
-    source, _ = _for_sites(load(data, input_, class_names), data, classes)
+    source, _ = _for_sites(load(data, input_, class_names, noisy=noisy), data, classes)
     cut = _cut(source, data)
     return [_site(source, cut, index, input_, classes) for index in range(len(cut.train))]
 
 
-def load_site(data: Data, index: int, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
+def load_site(
+    data: Data, index: int, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+) -> SiteData:
     """The data of one site's daemon: the `index`-th of `load_sites`, from 0; a whole source if it is not partitioned.
 
     Raises:
-        DataError: as `load_sites`, or there is no such site.
+        DataError: as `load_sites`, there is no such site, or `data` have noise bound what it cannot.
     """
-    source, auxiliary = _for_sites(load(data, input_, class_names), data, classes)
+    if noisy:
+        _check_by_unit(data)
+    source, auxiliary = _for_sites(load(data, input_, class_names, noisy=noisy), data, classes)
     cut = _cut(source, data)
     if isinstance(data.partition, kinds.Whole):
         index = 0
@@ -59,20 +69,39 @@ def load_site(data: Data, index: int, input_: Input, classes: int, class_names: 
     return replace(_site(source, cut, index, input_, classes), auxiliary=auxiliary)
 
 
-def load_test(data: Data, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
+def load_test(
+    data: Data, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+) -> SiteData:
     """An evaluator's data, without training examples: the source's test set, or where it has none all local test sets
     together; and the auxiliary images, if there are some.
 
     Raises:
         DataError: the source cannot be used; without a test set, as `load_sites`.
     """
-    source = load(data, input_, class_names)
+    source = load(data, input_, class_names, noisy=noisy)
     if len(source.test) or data.local_test_fraction is None:
         _, auxiliary = _set_apart(source, data, classes)
         return SiteData.for_scoring(source.test, input_, classes, auxiliary)
     source, auxiliary = _for_sites(source, data, classes)
     cut = _cut(source, data)
     return SiteData.for_scoring(_rows(cut.pool, np.concatenate(cut.local)), input_, classes, auxiliary)
+
+
+def _check_by_unit(data: Data) -> None:
+    """Refuse settings that choose a site's images by counts of all of them: one more would move others.
+
+    Public sets are the same everywhere: nobody's image is one more of them.
+    """
+    if data.source not in _OWN and data.source in SOURCES:
+        return
+    divided = not isinstance(data.partition, kinds.Whole | kinds.ColumnPartition)
+    named = {"partition": divided, "long_tail": data.long_tail, "auxiliary_per_class": data.auxiliary_per_class}
+    for key, chosen in named.items():
+        if chosen:
+            raise DataError(
+                f"data.{key} chooses this site's images by counts of all of them, and the run has [plan.dp], whose "
+                f"noise hides single patients: remove it from the settings, or take part in runs without noise"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +127,8 @@ def _for_sites(source: Source, data: Data, classes: int) -> tuple[Source, Exampl
     """
     if not len(source.train):
         raise DataError("there are no training examples; expected at least one")
+    if source.units is not None:
+        source = _within(source, classes)
     for examples in (source.train, source.test):
         check_labels(examples, classes)
     source, auxiliary = _set_apart(source, data, classes)
@@ -105,6 +136,16 @@ def _for_sites(source: Source, data: Data, classes: int) -> tuple[Source, Exampl
         return source, auxiliary
     rng = np.random.RandomState([data.seed, _LONG_TAIL_STREAM])
     return _trained_on(source, partition.long_tail(_labels(source.train), data.long_tail, rng)), auxiliary
+
+
+def _within(source: Source, classes: int) -> Source:
+    """The source without examples whose labels are no class of the run: with noise none may have it refused."""
+    train, test = (
+        np.flatnonzero((labels >= 0) & (labels < classes)) for labels in map(_labels, (source.train, source.test))
+    )
+    column = source.test_site_column
+    kept = replace(source, test=_rows(source.test, test), test_site_column=None if column is None else column[test])
+    return _trained_on(kept, train)
 
 
 def _set_apart(source: Source, data: Data, classes: int) -> tuple[Source, Examples | None]:
@@ -117,16 +158,16 @@ def _set_apart(source: Source, data: Data, classes: int) -> tuple[Source, Exampl
 
 
 def _trained_on(source: Source, kept: Indices) -> Source:
-    columns = (source.site_column, source.group_column)
-    site, group = (None if column is None else column[kept] for column in columns)
-    return replace(source, train=_rows(source.train, kept), site_column=site, group_column=group)
+    columns = (source.site_column, source.group_column, source.units)
+    site, group, units = (None if column is None else column[kept] for column in columns)
+    return replace(source, train=_rows(source.train, kept), site_column=site, group_column=group, units=units)
 
 
 def _cut(source: Source, data: Data) -> _Cut:
     rng = np.random.RandomState(data.seed)
     sites = _partition(source, data.partition, rng)
     if source.group_column is not None:
-        _check_groups(source.group_column, sites, data.partition)
+        _check_groups(source, sites, data.partition)
     if data.local_test_fraction is not None:
         train, local = _held_out(source, sites, data, data.local_test_fraction, rng)
         return _Cut(train, source.train, local)
@@ -134,24 +175,35 @@ def _cut(source: Source, data: Data) -> _Cut:
         local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
         return _Cut(sites, source.test, local)
     if isinstance(data.partition, kinds.ColumnPartition) and source.test_site_column is not None:
-        return _Cut(sites, source.test, _own_rows(_column(source), source.test_site_column))
+        own = _own_rows(_column(source), source.test_site_column, may_lack=source.units is not None)
+        return _Cut(sites, source.test, own)
     return _Cut(sites, source.test, [])
 
 
-def _check_groups(column: Column, sites: list[Indices], how: kinds.Partition) -> None:
-    """Check that no group is at two sites: what one site trains on could be in another's test set."""
+def _check_groups(source: Source, sites: list[Indices], how: kinds.Partition) -> None:
+    """Check that no group is at two sites: what one site trains on could be in another's test set.
+
+    With noise a group has the same side at both.
+    """
     if not isinstance(how, kinds.Whole | kinds.ColumnPartition):
         raise DataError(
             f"partition '{how.kind}' would divide groups among sites; expected 'whole', or 'column' with each group at "
             "one site, or a source without groups"
         )
-    groups.check_apart(column, sites, "the sites")
+    if source.group_column is not None and source.units is None:
+        groups.check_apart(source.group_column, sites, "the sites")
 
 
 def _held_out(
     source: Source, sites: list[Indices], data: Data, fraction: float, rng: np.random.RandomState
 ) -> tuple[list[Indices], list[Indices]]:
-    """Sites that share out one source hold out as the released codes do, sites with images of their own by class."""
+    """Sites that share out one source hold out as the released codes do, sites with images of their own by class.
+
+    With noise each unit is held out by itself, at all of them.
+    """
+    if source.units is not None:
+        out = held_out(source.units, fraction, data.seed, "local test")
+        return [np.sort(site[~out[site]]) for site in sites], [np.sort(site[out[site]]) for site in sites]
     if isinstance(data.partition, kinds.Whole | kinds.ColumnPartition):
         return hold_out_each(_labels(source.train), source.group_column, sites, fraction, rng)
     return partition.hold_out(sites, fraction, rng)
@@ -204,12 +256,12 @@ def _column(source: Source) -> Column:
     return source.site_column
 
 
-def _own_rows(column: Column, test_column: Column) -> list[Indices]:
-    """Each site's indices into the test set, by its site column."""
+def _own_rows(column: Column, test_column: Column, *, may_lack: bool) -> list[Indices]:
+    """Each site's indices into the test set, by its site column; with noise a site may have none."""
     sites = np.unique(column)
     rows = [np.flatnonzero(test_column == site) for site in sites]
     for site, own in zip(sites, rows, strict=True):
-        if not len(own):
+        if not len(own) and not may_lack:
             raise DataError(f"site {site} of train_site has no example in test_site; expected at least one")
     return rows
 
@@ -220,9 +272,11 @@ def _site(source: Source, cut: _Cut, index: int, input_: Input, classes: int) ->
         _, units = np.unique(source.group_column[np.sort(cut.train[index])], return_inverse=True)
         train = replace(train, units=torch.from_numpy(units.astype(np.int64)))
     local = _rows(cut.pool, cut.local[index]) if cut.local and len(cut.local[index]) else None
-    if local is None and not len(source.test):
+    noisy = source.units is not None
+    if local is None and not len(source.test) and not noisy:
         raise no_test_set()
-    return SiteData(train, source.test, input_, classes, local_test=local)
+    own_test = noisy and (source.drawn or not len(source.test))
+    return SiteData(train, source.test, input_, classes, local_test=local, own_test=own_test)
 
 
 def _labels(examples: Examples) -> Labels:

@@ -175,13 +175,15 @@ class SiteData:
 
     Attributes:
         train: what the site trains on; never empty, unless it only scores.
-        test: the common test set, for all sites' models; empty only if there is a `local_test` and no common one.
+        test: the common test set, for all sites' models; empty only if there is a `local_test` and no common one, or
+            none could be held out of a site's own images in a run with noise.
         input: shape and normalisation of the run's images.
         classes: C of the run, over all sites.
         device: where batches are made.
         scores_only: an evaluator's data, without training examples.
         local_test: a test set of the site's own class distribution, for its own model; None or not empty.
         auxiliary: public images with labels, to refine models on; None or not empty, and in none of the test sets.
+        own_test: in a run with noise: what it is scored on was held out of the site's own images, which no noise hides.
 
     Raises:
         DataError: no examples, images of another shape than the run's, or labels outside 0..classes - 1.
@@ -195,11 +197,12 @@ class SiteData:
     scores_only: bool = False
     local_test: Examples | None = None
     auxiliary: Examples | None = None
+    own_test: bool = False
 
     def __post_init__(self) -> None:
         for name, examples, may_be_empty in (
             ("training", self.train, self.scores_only),
-            ("test", self.test, self.local_test is not None),
+            ("test", self.test, self.local_test is not None or self.own_test),
             ("local test", self.local_test, False),
             ("auxiliary", self.auxiliary, False),
         ):

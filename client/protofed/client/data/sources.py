@@ -6,7 +6,7 @@ Every failure is a DataError.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,9 +16,10 @@ from protofed.client.data import arrays, groups, image_files, reading
 from protofed.client.data.decoding import open_image, silence_decoders
 from protofed.client.data.image_error import UnreadableImageError
 from protofed.client.data.labels import normalise
+from protofed.client.data.sides import Units
 from protofed.client.data.site_data import Examples, check_shape, no_examples
+from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
-from protofed.client.data.split import DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.common.config.recipe import Data, Input
 from protofed.common.config.tables import MAX_IMAGE_VALUES
 from protofed.common.errors import DataError
@@ -39,6 +40,8 @@ class Source:
         test_site_column: likewise for the test examples.
         group_column: the group of each training example, such as a patient; None: there are none. Never shown.
         test_group_column: likewise for the test examples.
+        units: of each training example, as of `DataSplit`; None: the run has no noise.
+        drawn: the test examples were held out of the training examples.
     """
 
     train: Examples
@@ -47,31 +50,36 @@ class Source:
     test_site_column: Column | None = None
     group_column: Column | None = None
     test_group_column: Column | None = None
+    units: Units | None = None
+    drawn: bool = False
 
     @classmethod
     def from_splits(cls, train: DataSplit, test: DataSplit) -> Source:
         """The source of a training and a test split."""
-        return cls(train.examples, test.examples, train.site, test.site, train.group, test.group)
+        columns = train.site, test.site, train.group, test.group
+        return cls(train.examples, test.examples, *columns, train.units, test.drawn)
 
 
-def load(data: Data, input_: Input, class_names: Sequence[str] = ()) -> Source:
+def load(data: Data, input_: Input, class_names: Sequence[str] = (), *, noisy: bool = False) -> Source:
     """Load the source that `data` names; `site` adds its long tail and its partition.
 
     A relative or missing root is looked up in the folder that `PROTOFED_DATA` names, if set.
 
     Args:
         class_names: the run's class names; empty: the run has none, and then files cannot be used.
+        noisy: the run has `[plan.dp]`: each image, or patient, is held out by itself, and one that cannot be used is
+            left out by itself: a refusal would tell of it.
 
     Raises:
         DataError: the source is missing, unreadable, of another shape than the run's input, or has labels that are no
             class of the run.
     """
-    train, test = _read(data, input_, class_names)
+    train, test = _read(data, input_, class_names, noisy=noisy)
     for split in (train, test):
         check_shape(split.examples, input_)
     if data.merge_test_into_train:
         return Source.from_splits(_joined(train, test), test.take(np.empty(0, np.int64)))
-    _check_apart(train, test)
+    train = _apart(train, test, noisy=noisy)
     if data.validation_fraction is not None:
         train, test = draw_validation(train, data.validation_fraction, data)
     return Source.from_splits(train, test)
@@ -130,19 +138,21 @@ def _first_shape(data: Data) -> Input:
     raise DataError(f"{data.root}: none of the first {min(_TRIED, len(entries))} files is an image that can be read")
 
 
-def _read(data: Data, input_: Input, class_names: Sequence[str]) -> tuple[DataSplit, DataSplit]:
+def _read(data: Data, input_: Input, class_names: Sequence[str], *, noisy: bool = False) -> tuple[DataSplit, DataSplit]:
     """The training and test splits with the run's labels; a missing training split is empty, of `input_`'s shape."""
     if data.source in LABELLED_BY_NAME:
-        return reading.read(data, input_, class_names)
+        return reading.read(data, input_, class_names, noisy=noisy)
     data = image_files.with_root(data)
-    train, test = (split and split.relabelled(data, class_names) for split in arrays.read(data))
+    halves = (split and split.relabelled(data, class_names, noisy=noisy) for split in arrays.read(data))
+    train, test = (split.with_units() if split is not None and noisy else split for split in halves)
     if test is not None:
         refuse_test_fraction(data)
         return train or DataSplit(no_examples(input_)), test
     if train is None:
         raise DataError(f"source {data.source} has no images; expected some to train on or to test")
-    train_rows, test_rows = draw_test_rows(train.examples.labels.numpy(), train.group, data)
-    return (train.take(train_rows) if len(test_rows) else train), train.take(test_rows)
+    train_rows, test_rows = draw_test_rows(train.examples.labels.numpy(), train.group, data, train.units)
+    drawn = replace(train.take(test_rows), drawn=data.source not in BALANCED)
+    return (train.take(train_rows) if len(test_rows) else train), drawn
 
 
 def _joined(train: DataSplit, test: DataSplit) -> DataSplit:
@@ -153,17 +163,20 @@ def _joined(train: DataSplit, test: DataSplit) -> DataSplit:
     )
     if (train.group is None) != (test.group is None):
         raise DataError("only one of train and test has groups; expected them in both, or in none")
-    columns = ((train.site, test.site), (train.group, test.group))
-    site, group = (None if a is None or b is None else np.concatenate((a, b)) for a, b in columns)
-    return DataSplit(both, site, group)
+    columns = ((train.site, test.site), (train.group, test.group), (train.units, test.units))
+    site, group, units = (None if a is None or b is None else np.concatenate((a, b)) for a, b in columns)
+    return DataSplit(both, site, group, units)
 
 
-def _check_apart(train: DataSplit, test: DataSplit) -> None:
-    """Check that no group is in both train and test."""
+def _apart(train: DataSplit, test: DataSplit, *, noisy: bool) -> DataSplit:
+    """The training split, whose groups are none of the test split's: else refused, with noise left out."""
     if not len(train.examples) or not len(test.examples) or train.group is None is test.group:
-        return
+        return train
     if train.group is None or test.group is None:
         raise DataError("only one of train and test has groups; expected them in both, or in none")
+    if noisy:
+        return train.take(np.flatnonzero(~np.isin(train.group, test.group)))
     both = np.concatenate((train.group, test.group))
     parts = np.split(np.arange(len(both)), [len(train.group)])
     groups.check_apart(both, parts, "train and test")
+    return train

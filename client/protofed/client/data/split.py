@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from protofed.client.data.hold_out import hold_out, no_test_set
 from protofed.client.data.labels import by_number
 from protofed.client.data.partition import Indices, Labels
+from protofed.client.data.sides import Units, held_out, units_of_groups, units_of_images
 from protofed.client.data.site_data import Examples
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError
@@ -21,7 +22,7 @@ Column: TypeAlias = NDArray[Any]  # [N], one value an example
 
 DEFAULT_TEST_FRACTION = 0.3  # of a source without a test set, if data.test_fraction is not set
 _VALIDATION_STREAM = 2  # seeds the validation set together with data.seed: it must not move other draws
-_BALANCED = frozenset({"digits", "spiral"})  # public sets: their shipped runs were scored on balanced test sets
+BALANCED = frozenset({"digits", "spiral"})  # public sets: their shipped runs were scored on balanced test sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,54 +32,73 @@ class DataSplit:
     Attributes:
         site: the site of each example; None: the source does not say.
         group: the group of each example, such as a patient, whose examples stay together; None: there are none.
+        units: what the side of each example follows from, in a run with noise; None: the run has none.
+        drawn: these examples were held out of those that the site trains on.
     """
 
     examples: Examples
     site: Column | None = None
     group: Column | None = None
+    units: Units | None = None
+    drawn: bool = False
 
     def take(self, rows: Indices) -> DataSplit:
         """The examples of these indices [n], in this order."""
-        site, group = (None if column is None else column[rows] for column in (self.site, self.group))
-        return DataSplit(self.examples.take(torch.from_numpy(rows)), site, group)
+        columns = (self.site, self.group, self.units)
+        site, group, units = (None if column is None else column[rows] for column in columns)
+        return DataSplit(self.examples.take(torch.from_numpy(rows)), site, group, units, self.drawn)
 
-    def relabelled(self, data: Data, class_names: Sequence[str]) -> DataSplit:
+    def relabelled(self, data: Data, class_names: Sequence[str], *, noisy: bool = False) -> DataSplit:
         """The split with the run's classes in place of the source's numbers, without the labels that are ignored.
+
+        Args:
+            noisy: as of `sources.load`.
 
         Raises:
             DataError: as `labels.by_number`.
         """
         if not data.label_map and not data.ignore_labels:
             return self
-        rows, classes = by_number(self.examples.labels.numpy(), data, class_names)
+        rows, classes = by_number(self.examples.labels.numpy(), data, class_names, noisy=noisy)
         kept = self.take(rows)
-        return DataSplit(Examples(kept.examples.images, torch.from_numpy(classes)), kept.site, kept.group)
+        return replace(kept, examples=Examples(kept.examples.images, torch.from_numpy(classes)))
+
+    def with_units(self) -> DataSplit:
+        """The split with its units: its groups or, where it has none, its images."""
+        found = units_of_images(self.examples.images.numpy()) if self.group is None else units_of_groups(self.group)
+        return replace(self, units=found)
 
 
-def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[Indices, Indices]:
+def draw_test_rows(
+    labels: Labels, group: Column | None, data: Data, units: Units | None = None
+) -> tuple[Indices, Indices]:
     """Draw a test set, by data.seed, from a source that has none.
 
-    A public source of `_BALANCED` gives its published test set; a site's own images are held out by `hold_out`. It is
-    empty with `data.merge_test_into_train`, as it would only be merged back, and where a site's own images have
-    `data.local_test_fraction` alone: two test sets of one site would take half of what it trains on.
+    A public source of `BALANCED` gives its published test set; a site's own images are held out by `hold_out`, in a
+    run with noise each unit by its own hash. The set is empty with `data.merge_test_into_train`, as it would only be
+    merged back, and where a site's own images have `data.local_test_fraction` alone: two test sets of one site would
+    take half of what it trains on.
 
     Args:
         labels: [N].
         group: [N]; None: no groups.
+        units: as of `DataSplit`.
 
     Returns:
         Indices of the training and of the test examples, sorted.
 
     Raises:
-        DataError: the test set would be empty.
+        DataError: the test set would be empty; never with units.
     """
-    own_alone = data.local_test_fraction is not None and data.test_fraction is None and data.source not in _BALANCED
+    own_alone = data.local_test_fraction is not None and data.test_fraction is None and data.source not in BALANCED
     if data.merge_test_into_train or own_alone:
         return np.arange(len(labels)), np.empty(0, np.int64)
     fraction = DEFAULT_TEST_FRACTION if data.test_fraction is None else data.test_fraction
     rng = np.random.default_rng(data.seed)
-    if data.source in _BALANCED:
+    if data.source in BALANCED:
         return _balanced(labels, fraction, rng, "test_fraction")
+    if units is not None:
+        return sides(units, fraction, data, "test")
     train, test = hold_out(labels, group, fraction, rng)
     if not len(test):
         raise no_test_set()
@@ -88,20 +108,29 @@ def draw_test_rows(labels: Labels, group: Column | None, data: Data) -> tuple[In
 def draw_validation(train: DataSplit, fraction: float, data: Data) -> tuple[DataSplit, DataSplit]:
     """Divide training examples, by data.seed, into what is trained on and this fraction of each class, to tune by.
 
-    A public source of `_BALANCED` gives as many of every class, as its test set has; else `hold_out` draws.
+    A public source of `BALANCED` gives as many of every class, as its test set has; else `hold_out` draws, or in a run
+    with noise each unit's own hash.
 
     Raises:
-        DataError: the validation set would be empty.
+        DataError: the validation set would be empty; never in a run with noise.
     """
     rng = np.random.default_rng([data.seed, _VALIDATION_STREAM])
     labels = train.examples.labels.numpy()
-    if data.source in _BALANCED:
+    if data.source in BALANCED:
         kept, drawn = _balanced(labels, fraction, rng, "validation_fraction")
+    elif train.units is not None:
+        kept, drawn = sides(train.units, fraction, data, "validation")
     else:
         kept, drawn = hold_out(labels, train.group, fraction, rng)
-    if not len(drawn):
+    if not len(drawn) and train.units is None:
         raise no_test_set()
-    return train.take(kept), train.take(drawn)
+    return train.take(kept), replace(train.take(drawn), drawn=data.source not in BALANCED)
+
+
+def sides(units: Units, fraction: float, data: Data, purpose: str) -> tuple[Indices, Indices]:
+    """Indices of what stays and of what is held out, by `held_out`; either may be empty."""
+    out = held_out(units, fraction, data.seed, purpose)
+    return np.flatnonzero(~out), np.flatnonzero(out)
 
 
 def _balanced(labels: Labels, fraction: float, rng: np.random.Generator, key: str) -> tuple[Indices, Indices]:

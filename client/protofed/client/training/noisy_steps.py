@@ -132,8 +132,10 @@ def _summed(gradients: Sequence[Tensor], units: Tensor) -> list[Tensor]:
     """Sums [U, ...] of gradients [B, ...] over the images of each unit."""
     _, index = torch.unique_consecutive(units, return_inverse=True)
     count = int(index[-1]) + 1
+    # An image whose gradient is no number counts as nothing: in a product it would take the other units' sums with it.
+    gradients = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in gradients]
     if count == len(index):
-        return list(gradients)
+        return gradients
     # A product, not `index_add`: on a GPU that adds up in any order.
     members = torch.nn.functional.one_hot(index, count).T.to(gradients[0])  # [U, B]
     return [(members @ gradient.reshape(len(index), -1)).view(count, *gradient.shape[1:]) for gradient in gradients]

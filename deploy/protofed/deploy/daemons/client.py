@@ -310,8 +310,13 @@ def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> No
         )
 
 
-def load_data(settings: ClientSettings, input_: Input, classes: int, class_names: Sequence[str] = ()) -> SiteData:
+def load_data(
+    settings: ClientSettings, input_: Input, classes: int, class_names: Sequence[str] = (), *, noisy: bool = False
+) -> SiteData:
     """The site's data on the CPU: training and test set of a trainer; of a site that only evaluates, the test set.
+
+    Args:
+        noisy: the run has `[plan.dp]`.
 
     Raises:
         DataError: they cannot be used.
@@ -319,8 +324,8 @@ def load_data(settings: ClientSettings, input_: Input, classes: int, class_names
     from protofed.client.data.site import load_site, load_test
 
     if Role.TRAINER in settings.roles:
-        return load_site(settings.data, settings.partition_index, input_, classes, class_names=class_names)
-    return load_test(settings.data, input_, classes, class_names=class_names)
+        return load_site(settings.data, settings.partition_index, input_, classes, class_names, noisy=noisy)
+    return load_test(settings.data, input_, classes, class_names, noisy=noisy)
 
 
 def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
@@ -355,7 +360,8 @@ def unscored(settings: ClientSettings, data: SiteData) -> dict[str, list[int]]:
 
 
 def _load(settings: ClientSettings, device: torch.device, recipe: Recipe) -> SiteData:
-    data = load_data(settings, recipe.input, recipe.classes, recipe.class_names)
+    noisy = recipe.plan.dp is not None
+    data = load_data(settings, recipe.input, recipe.classes, recipe.class_names, noisy=noisy)
     for where, classes in unscored(settings, data).items():
         names = [recipe.class_names[c] if recipe.class_names else str(c) for c in classes]
         log.info("classes without test images are not scored", run=recipe.name, where=where, missing=names)

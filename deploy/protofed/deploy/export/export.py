@@ -220,10 +220,11 @@ def _data(request: ExportRequest, recipe: Recipe, kept_round: KeptRound) -> Site
     from protofed.client.data.site import load_site, load_sites
     from protofed.deploy.simulation.simulation import site_names
 
+    noisy = recipe.plan.dp is not None
     if request.site_data is not None:
-        return load_site(*request.site_data, recipe.input, recipe.classes, class_names=recipe.class_names)
+        return load_site(*request.site_data, recipe.input, recipe.classes, recipe.class_names, noisy=noisy)
     if request.recipe is not None and request.recipe.data is not None:
-        sites = load_sites(request.recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
+        sites = load_sites(request.recipe.data, recipe.input, recipe.classes, recipe.class_names, noisy=noisy)
         return dict(zip(site_names(len(sites)), sites, strict=True))[kept_round.site]
     raise ConfigError(
         f"method {recipe.method.name} makes a site's own model by the site's own data: give --settings, those of its "

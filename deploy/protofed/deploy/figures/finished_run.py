@@ -16,7 +16,7 @@ from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Data, Recipe
+from protofed.common.config.recipe import Data, Input, Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.statistics import spreads
@@ -64,12 +64,16 @@ class FinishedRun:
 
     def sites(self) -> dict[SiteId, SiteData]:
         """What each site trained on."""
-        found = load_sites(self._data, self.recipe.input, self.recipe.classes, class_names=self.recipe.class_names)
+        found = load_sites(self._data, *self._loaded_for, noisy=self.recipe.plan.dp is not None)
         return dict(zip(site_names(len(found)), found, strict=True))
 
     def test(self) -> SiteData:
         """The test set that all sites share."""
-        return load_test(self._data, self.recipe.input, self.recipe.classes, class_names=self.recipe.class_names)
+        return load_test(self._data, *self._loaded_for, noisy=self.recipe.plan.dp is not None)
+
+    @property
+    def _loaded_for(self) -> tuple[Input, int, tuple[str, ...]]:
+        return self.recipe.input, self.recipe.classes, self.recipe.class_names
 
     def personal(self, site: SiteId) -> Payload | None:
         """What the site's last fit left, BODY and HEAD; None if none of its updates counted."""

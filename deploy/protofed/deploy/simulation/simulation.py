@@ -344,8 +344,9 @@ def _all_data(
     elif recipe.data is None:
         raise ConfigError(f"recipe '{recipe.name}' has no [data]; a simulation needs to know what its sites hold")
     else:
-        sites = load_sites(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
-        test = load_test(recipe.data, recipe.input, recipe.classes, class_names=recipe.class_names)
+        of_run, noisy = (recipe.input, recipe.classes, recipe.class_names), recipe.plan.dp is not None
+        sites = load_sites(recipe.data, *of_run, noisy=noisy)
+        test = load_test(recipe.data, *of_run, noisy=noisy)
     by_name = list(zip(site_names(len(sites)), sites, strict=True))
     held_out = 0 if recipe.data is None else recipe.data.held_out_sites
     if (part := len(by_name) - held_out) < 1:

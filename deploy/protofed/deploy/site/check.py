@@ -102,7 +102,8 @@ def _loaded(
             refusal = str(failure)
     try:
         check_preprocessing(recipe, pinned=settings.data.preprocessing_digest)
-        return client.load_data(settings, recipe.input, recipe.classes, recipe.class_names), refusal
+        noisy = recipe.plan.dp is not None
+        return client.load_data(settings, recipe.input, recipe.classes, recipe.class_names, noisy=noisy), refusal
     except (DataError, ConfigError) as error:
         return None, str(error)
 
