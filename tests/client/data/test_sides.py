@@ -1,0 +1,278 @@
+"""In a run with noise one file, row or patient more changes what is trained on by that one alone, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.support.image_files import GREY, RGB, settings
+
+from protofed.client.data import sides
+from protofed.client.data.image_error import UnreadableImagesError
+from protofed.client.data.labels import LabelsError
+from protofed.client.data.site import load_site, load_sites, load_test
+from protofed.client.data.site_data import SiteData
+from protofed.common.config.recipe import Data
+from protofed.common.errors import DataError
+
+NAMES = ("mel", "nv")
+Added: TypeAlias = "Callable[[Path], object]"
+HELD_OUT: list[dict[str, Any]] = [
+    {"local_test_fraction": 0.25},
+    {"test_fraction": 0.3},
+    {"test_fraction": 0.3, "local_test_fraction": 0.25},
+    {"validation_fraction": 0.2},
+    {},
+]
+
+
+def noise(seed: int, kind: type[np.generic] = np.uint8) -> NDArray[Any]:
+    """Grey pixels [4, 4]."""
+    return np.random.default_rng(seed).integers(0, 256, (4, 4)).astype(kind)
+
+
+def put(path: Path, content: NDArray[Any] | bytes) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        Image.fromarray(content).save(path, format="PNG")
+
+
+def folder(root: Path, *, first: str = "") -> Path:
+    """40 images of patients with two images each, in two classes."""
+    for number in range(40):
+        put(root / first / NAMES[number % 2] / f"P{number // 4:02}_{number}.png", noise(number))
+    return root
+
+
+def loaded(root: Path, **more: Any) -> SiteData:
+    return load_site(settings("folder", root, **more), 0, GREY, 2, NAMES, noisy=True)
+
+
+def rows(data: SiteData) -> set[tuple[bytes, int]]:
+    """The training images, as the model takes them to 4 digits, with their labels."""
+    pixels = data.train.normalised(data.input).numpy().round(4)
+    return {(image.tobytes(), label) for image, label in zip(pixels, data.train.labels.tolist(), strict=True)}
+
+
+def file_of(name: str, content: NDArray[Any] | bytes) -> Added:
+    return lambda root: put(root / name, content)
+
+
+# What one file more may be: all that had a run refused is among it, or moved other files.
+ONE_MORE: dict[str, tuple[Added, bool]] = {
+    "an image": (file_of("mel/P90_1.png", noise(900)), True),
+    "an image of another patient's bytes": (file_of("mel/P90_1.png", noise(0)), False),
+    "an unreadable file": (file_of("mel/P90_1.png", b"no image"), False),
+    "an empty file": (file_of("mel/P90_1.png", b""), False),
+    "a file in no class's folder": (file_of("P90_1.png", noise(900)), False),
+    "a label that is no class": (file_of("cyst/P90_1.png", noise(900)), False),
+    "an image of 16 bits": (file_of("mel/P90_1.png", noise(900, np.uint16)), True),
+}
+
+
+@pytest.mark.parametrize("held_out", HELD_OUT, ids=str)
+@pytest.mark.parametrize("kind", ONE_MORE)
+def test_a_file_more_changes_the_training_set_by_itself_at_most(
+    kind: str, held_out: dict[str, Any], tmp_path: Path
+) -> None:
+    before = rows(loaded(folder(tmp_path), **held_out))
+    add, _ = ONE_MORE[kind]
+    add(tmp_path)
+    after = rows(loaded(tmp_path, **held_out))
+    assert before <= after
+    assert len(after - before) <= 1
+
+
+@pytest.mark.parametrize("kind", ONE_MORE)
+def test_what_is_held_out_is_about_the_share_and_the_file_itself_may_count(kind: str, tmp_path: Path) -> None:
+    add, counts = ONE_MORE[kind]
+    add(folder(tmp_path))
+    found = {
+        seed: loaded(tmp_path, local_test_fraction=0.25, seed=seed) for seed in range(20)
+    }  # by ever other keys: at some the added image is trained on
+    trained = set().union(*(rows(data) for data in found.values()))
+    held = [len(data.local_test) for data in found.values() if data.local_test is not None]
+    assert len(trained) == 40 + counts
+    assert 0.18 < sum(held) / 20 / 40 < 0.32
+
+
+PATTERN = "(P[0-9]+)_"
+
+
+@pytest.mark.parametrize("held_out", HELD_OUT, ids=str)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("mel/P91_1.png", "mel/P91_2.png", "nv/P91_3.png"),
+        ("mel/X91_1.png",),  # of no patient: left out
+        ("mel/P91_1.png", "cyst/P91_2.png", "P91_3.png"),
+    ],
+)
+def test_a_patient_more_changes_the_training_set_by_that_patient_at_most(
+    names: Sequence[str], held_out: dict[str, Any], tmp_path: Path
+) -> None:
+    before = loaded(folder(tmp_path), group_pattern=PATTERN, **held_out)
+    for seed, name in enumerate(names):
+        put(tmp_path / name, noise(910 + seed))
+    after = loaded(tmp_path, group_pattern=PATTERN, **held_out)
+    assert rows(before) <= rows(after)
+    assert before.train.units is not None
+    assert after.train.units is not None
+    assert int(after.train.units.max()) - int(before.train.units.max()) <= 1
+
+
+def test_all_images_of_a_patient_are_on_one_side(tmp_path: Path) -> None:
+    data = loaded(folder(tmp_path), group_pattern=PATTERN, local_test_fraction=0.5)
+    assert data.local_test is not None
+    sizes = {len(data.train), len(data.local_test)}
+    assert all(size % 4 == 0 and size for size in sizes)
+
+
+def test_a_patient_in_both_of_the_files_own_splits_is_left_out(tmp_path: Path) -> None:
+    folder(tmp_path, first="train")
+    put(tmp_path / "test/mel/P80_1.png", noise(800))
+    before = loaded(tmp_path, group_pattern=PATTERN)
+    put(tmp_path / "test/mel/P03_9.png", noise(801))
+    after = loaded(tmp_path, group_pattern=PATTERN)
+    assert rows(after) < rows(before)
+    assert len(before.train) - len(after.train) == 4  # that patient's, and no other's
+
+
+def test_a_first_test_image_has_no_training_image_moved(tmp_path: Path) -> None:
+    folder(tmp_path, first="train")
+    before = loaded(tmp_path)
+    put(tmp_path / "test/mel/P80_1.png", noise(800))
+    assert rows(before) == rows(loaded(tmp_path))
+    assert len(before.train) == 40
+    assert before.own_test
+
+
+def npz(path: Path, count: int, *, groups: bool, more: Sequence[tuple[int, int, str]] = ()) -> Data:
+    """Images by seed; `more`: seed, label and group of further ones."""
+    listed = [(seed, seed % 2, f"P{seed // 4}") for seed in range(count)] + list(more)
+    arrays: dict[str, Any] = {
+        "train_images": np.stack([noise(seed) for seed, _, _ in listed]),
+        "train_labels": np.array([label for _, label, _ in listed]),
+    }
+    if groups:
+        arrays["train_group"] = np.array([group for _, _, group in listed])
+    np.savez(path, **arrays)
+    return settings("npz", path)
+
+
+@pytest.mark.parametrize("held_out", HELD_OUT, ids=str)
+@pytest.mark.parametrize("label", [0, 7, -1])  # the last two are no class: with noise none of them has the run refused
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_row_of_an_npz_more_changes_the_training_set_by_itself_at_most(
+    label: int, held_out: dict[str, Any], groups: bool, tmp_path: Path
+) -> None:
+    before, after = (
+        load_site(
+            npz(tmp_path / "a.npz", 40, groups=groups, more=more).model_copy(update=held_out), 0, GREY, 2, noisy=True
+        )
+        for more in ((), [(900, label, "P900")])
+    )
+    assert rows(before) <= rows(after)
+    assert len(rows(after) - rows(before)) <= (label == 0)
+
+
+def test_a_number_that_the_label_map_does_not_name_is_left_out(tmp_path: Path) -> None:
+    data = npz(tmp_path / "a.npz", 40, groups=False, more=[(900, 5, "")])
+    data = data.model_copy(update={"label_map": {"0": "mel", "1": "nv"}, "local_test_fraction": 0.25})
+    with pytest.raises(LabelsError):
+        load_site(data, 0, GREY, 2, NAMES)
+    with_it = load_site(data, 0, GREY, 2, NAMES, noisy=True)
+    assert with_it.local_test is not None
+    assert len(with_it.train) + len(with_it.local_test) == 40
+
+
+def test_another_label_moves_no_image(tmp_path: Path) -> None:
+    sets = [
+        {
+            image
+            for image, _ in rows(
+                load_site(
+                    npz(tmp_path / "a.npz", 40, groups=False, more=[(900, label, "")]).model_copy(
+                        update={"local_test_fraction": 0.25}
+                    ),
+                    0,
+                    GREY,
+                    2,
+                    noisy=True,
+                )
+            )
+        }
+        for label in (0, 1)
+    ]
+    assert sets[0] == sets[1]
+
+
+def test_equal_images_are_on_one_side_and_draws_of_other_purposes_are_independent() -> None:
+    images = np.stack([noise(seed % 500) for seed in range(1000)])
+    units = sides.units_of_images(images)
+    local, test = (sides.held_out(units, 0.5, 0, purpose) for purpose in ("local test", "test"))
+    assert (local[:500] == local[500:]).all()
+    assert 180 < (local[:500] == test[:500]).sum() < 320
+    assert sides.held_out(units, 1.0, 0, "test").all()
+    assert not (local == sides.held_out(units, 0.5, 1, "local test")).all()
+
+
+def test_few_images_are_no_reason_to_take_no_part(tmp_path: Path) -> None:
+    for number in range(3):
+        put(tmp_path / NAMES[number % 2] / f"{number}.png", noise(number))
+    with pytest.raises(DataError, match="no test set"):
+        load_site(settings("folder", tmp_path, local_test_fraction=0.25), 0, GREY, 2, NAMES)
+    for seed in range(8):
+        data = loaded(tmp_path, local_test_fraction=0.01, seed=seed)
+        assert (len(data.train), data.local_test, data.own_test) == (3, None, True)
+
+
+def test_without_noise_an_unreadable_file_still_has_the_run_refused(tmp_path: Path) -> None:
+    put(folder(tmp_path) / "mel/P90_1.png", b"no image")
+    with pytest.raises(UnreadableImagesError):
+        load_site(settings("folder", tmp_path), 0, GREY, 2, NAMES)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}},
+        {"long_tail": 0.1},
+        {"auxiliary_per_class": 1},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_settings_that_choose_images_by_counts_are_refused_by_name(more: dict[str, Any], tmp_path: Path) -> None:
+    data = settings("npz", npz(tmp_path / "a.npz", 200, groups=False).root or tmp_path, test_fraction=0.3, **more)
+    load_site(data, 0, GREY, 2)
+    with pytest.raises(DataError, match=next(iter(more))):
+        load_site(data, 0, GREY, 2, noisy=True)
+    load_sites(data, GREY, 2, noisy=True)  # a simulation's, which protects nobody
+
+
+def test_the_sites_of_a_simulation_share_the_evaluators_test_set(tmp_path: Path) -> None:
+    data = npz(tmp_path / "a.npz", 80, groups=False).model_copy(update={"test_fraction": 0.3})
+    (site,), evaluator = load_sites(data, GREY, 2, noisy=True), load_test(data, GREY, 2, noisy=True)
+    assert torch.equal(site.test.images, evaluator.test.images)
+    assert (site.own_test, evaluator.own_test) == (True, False)
+    assert len(site.train) + len(site.test) == 80
+
+
+def test_a_site_in_a_column_of_which_no_test_row_is_takes_part(tmp_path: Path) -> None:
+    images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in range(20)])
+    known = {"train_images": images, "train_labels": np.arange(20) % 2, "train_site": np.array(["a", "b"] * 10)}
+    tested = {"test_images": images[:4], "test_labels": np.arange(4) % 2, "test_site": np.array(["a"] * 4)}
+    np.savez(tmp_path / "a.npz", **known, **tested)
+    data = settings("npz", tmp_path / "a.npz", partition={"kind": "column"})
+    with pytest.raises(DataError, match="test_site"):
+        load_site(data, 1, RGB, 2)
+    assert len(load_site(data, 1, RGB, 2, noisy=True).train) == 10
