@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from tests.support.scripted_server import RULES, AgentHarness, work
+from tests.support.scripted_server import RULES, AgentHarness, site_data, work
 
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.state.disk_store import DiskStore
@@ -54,6 +55,15 @@ def test_an_evaluators_scores_are_not_its_own(tmp_path: Path) -> None:
     assert set(harness.link.scores[0]) == {"global.accuracy", "global.balanced_accuracy"}
     assert OwnScores(tmp_path / FOLDER).runs() == []
     assert harness.now.own_scores == {}
+
+
+@pytest.mark.parametrize("own_test", [False, True])
+def test_scores_of_a_trainers_own_held_out_images_are_not_taken_for_others(own_test: bool) -> None:
+    harness = AgentHarness(roles=frozenset(Role), load_data=lambda _: replace(site_data(), own_test=own_test))
+    harness.fit(1)
+    harness.score(1)
+    work(harness.agent(), 2)
+    assert any(name.startswith("global.") for name in harness.link.scores[0]) != own_test
 
 
 def test_a_disk_that_takes_no_scores_stops_neither_training_nor_scoring(

@@ -156,6 +156,22 @@ def test_a_first_test_image_has_no_training_image_moved(tmp_path: Path) -> None:
     assert before.own_test
 
 
+@pytest.mark.parametrize("row", ["m90.png,mel,P90", "m90.png,cyst,P90", "none.png,mel,P90", "m90.png,mel,P3"])
+def test_a_row_of_a_manifest_more_changes_the_training_set_by_that_patient_at_most(row: str, tmp_path: Path) -> None:
+    lines = ["path,label,group"]
+    for number in range(40):
+        put(tmp_path / f"m{number}.png", noise(number))
+        lines.append(f"m{number}.png,{NAMES[number % 2]},P{number // 4}")
+    put(tmp_path / "m90.png", noise(900))
+    found = []
+    for listed in (lines, [*lines, row]):
+        (tmp_path / "all.csv").write_text("\n".join(listed), encoding="utf-8")
+        data = settings("manifest", tmp_path / "all.csv", local_test_fraction=0.25)
+        found.append(load_site(data, 0, GREY, 2, NAMES, noisy=True))
+    assert rows(found[0]) <= rows(found[1])
+    assert len(rows(found[1]) - rows(found[0])) <= (row.startswith("m90.png,mel"))
+
+
 def npz(path: Path, count: int, *, groups: bool, more: Sequence[tuple[int, int, str]] = ()) -> Data:
     """Images by seed; `more`: seed, label and group of further ones."""
     listed = [(seed, seed % 2, f"P{seed // 4}") for seed in range(count)] + list(more)

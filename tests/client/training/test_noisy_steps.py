@@ -215,6 +215,16 @@ def test_a_gradient_that_is_no_number_counts_as_nothing() -> None:
     assert clipped.total[0].tolist() == pytest.approx([0.3, 0.4])
 
 
+def test_a_gradient_that_is_no_number_leaves_other_patients_theirs() -> None:
+    rows, units = (
+        torch.tensor([[0.3, 0.4], [float("nan"), 1.0], [float("inf"), 0.0], [0.1, 0.0]]),
+        torch.tensor([1, 2, 2, 3]),
+    )
+    clipped = ClippedSum([torch.zeros(2)], most=1.0)
+    clipped.add([rows], units, ends=True)
+    assert clipped.total[0].tolist() == pytest.approx([0.3 + 0.1, 0.4 + 1.0])
+
+
 # Steps, by the fixture's site: features body * x, mean output body * head * x, in double precision
 
 LocalOf = Callable[..., FitContext]

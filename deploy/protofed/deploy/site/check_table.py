@@ -126,7 +126,11 @@ def _about_classes(check: SiteCheck) -> Iterable[Text]:
         yield Text(f"Below the policy's {limit}, so that they count as absent: {rare}.")
     if {TEST, OWN_TEST} & set(check.used) and DRAWN in check.stored:
         yield Text("What it does not train on is held out by data.seed and data.*_fraction.")
-        yield Text(f"A class with fewer than {LEAST_SCORED} images is trained on whole and not tested on.")
+        yield Text(
+            "The run has noise: each image, or patient, is held out by itself, whatever its class."
+            if _noisy(check)
+            else f"A class with fewer than {LEAST_SCORED} images is trained on whole and not tested on."
+        )
     for name, classes in check.unscored.items():
         yield Text(f"Not scored, for the {name} has no image of them: {', '.join(classes)}.", style="yellow")
 
@@ -228,7 +232,13 @@ def _verdict(check: SiteCheck) -> Text:
         return Text(f"The daemon would take no part: {check.refusal}", style="red")
     if check.request.recipe is None:
         return Text("To compare the data with a run, name its recipe: protofed client check RECIPE --settings FILE")
-    return Text(f"The daemon would take part in {check.request.recipe.name} with these data.", style="green")
+    taking_part = f"The daemon would take part in {check.request.recipe.name} with these data."
+    left_out = "\nThe run has noise: images that cannot be used are left out, and do not have it refused."
+    return Text(taking_part + (left_out if _noisy(check) else ""), style="green")
+
+
+def _noisy(check: SiteCheck) -> bool:
+    return check.request.recipe is not None and check.request.recipe.plan.dp is not None
 
 
 def _truncated(items: Sequence[T], line: Callable[[T], str]) -> list[Text]:
