@@ -40,6 +40,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.client.state.store import MemoryStore, SiteState
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.noisy_steps import ClippedSum, PerExample
+from protofed.common.codec import Digest
 from protofed.common.config.data import Data
 from protofed.common.config.plan import DpPlan
 from protofed.common.config.recipe import Recipe
@@ -52,7 +53,7 @@ CLIP = 0.1  # below the norm of most gradients: each unit adds all that it may
 DELTA, CONFIDENCE = 1e-5, 0.95
 PER_PATIENT = 3
 PATTERN = "(P[0-9]+)_"
-TASK = Task(TaskKind.FIT, "run", 1, "fit", "base", 0, 60.0)
+TASK = Task(TaskKind.FIT, "run", 1, "fit", Digest("base"), 0, 60.0)
 Values: TypeAlias = NDArray[np.float64]
 
 

@@ -285,8 +285,16 @@ def test_the_sites_of_a_simulation_share_the_evaluators_test_set(tmp_path: Path)
 
 def test_a_site_in_a_column_of_which_no_test_row_is_takes_part(tmp_path: Path) -> None:
     images = np.stack([np.full((4, 4, 3), value, np.uint8) for value in range(20)])
-    known = {"train_images": images, "train_labels": np.arange(20) % 2, "train_site": np.array(["a", "b"] * 10)}
-    tested = {"test_images": images[:4], "test_labels": np.arange(4) % 2, "test_site": np.array(["a"] * 4)}
+    known: dict[str, Any] = {
+        "train_images": images,
+        "train_labels": np.arange(20) % 2,
+        "train_site": np.array(["a", "b"] * 10),
+    }
+    tested: dict[str, Any] = {
+        "test_images": images[:4],
+        "test_labels": np.arange(4) % 2,
+        "test_site": np.array(["a"] * 4),
+    }
     np.savez(tmp_path / "a.npz", **known, **tested)
     data = settings("npz", tmp_path / "a.npz", partition={"kind": "column"})
     with pytest.raises(DataError, match="test_site"):

@@ -20,6 +20,7 @@ KEYS = IDS | {
         "reason",
         "code",
         "because",
+        "number",
         "verdict",
         "outcome",
         "task_status",

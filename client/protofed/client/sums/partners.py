@@ -123,8 +123,8 @@ class Partners:
             log.error("the server offers a list of partners that is none", why=str(error))
             return
         files.write(path, document.encode())
-        then = f"ask whether it is yours, and {CONFIRM}"
-        log.info("the server offers a list of partners", number=offered.number, digest=offered.digest, then=then)
+        why = f"it waits for a person here: ask whether it is yours, and {CONFIRM}"
+        log.info("the server offers a list of partners", number=offered.number, digest=offered.digest, why=why)
 
     def problem(self, *, required: bool) -> str:
         """Why the site takes part in no secure sum; empty: it does.
