@@ -7,10 +7,9 @@ import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from http.cookiejar import CookieJar
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
+from urllib.request import urlopen
 
 from playwright.sync_api import Page, sync_playwright
 from sqlalchemy import create_engine
@@ -48,14 +47,12 @@ def rows() -> Iterator[Row]:
         operator = stack.enter_context(Operator(running.address, folder / "identities" / OPERATOR))
         identity = folder / "identities" / OPERATOR
         base, token = stack.enter_context(served(console(operator, running.address, identity)))
-        cookies = CookieJar()
-        session = build_opener(HTTPCookieProcessor(cookies))
-        with session.open(f"{base}/enter?token={token}"):
-            pass
-        page = stack.enter_context(browser(cookies, base))
+        with urlopen(f"{base}/enter?token={token}") as entered:
+            root = entered.url.rstrip("/")
+        page = stack.enter_context(browser())
         for name, path in PATHS.items():
-            url = base + path
-            answered = statistics.median(seconds(partial(fetch, session, url)) for _ in range(REPETITIONS))
+            url = root + path
+            answered = statistics.median(seconds(partial(fetch, url)) for _ in range(REPETITIONS))
             loaded = None if page is None else statistics.median(load_s(page, url) for _ in range(REPETITIONS))
             yield Row(
                 f"console, {ROUNDS:,} rounds x {SITES} sites: {name}",
@@ -93,22 +90,20 @@ def lengthen(running: Server) -> None:
 
 
 @contextmanager
-def browser(cookies: CookieJar, base: str) -> Iterator[Page | None]:
-    """A browser in the same session; None: there is none on this machine."""
+def browser() -> Iterator[Page | None]:
+    """A browser's page; None: there is none on this machine."""
     if CHROMIUM is None:
         yield None
         return
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = opened.new_context()
-        context.add_cookies([{"name": one.name, "value": one.value or "", "url": base} for one in cookies])
-        yield context.new_page()
+        yield opened.new_context().new_page()
         opened.close()
 
 
-def fetch(session: OpenerDirector, url: str) -> None:
+def fetch(url: str) -> None:
     """A page, without what belongs to it."""
-    with session.open(url) as answer:
+    with urlopen(url) as answer:
         assert answer.status == 200
         answer.read()
 

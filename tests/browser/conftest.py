@@ -47,7 +47,7 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
         page.on("console", lambda said: errors.append(said.text) if "Content Security Policy" in said.text else None)
         base, token = programs.enter_context(served(program))
         page.goto(f"{base}/enter?token={token}")
-        page.wait_for_url("**/")
+        page.wait_for_selector("nav")
         pages.append((page, errors))
         return page
 

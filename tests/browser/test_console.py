@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +187,25 @@ def test_a_certificate_is_signed(
         with page.expect_download() as download:
             hand.press(page.get_by_role("link", name="Download the bundle"))
         assert download.value.suggested_filename == "site-north.bundle.pem"
+
+
+def test_a_server_on_another_port_is_sent_no_cookie(program: Program, open_page: Callable[..., Page]) -> None:
+    page, sent = open_page(program), list[dict[str, str]]()
+
+    class Thief(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(dict(self.headers))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the terminal."""
+
+    assert page.context.cookies(page.url)
+    secrets = [page.url.split("/")[3], *(str(cookie.get("value")) for cookie in page.context.cookies())]
+    with HTTPServer(("127.0.0.1", 0), Thief) as thief:
+        threading.Thread(target=thief.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{thief.server_port}/")
+        thief.shutdown()
+    assert sent
+    assert not [secret for secret in secrets if secret in str(sent)]

@@ -18,7 +18,7 @@ def served(program: Program) -> Iterator[tuple[str, str]]:
     """The address of the pages, and the token that opens them once."""
     with listening("127.0.0.1:0") as opened:
         port = opened.getsockname()[1]
-        access = Access(f"protofed-{port}")
+        access = Access()
         opened.listen()
         app = application(program, access)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))

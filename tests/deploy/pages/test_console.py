@@ -356,7 +356,7 @@ def test_a_request_is_signed_after_its_code_and_registered(signing: tuple[Browse
         answer = browser.post("/certificates/sign", {**form, **SECRET, **change}, 400).text
         assert said in answer
         assert "open sesame" not in answer
-    where = browser.post("/certificates/sign", {**form, **SECRET}).headers["location"]
+    where = browser.led_to("/certificates/sign", {**form, **SECRET})
     page = browser.get(where)
     assert "open sesame" not in page
     bundle = read_bundle(browser.client.get(f"{where}/bundle.pem").content, "it")
@@ -381,7 +381,7 @@ def test_what_was_signed_and_not_registered_is_kept_and_registered_later(
 
     with monkeypatch.context() as patched:
         patched.setattr(Operator, "register", refuse)
-        where = browser.post("/certificates/sign", {**form, **SECRET}).headers["location"]
+        where = browser.led_to("/certificates/sign", {**form, **SECRET})
     assert "not today" in browser.get(where)
     assert "trainer" in browser.order(f"{where}/register")
 

@@ -49,12 +49,12 @@ def check_entrance(browser: HTTPConnection, address: str) -> None:
     browser.request("GET", address)
     entered = browser.getresponse()
     entered.read()
-    assert entered.status == 200
+    assert entered.status == 303
     assert "server" not in entered.headers
     for name, value in HEADERS.items():
         assert entered.headers[name] == value
     cookie = entered.headers["Set-Cookie"].partition(";")[0]
-    browser.request("GET", "/", headers={"Cookie": cookie})
+    browser.request("GET", entered.headers["Location"], headers={"Cookie": cookie})
     page = browser.getresponse()
     assert page.status == 200
     assert b"small-fedavg" in page.read()

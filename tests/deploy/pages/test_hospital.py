@@ -471,7 +471,7 @@ def test_an_order_is_no_link(pages: Pages, state: Path, offered: Recipe) -> None
     browser = pages()
     for path in ("/resume", "/left/check"):
         assert browser.client.get(path).status_code == 405
-    assert browser.client.post(f"/runs/{RUN}/leave").status_code == 403  # without origin and CSRF token
+    assert browser.client.post(f"/runs/{RUN}/leave").status_code == 403  # without origin
     assert status(state, offered) is ApprovalStatus.WAITING
 
 

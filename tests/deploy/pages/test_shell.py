@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -41,7 +42,7 @@ def _fails(request: Request) -> Response:
 @pytest.fixture
 def access() -> Access:
     DONE.clear()
-    return Access("protofed-8080")
+    return Access()
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def stranger(access: Access, tmp_path: Path) -> TestClient:
     """A browser without a session."""
     (tmp_path / "first.html.j2").write_text(
         "{% extends layout %}{% block main %}<h1>first</h1>{% block live %}<p>{{ name }}</p>{% endblock %}"
-        '<form method="post" action="/order"><input type="hidden" name="csrf" value="{{ csrf }}"></form>{% endblock %}'
+        '<form method="post" action="{{ root }}/order"></form>{% endblock %}'
     )
     routes = [
         Route("/", _first),
@@ -64,28 +65,64 @@ def stranger(access: Access, tmp_path: Path) -> TestClient:
 def browser(stranger: TestClient, access: Access) -> TestClient:
     """A browser with the session."""
     assert stranger.get("/enter", params={"token": access.token}).status_code == 200
+    stranger.base_url = f"{BASE}{access.root}"
     return stranger
 
 
-def order(browser: TestClient, access: Access, *, origin: str | None = BASE, **fields: str) -> int:
+def order(browser: TestClient, *, origin: str | None = BASE, site: str = "north") -> int:
     headers = {} if origin is None else {"Origin": origin}
-    form = {"csrf": access.csrf, "site": "north", **fields}
-    return browser.post("/order", data=form, headers=headers, follow_redirects=False).status_code
+    return browser.post("/order", data={"site": site}, headers=headers, follow_redirects=False).status_code
 
 
-def test_the_token_opens_a_session_once_and_the_cookie_is_for_this_browser_alone(
+def test_the_token_opens_a_session_once_and_the_cookie_is_for_this_browser_and_its_path_alone(
     stranger: TestClient, access: Access
 ) -> None:
     token = access.token
-    answer = stranger.get("/enter", params={"token": token})
-    cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie
-    assert "samesite=strict" in cookie
-    assert token not in cookie
-    assert stranger.get("/").status_code == 200
+    answer = stranger.get("/enter", params={"token": token}, follow_redirects=False)
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert f"Path={access.root};" in cookie
+    assert token not in cookie + answer.headers["location"]
+    first = answer.headers["location"]
+    assert stranger.get(first).status_code == 200
     stranger.cookies.clear()
     assert stranger.get("/enter", params={"token": token}).status_code == 401
-    assert stranger.get("/").status_code == 401
+    assert stranger.get(first).status_code == 401
+
+
+def test_a_server_on_another_port_is_sent_nothing_that_opens_the_pages(browser: TestClient, access: Access) -> None:
+    """It keeps whatever the browser sends it, and sends that here, to every path that it can think of."""
+    seen: list[Request] = []
+
+    def keep(request: Request) -> Response:
+        seen.append(request)
+        return Response()
+
+    thief = Starlette(routes=[Route("/{path:path}", keep)])
+    elsewhere = TestClient(thief, "http://127.0.0.1:9999", cookies=browser.cookies)
+    for path in ("/", "/enter", "/order", "/static/pages.css", "/protofed"):
+        elsewhere.get(path, headers={"Referer": BASE})
+    assert len(seen) == 5
+    sent = TestClient(browser.app, BASE)
+    for request in seen:
+        headers = {name: value for name, value in request.headers.items() if name != "host"}
+        for path in (request.url.path, "/", "/order", "//order"):
+            assert access.root not in str(headers)
+            if not path.startswith("/static/"):
+                assert sent.get(path, headers=headers).status_code == 401
+            assert sent.post(path, data={"site": "x"}, headers={**headers, "Origin": BASE}).status_code == 401
+    assert DONE == []
+
+
+def test_the_cookie_alone_and_the_path_alone_open_nothing(browser: TestClient, access: Access) -> None:
+    (cookie,) = (f"{one.name}={one.value}" for one in browser.cookies.jar)
+    browser.cookies.clear()
+    stolen = {"Cookie": cookie}
+    for path, headers in (("/", {}), ("/order", {}), (f"{BASE}/", stolen), (f"{BASE}/{cookie}/", stolen)):
+        assert browser.get(path, headers=headers).status_code == 401
+    assert browser.get("/", headers=stolen).status_code == 200  # both
+    assert browser.get("/", headers={"Cookie": f"protofed=planted; {cookie}; protofed=planted"}).status_code == 200
 
 
 @pytest.mark.parametrize("token", ["", "x", "\N{SNOWMAN}"])
@@ -101,14 +138,14 @@ def test_an_empty_token_is_none_after_the_right_one_was_used(browser: TestClient
     assert browser.get("/enter", params={"token": ""}).status_code == 401
 
 
-def test_without_the_cookie_there_is_no_page_no_form_and_no_csrf_token(stranger: TestClient, access: Access) -> None:
-    for path in ("/", "/nothing", "/fails/config"):
+def test_without_the_session_there_is_no_page_and_no_form(stranger: TestClient, access: Access) -> None:
+    for path in ("/", "/nothing", "/fails/config", "/guessed/", access.root, f"{access.root}/"):
         answer = stranger.get(path)
         assert answer.status_code == 401
-        assert access.csrf not in answer.text
-    assert order(stranger, access) == 401
-    stranger.cookies.set("protofed-8080", "guessed")
-    assert stranger.get("/").status_code == 401
+        assert access.root not in answer.text
+    assert order(stranger) == 401
+    stranger.cookies.set("protofed", "guessed")
+    assert stranger.get(f"{access.root}/").status_code == 401
     assert DONE == []
 
 
@@ -116,23 +153,23 @@ def test_without_the_cookie_there_is_no_page_no_form_and_no_csrf_token(stranger:
 def test_a_path_beside_an_open_one_shows_a_stranger_nothing(browser: TestClient, access: Access, path: str) -> None:
     access.notify("aborted: for a reason")
     browser.cookies.clear()
-    text = browser.get(path).text
-    for secret in (access.csrf, "as boss", "Overview", "for a reason"):
+    text = browser.get(f"{BASE}{path}").text
+    for secret in (access.root, "as boss", "Overview", "for a reason"):
         assert secret not in text
     assert access.taken_notices() == [("aborted: for a reason", False)]
 
 
 def test_a_missing_file_leaves_the_notices_to_the_next_page(browser: TestClient, access: Access) -> None:
     access.notify("aborted: for a reason")
-    assert browser.get("/static/none.css").status_code == 404
+    assert browser.get(f"{BASE}/static/none.css").status_code == 404
     answer = browser.get("/enterprise")
     assert answer.status_code == 404
     assert "for a reason" in answer.text
 
 
 def test_the_session_is_none_before_its_token_was_redeemed(stranger: TestClient, access: Access) -> None:
-    stranger.cookies.set("protofed-8080", access._session)
-    assert stranger.get("/").status_code == 401
+    stranger.cookies.set("protofed", access._cookie)
+    assert stranger.get(f"{access.root}/").status_code == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "10.0.0.1:8080", ""])
@@ -163,22 +200,22 @@ def test_hosts(host: str, right: bool) -> None:
     "origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999", "https://127.0.0.1:8080"]
 )
 def test_a_form_of_another_origin_is_refused(browser: TestClient, access: Access, origin: str | None) -> None:
-    assert order(browser, access, origin=origin) == 403
+    assert order(browser, origin=origin) == 403
     assert DONE == []
 
 
-def test_a_form_without_the_csrf_token_is_refused(browser: TestClient, access: Access) -> None:
-    assert order(browser, access, csrf="") == 403
-    assert order(browser, access, csrf=access.csrf[:-1]) == 403
-    answer = browser.post("/order", data={"site": "north"}, headers={"Origin": BASE})
-    assert answer.status_code == 403
+def test_a_form_to_another_path_is_refused(browser: TestClient, access: Access) -> None:
+    browser.cookies.update({one.name: one.value or "" for one in browser.cookies.jar})  # for all paths
+    for root in ("", access.root[:-1], f"{access.root}x"):
+        browser.base_url = f"{BASE}{root}"
+        assert order(browser) == 401
     assert DONE == []
 
 
 def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(browser: TestClient, access: Access) -> None:
-    (csrf,) = re.findall(r'name="csrf" value="([^"]+)"', browser.get("/").text)
-    assert csrf == access.csrf
-    assert order(browser, access, csrf=csrf) == 303
+    (path,) = re.findall(r'action="([^"]+)"', browser.get("/").text)
+    assert path == f"{access.root}/order"
+    assert order(browser) == 303
     assert DONE == ["north"]
     assert "done: north" in browser.get("/").text
     assert "done: north" not in browser.get("/").text
@@ -187,22 +224,23 @@ def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(browser:
 def test_what_is_no_form_or_too_large_is_refused(browser: TestClient, access: Access) -> None:
     headers = {"Origin": BASE, "Content-Type": "application/json"}
     assert browser.post("/order", content=b"{}", headers=headers).status_code == 415
-    assert order(browser, access, site="x" * (BODY_BYTES + 1)) == 413
+    assert order(browser, site="x" * (BODY_BYTES + 1)) == 413
 
     def chunks() -> Iterator[bytes]:  # no length is announced
         yield from (b"x" * 65536 for _ in range(BODY_BYTES // 65536 + 2))
 
     headers = {"Origin": BASE, "Content-Type": FORM}
     assert browser.post("/order", content=chunks(), headers=headers).status_code == 413
-    assert browser.post("/order", content=b"csrf=%ff", headers=headers).status_code == 400
-    assert browser.post("/order", content=b"a&" * 1000, headers=headers).status_code in (400, 403)
+    assert browser.post("/order", content=b"site=%ff", headers=headers).status_code == 400
+    assert browser.post("/order", content=b"a&" * 1000, headers=headers).status_code == 400
     assert DONE == []
 
 
 def test_other_methods_are_refused(browser: TestClient) -> None:
     assert browser.request("DELETE", "/").status_code == 405
     assert browser.get("/order").status_code == 405
-    assert browser.post("/enter", headers={"Origin": BASE}).status_code in (403, 415)
+    assert browser.post("/enter", headers={"Origin": BASE}).status_code == 415
+    assert browser.post(f"{BASE}/enter", headers={"Origin": BASE}).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -26,7 +25,8 @@ HEADERS: Final[Mapping[str, str]] = {
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # With "no-referrer" browsers send `Origin: null` with our own forms, too, which the guard refuses.
+    # Nobody else learns the path, a secret of the session. With "no-referrer" browsers send `Origin: null` with our own
+    # forms, too, which the guard refuses.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -41,9 +41,10 @@ class Guard:
 
     * `Host`: a loopback name. A page elsewhere whose name its owner points here (DNS rebinding) has another one. Any
       port is right: a person may forward another one by SSH.
-    * a cookie, but for `ENTER_PATH` and what is below `STATIC_PATH`;
-    * of a POST: `Origin` is the host itself, the body is a form of at most `BODY_BYTES` with the session's CSRF token.
-      A checked form is in the request's state, as `form`.
+    * path and cookie are the session's, but for `ENTER_PATH` and what is below `STATIC_PATH`. Routes match what comes
+      after the path's first part, which is the request's `root_path`.
+    * of a POST: `Origin` is the host itself, and the body is a form of at most `BODY_BYTES`. A checked form is in the
+      request's state, as `form`.
     """
 
     def __init__(self, app: ASGIApp, access: Access, refuse: Refuse) -> None:
@@ -62,25 +63,24 @@ class Guard:
                         headers[name] = value
             await send(message)
 
-        request = Request(scope, receive)
-        problem = self._problem(request)
+        inside = self._access.admits(scope["path"], Headers(scope=scope).get("cookie", ""))
+        request = Request({**scope, "root_path": self._access.root if inside else ""}, receive)
+        problem = self._problem(request, inside)
         if problem is None and request.method == "POST":
             problem = await self._form_problem(request)
         if problem is None:
-            await self._app(scope, receive, with_headers)
+            await self._app(request.scope, receive, with_headers)
         else:
-            await self._refuse(request, *problem)(scope, receive, with_headers)
+            await self._refuse(request, *problem)(request.scope, receive, with_headers)
 
-    def _problem(self, request: Request) -> tuple[int, str] | None:
+    def _problem(self, request: Request, inside: bool) -> tuple[int, str] | None:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not is_loopback_host(hosts[0]):
             return 400, "This page answers to 127.0.0.1, localhost and [::1] only. Open the address that was printed."
         if request.method not in ("GET", "HEAD", "POST"):
             return 405, "Only GET and POST are answered here."
         path = request.url.path
-        if (path == ENTER_PATH or path.startswith(STATIC_PATH)) and request.method != "POST":
-            return None
-        if not admitted(request, self._access):
+        if not inside and (request.method == "POST" or not (path == ENTER_PATH or path.startswith(STATIC_PATH))):
             return 401, (
                 "This browser has no session here. Open the address that was printed when the page was started; it "
                 "works once. If it has been used, end the command with Ctrl-C and start it again: nothing else stops."
@@ -99,15 +99,8 @@ class Guard:
             form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
         except ValueError:  # UnicodeDecodeError, too
             return 400, "The form cannot be read. Nothing was done."
-        if not self._access.sent_by_us(form.pop("csrf", "")):
-            return 403, "The form is of another session. Load the page again, and repeat it. Nothing was done."
         request.state.form = form
         return None
-
-
-def admitted(request: Request, access: Access) -> bool:
-    """Whether a request comes from the browser that has the session."""
-    return access.admits(session_of(request.headers, access.cookie))
 
 
 def is_loopback_host(host: str) -> bool:
@@ -116,15 +109,6 @@ def is_loopback_host(host: str) -> bool:
     if not colon or port.endswith("]"):  # of "[::1]" the last colon parts nothing
         name, port = host, "80"
     return name.lower() in LOOPBACK and port.isascii() and port.isdigit()
-
-
-def session_of(headers: Headers, cookie: str) -> str:
-    """The session's secret that a browser sent; empty: none."""
-    try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(cookie)
-    except CookieError:
-        return ""
-    return "" if morsel is None else morsel.value
 
 
 async def read_body(request: Request) -> bytes | None:

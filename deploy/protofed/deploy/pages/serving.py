@@ -59,7 +59,7 @@ def serve(program: Program, address: str, started: Callable[[str], None]) -> Non
     with listening(address) as opened:
         host, port = opened.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        access = Access(cookie=f"protofed-{port}")
+        access = Access()
         app = application(program, access)
         config = uvicorn.Config(
             app,

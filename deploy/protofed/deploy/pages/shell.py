@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlencode
 
 import jinja2
 from starlette.applications import Starlette
@@ -22,8 +21,8 @@ from starlette.staticfiles import StaticFiles
 
 from protofed.common.errors import ConfigError, DeniedError, ProtofedError, StateError, UnavailableError
 from protofed.deploy.pages import formats, guard
-from protofed.deploy.pages.access import Access
-from protofed.deploy.pages.guard import Guard, admitted
+from protofed.deploy.pages.access import COOKIE, Access
+from protofed.deploy.pages.guard import Guard
 
 HERE: Final = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
@@ -80,6 +79,7 @@ class Shell:
             lstrip_blocks=True,
         )
         self._templates.filters.update(formats.FILTERS)
+        self._templates.globals["root"] = access.root  # of what only the session sees
 
     def page(
         self, request: Request, template: str, context: Mapping[str, object], *, status: int = 200, entered: bool = True
@@ -95,9 +95,7 @@ class Shell:
                 **(self.program.context() if entered else {}),
                 **context,
                 "program": self.program,
-                "path": request.url.path,
-                "address": address_of(request),
-                "csrf": self.access.csrf if entered else "",
+                "path": request.url.path.removeprefix(self.access.root),
                 "entered": entered,
                 "notices": [] if fragment or not entered else self.access.taken_notices(),
                 "layout": "fragment.html.j2" if fragment else "base.html.j2",
@@ -109,7 +107,7 @@ class Shell:
         """After a form: another page, which says `text`. Reloading it sends nothing again."""
         if text:
             self.access.notify(text)
-        return RedirectResponse(path, 303)
+        return RedirectResponse(f"{self.access.root}{path}", 303)
 
     def error(self, request: Request, status: int, text: str, *, entered: bool = True) -> Response:
         """A page that says what went wrong."""
@@ -125,8 +123,7 @@ def application(program: Program, access: Access) -> Guard:
         return shell.error(request, status, text, entered=False)
 
     def entered(request: Request) -> bool:
-        # Of a file that is missing nobody reads the page: the notices wait for the next one that somebody does.
-        return admitted(request, access) and not request.url.path.startswith(guard.STATIC_PATH)
+        return bool(request.scope["root_path"] == access.root)  # the guard has set it; below a mount it is longer
 
     def failed(request: Request, error: Exception) -> Response:
         status = next((code for kind, code in _STATUS if isinstance(error, kind)), 502)
@@ -173,25 +170,19 @@ def secret_of(request: Request, name: str) -> str:
     return form.get(name, "")
 
 
-def address_of(request: Request) -> str:
-    """Path and query of a request, without what the script adds."""
-    kept = [(name, value) for name, value in request.query_params.multi_items() if name != FRAGMENT]
-    return f"{request.url.path}?{urlencode(kept)}" if kept else request.url.path
-
-
 def _enter(request: Request) -> Response:
-    """Exchange the token of the printed address for a cookie. Once in, the address leads to the first page."""
+    """Exchange the token of the printed address for the session: its cookie, and the path that leads to its pages."""
     shell = shell_of(request)
     session = shell.access.redeem(request.query_params.get("token", ""))
     if session is None:
         return shell.error(
             request,
             401,
-            "This address does not work, or no longer: it works once. In the browser that used it, open the page "
-            "without the token; else end the command with Ctrl-C and start it again: nothing else stops.",
+            "This address does not work, or no longer: it works once. The browser that used it has the page's address "
+            "in its history; else end the command with Ctrl-C and start it again: nothing else stops.",
             entered=False,
         )
-    # A page, and no redirect: where another site's link led here, browsers would not send a Strict cookie with that.
-    answer = shell.page(request, "entered.html.j2", {}, entered=False)
-    answer.set_cookie(shell.access.cookie, session, path="/", httponly=True, samesite="strict")
+    answer = shell.done("/")
+    # Lax: where a link in a mail led here, browsers would not send a Strict cookie with what the redirect asks for.
+    answer.set_cookie(COOKIE, session, path=shell.access.root, httponly=True, samesite="lax")
     return answer
