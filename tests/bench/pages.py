@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from http.cookiejar import CookieJar
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from urllib.request import urlopen
+from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
 from playwright.sync_api import Page, sync_playwright
 from sqlalchemy import create_engine
@@ -47,12 +48,14 @@ def rows() -> Iterator[Row]:
         operator = stack.enter_context(Operator(running.address, folder / "identities" / OPERATOR))
         identity = folder / "identities" / OPERATOR
         base, token = stack.enter_context(served(console(operator, running.address, identity)))
-        with urlopen(f"{base}/enter?token={token}") as entered:
+        cookies = CookieJar()
+        session = build_opener(HTTPCookieProcessor(cookies))
+        with session.open(f"{base}/enter?token={token}") as entered:
             root = entered.url.rstrip("/")
-        page = stack.enter_context(browser())
+        page = stack.enter_context(browser(cookies))
         for name, path in PATHS.items():
             url = root + path
-            answered = statistics.median(seconds(partial(fetch, url)) for _ in range(REPETITIONS))
+            answered = statistics.median(seconds(partial(fetch, session, url)) for _ in range(REPETITIONS))
             loaded = None if page is None else statistics.median(load_s(page, url) for _ in range(REPETITIONS))
             yield Row(
                 f"console, {ROUNDS:,} rounds x {SITES} sites: {name}",
@@ -90,20 +93,24 @@ def lengthen(running: Server) -> None:
 
 
 @contextmanager
-def browser() -> Iterator[Page | None]:
-    """A browser's page; None: there is none on this machine."""
+def browser(cookies: CookieJar) -> Iterator[Page | None]:
+    """A browser in the same session; None: there is none on this machine."""
     if CHROMIUM is None:
         yield None
         return
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened.new_context().new_page()
+        context = opened.new_context()
+        context.add_cookies(
+            [{"name": one.name, "value": one.value or "", "domain": one.domain, "path": one.path} for one in cookies]
+        )
+        yield context.new_page()
         opened.close()
 
 
-def fetch(url: str) -> None:
+def fetch(session: OpenerDirector, url: str) -> None:
     """A page, without what belongs to it."""
-    with urlopen(url) as answer:
+    with session.open(url) as answer:
         assert answer.status == 200
         answer.read()
 

@@ -15,6 +15,7 @@ from tests.support.image_files import GREY, RGB, settings
 from protofed.client.data import sides
 from protofed.client.data.image_error import UnreadableImagesError
 from protofed.client.data.labels import LabelsError
+from protofed.client.data.sides import units_of_groups
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import Data
@@ -300,3 +301,9 @@ def test_a_site_in_a_column_of_which_no_test_row_is_takes_part(tmp_path: Path) -
     with pytest.raises(DataError, match="test_site"):
         load_site(data, 1, RGB, 2)
     assert len(load_site(data, 1, RGB, 2, noisy=True).train) == 10
+
+
+def test_one_row_without_a_number_moves_no_other_group() -> None:
+    numbers = np.array([1000, 1001, 1000])
+    with_one_more = np.array([1000, 1001, 1000, np.nan])
+    assert units_of_groups(with_one_more)[:3].tolist() == units_of_groups(numbers).tolist()

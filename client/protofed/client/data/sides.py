@@ -30,7 +30,7 @@ _THREADS = 8
 
 def units_of_groups(groups: Groups) -> Units:
     """The unit of each example by its group [N]: equal for equal groups."""
-    return _units(f"group {name}".encode() for name in groups.tolist())
+    return _units(f"group {_whole(name)}".encode() for name in groups.tolist())
 
 
 def units_of_images(images: NDArray[Any]) -> Units:
@@ -55,6 +55,11 @@ def held_out(units: Units, fraction: float, seed: int, purpose: str) -> Flags:
     names, index = np.unique(units, return_inverse=True)
     drawn = [_number(name.encode(), key) < below for name in names.tolist()]
     return np.array(drawn, bool)[index]
+
+
+def _whole(name: object) -> object:
+    """A whole number by its integer: one row without a number makes the others of its column floats."""
+    return int(name) if isinstance(name, float) and name.is_integer() else name
 
 
 def _units(contents: Iterable[bytes]) -> Units:

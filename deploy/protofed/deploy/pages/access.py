@@ -55,7 +55,7 @@ class Access:
         """
         first, slash, _ = path.removeprefix("/").partition("/")
         pairs = (cookie.strip().partition("=") for cookie in cookies.split(";"))
-        sent = any([name == COOKIE and same(value, self._cookie) for name, _, value in pairs])
+        sent = sum(name == COOKIE and same(value, self._cookie) for name, _, value in pairs) > 0  # compares all of them
         return bool(slash) and not self._token and same(first, self._first) and sent
 
     def notify(self, text: str, *, error: bool = False) -> None:
