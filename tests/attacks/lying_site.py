@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.attacks.hostile_server import recipe_like
 from tests.attacks.outcome import Outcome
+from tests.attacks.policies import policy_of
 
 from protofed.client.privacy import policy
 from protofed.client.privacy.policy import Released, ReleasedScores
@@ -19,8 +20,9 @@ from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Role, Task, TaskKind
 from protofed.deploy.simulation.direct_link import DirectLink
-from protofed.deploy.simulation.simulation import Simulation, agents_of, data_of
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of
 from protofed.server.assembly import open_server
+from protofed.server.rounds.round_rules import AGREEING
 from protofed.server.rounds.run_queue import RunQueue
 
 LIAR = "site-1"
@@ -63,25 +65,60 @@ class LyingLink(DirectLink):
             super().report(task, ReleasedScores({}, policy._GATE))
 
 
-def told(recipe: Recipe, lie: Lie, opened: ExitStack) -> Simulation:
-    """A simulation with the liar among its sites."""
+def told(
+    recipe: Recipe,
+    lie: Lie,
+    opened: ExitStack,
+    liars: frozenset[SiteId] = frozenset({LIAR}),
+    rules: policy.Policy | None = None,
+) -> Simulation:
+    """A simulation with the liars among its sites.
+
+    Args:
+        rules: policy of the other sites; None: it allows everything, as the liars' does.
+    """
     context = open_server(None, opened, simulated=True)
-    runs, blobs = RunQueue([recipe], context), context.blobs
+    runs, blobs, data = RunQueue([recipe], context), context.blobs, data_of(recipe)
 
     def connect(name: SiteId, roles: frozenset[Role]) -> DirectLink:
-        return LyingLink(runs, blobs, name, roles, lie=lie) if name == LIAR else DirectLink(runs, blobs, name, roles)
+        return LyingLink(runs, blobs, name, roles, lie=lie) if name in liars else DirectLink(runs, blobs, name, roles)
 
-    return Simulation(recipe, runs, context.ledger, blobs, data_of(recipe), agents_of(recipe, connect))
+    honest = agents_of(recipe, connect, data=data, policy=rules)
+    lying = agents_of(recipe, connect, data=data)
+    agents = [liar if liar.name in liars else other for liar, other in zip(lying, honest, strict=True)]
+    return Simulation(recipe, runs, context.ledger, blobs, data, agents)
+
+
+def zeros(task: Task, sent: Payload, _: Payload) -> Payload:
+    """In place of a first model, zeros."""
+    if task.kind is not TaskKind.INITIALISE:
+        return sent
+    return {part: {name: np.zeros_like(t) for name, t in tensors.items()} for part, tensors in sent.items()}
+
+
+def agreed_first_model(name: str, *, secure: bool = False) -> tuple[frozenset[SiteId], frozenset[SiteId], str]:
+    """The two makers of the first model answer the same zeros: the first to arrive.
+
+    Args:
+        name: of the policy of the honest sites.
+
+    Returns:
+        The colluders, the sites that trained on their model, and why the run ended.
+    """
+    rules = {"quorum": 4, "min_sites": 5, "max_attempts": 2, "secure": secure}
+    recipe = recipe_like("digits-fedavg", rounds=1, federation=rules)
+    sites = sorted(data_of(recipe).keys() - {EVALUATOR})
+    colluders = frozenset(sites[:AGREEING])
+    with ExitStack() as opened:
+        running = told(recipe, Lie(zeros), opened, colluders, policy_of(name, recipe))
+        running.go()
+        trained = frozenset(row.task.site for row in running.ledger.updates(recipe.name, 1))
+        run = running.ledger.run(recipe.name)
+        return colluders, trained, "" if run is None else run.reason or ""
 
 
 def first_model() -> Outcome:
     """The liar answers the first task with zeros; recovered: runs that begin with them."""
-
-    def zeros(task: Task, sent: Payload, _: Payload) -> Payload:
-        if task.kind is not TaskKind.INITIALISE:
-            return sent
-        return {part: {name: np.zeros_like(t) for name, t in tensors.items()} for part, tensors in sent.items()}
-
     recipe = recipe_like("digits-fedavg", rounds=1)
     with ExitStack() as opened:
         running = told(recipe, Lie(zeros), opened)

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.attacks import lying_site
+from tests.attacks.policies import NONE, UPDATES
 
 
 def test_no_run_begins_with_a_first_model_that_one_site_made_up() -> None:
     assert lying_site.first_model().recovered == 0
+
+
+@pytest.mark.parametrize("policy", ["open", UPDATES])
+def test_no_honest_site_trains_on_a_first_model_that_two_colluders_made_up(policy: str) -> None:
+    colluders, trained, why = lying_site.agreed_first_model(policy)
+    assert trained <= colluders
+    assert f"where that is the first model, {' and '.join(sorted(colluders))} made it" in why
+
+
+def test_a_policy_without_the_check_trains_on_what_two_colluders_made_up() -> None:
+    colluders, trained, _ = lying_site.agreed_first_model(NONE)
+    assert trained - colluders
 
 
 def test_a_claimed_count_weighs_as_much_as_a_large_site() -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConflictError, OutOfSpaceError, StateError
+from protofed.common.errors import ConflictError, FailureReason, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import Subject
@@ -214,7 +214,13 @@ class Driver:
         """Record that a site does not do its task, and go on without it."""
         log.warning("site declined", run=self._run, round=row.round, site=row.site, reason=reason)
         self._ledger.set_task_status(row.task_id, "failed", reason)
-        self.answered(row, phases.Declined(row.site, self._context.clock(), reason))
+        self.answered(row, phases.Declined(row.site, self._context.clock(), reason, self._makers(row, reason)))
+
+    def _makers(self, row: TaskRow, reason: str) -> Sites:
+        """Those who made the first model, if a site's policy may have refused to train on it."""
+        if (row.kind, row.round, reason) != (TaskKind.FIT, 1, FailureReason.POLICY):
+            return phases.NOBODY
+        return frozenset(update.task.site for update in self._ledger.updates(self._run, 0) if update.counts)
 
     def handle(self, event: phases.Event) -> None:
         """Advance by this event and all that follow from it, in order; while the disk is full, once there is room.

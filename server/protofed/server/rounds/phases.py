@@ -262,11 +262,16 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Declined:
-    """A site said that it cannot do its task; `reason` is its code."""
+    """A site said that it cannot do its task; `reason` is its code.
+
+    Attributes:
+        makers: of the first model, where the policy of a site refuses to train on it or for another cause.
+    """
 
     site: SiteId
     now: float
     reason: str = ""
+    makers: Sites = NOBODY
 
 
 @dataclass(frozen=True)

@@ -158,9 +158,9 @@ def _collect(rules: RoundRules, phase: Collecting, event: Within) -> Step:
             if arrived.quorum_at is None and arrived.has_quorum:
                 arrived = replace(arrived, quorum_at=now)
             return _close_if_due(rules, arrived, now, arrived.awaited)
-        case Declined(site, now, reason) if site in phase.awaited:
+        case Declined(site, now, reason, makers) if site in phase.awaited:
             declined = replace(phase, failed=phase.failed | {site})
-            return _close_if_due(rules, declined, now, declined.awaited, reason)
+            return _close_if_due(rules, declined, now, declined.awaited, _last(rules, reason, makers))
         case Tick():
             return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
         case Arrived() | Declined() | Aggregated() | Insufficient() | ScoresArrived():
@@ -176,7 +176,7 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         hoped_for: awaited sites that are alive. With a quorum the round does not wait for a lost site; without one
             a lost site is no reason to abandon before the deadline, since it may come back with its update. Nor does
             it wait for a site whose group cannot be whole.
-        reason: code of the site that has just declined.
+        reason: why a site has just declined, as the end of a sentence.
     """
     deadline = rules.federation.deadline_s
     overdue = now >= phase.opened + deadline
@@ -198,20 +198,21 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         too_few = f"{len(phase.reported)} updates at the deadline{whole}, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
     if len(possible) < phase.quorum or not phase.required <= possible:
-        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{_last(rules, reason)}"
+        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{reason}"
         again_at = now + rules.pause(phase.round, phase.tries + 1)
         return _abandon(rules, phase, f"{failed}{missing(phase.required - possible)}", again_at)
     return phase, []
 
 
-def _last(rules: RoundRules, reason: str) -> str:
+def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
     """The code that a site declined with, in words; of a policy's rule a server learns no more than that it is one."""
     if not reason:
         return ""
     if reason != FailureReason.POLICY:
         return f" (the last: {reason})"
     sums = "" if rules.federation.secure else "; policies standard and strict ask for federation.secure = true"
-    return f" (the last: {reason}; its log names the rule{sums})"
+    made = f"; where that is the first model, {' and '.join(sorted(makers))} made it" if makers else ""
+    return f" (the last: {reason}; its log names the rule{made}{sums})"
 
 
 def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
