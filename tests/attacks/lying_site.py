@@ -96,7 +96,7 @@ def zeros(task: Task, sent: Payload, _: Payload) -> Payload:
     return {part: {name: np.zeros_like(t) for name, t in tensors.items()} for part, tensors in sent.items()}
 
 
-def agreed_first_model(name: str, *, secure: bool = False) -> tuple[frozenset[SiteId], frozenset[SiteId], str]:
+def agreed_first_model(name: str) -> tuple[frozenset[SiteId], frozenset[SiteId], str]:
     """The two makers of the first model answer the same zeros: the first to arrive.
 
     Args:
@@ -105,7 +105,7 @@ def agreed_first_model(name: str, *, secure: bool = False) -> tuple[frozenset[Si
     Returns:
         The colluders, the sites that trained on their model, and why the run ended.
     """
-    rules = {"quorum": 4, "min_sites": 5, "max_attempts": 2, "secure": secure}
+    rules = {"quorum": 4, "min_sites": 5, "max_attempts": 2}
     recipe = recipe_like("digits-fedavg", rounds=1, federation=rules)
     sites = sorted(data_of(recipe).keys() - {EVALUATOR})
     colluders = frozenset(sites[:AGREEING])

@@ -21,6 +21,8 @@ from typing import Any
 
 from tests.e2e.networks import Networks, expect, spoken_key, wait_for
 
+from protofed.client.sums.partners import OFFERED
+
 HERE = Path(__file__).parent
 RUN, MASKED = "hospitals", ("mask", "reported")
 SERVER, PORT, NAME = "10.77.0.1", 7443, "fl.example.org"
@@ -167,10 +169,27 @@ def train(story: Story) -> None:
     settings.write_text(f'proxy = "http://{PASSWORD}@{PROXY}:3128"\n' + (HERE / "hospital.toml").read_text(), "utf-8")
     settings.chmod(0o600)
     story.join("west", settings)
+    confirm_partners(story)
     for name in (*SITES, EVALUATOR):
         code = story.net.end(name, 180)
         expect(code == 0, f"the daemon of {name} ended with {code}")
     story.say("the run is over, and all daemons have ended")
+
+
+def confirm_partners(story: Story) -> None:
+    """One code for all three: before that nobody is summed."""
+
+    def known() -> bool:
+        return not json.loads(story.operator("consortium", "show", "--json"))["problem"].startswith("no key")
+
+    wait_for("the keys of all three", known)
+    told = story.operator("consortium", "offer", "--coordinator", "Olga's office", "--yes", "--json")
+    code = json.loads(told)["offered"]["code"]
+    for site in SITES:
+        state = story.folder / site
+        wait_for(f"the list at {site}", (state / OFFERED).exists)
+        story.protofed(site, "client", "consortium", "confirm", code, "--state", state, "--yes")
+    story.say("the three hospitals confirmed one code")
 
 
 def check_run(story: Story) -> None:

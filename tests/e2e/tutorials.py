@@ -43,12 +43,14 @@ class Walk:
     Attributes:
         environment: of each terminal.
         daemons: by name, with the command that started each.
+        code: of the list of partners, as it was printed.
     """
 
     folder: Path
     environment: dict[str, str]
     began: float = field(default_factory=time.monotonic)
     commands: int = 0
+    code: str = ""
     daemons: dict[str, tuple[str, subprocess.Popen[bytes]]] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
@@ -86,6 +88,7 @@ class Walk:
 
     def type(self, command: str) -> None:
         """One command, as typed; the one that watches a run is left by Ctrl-C, and then a site is killed."""
+        command = command.replace("CODE", self.code)
         self.commands += 1
         self.say(f"$ {command}")
         if "--watch" in command:
@@ -102,9 +105,10 @@ class Walk:
         )
         if done.returncode:
             raise WentWrongError(f"$ {command}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        self.code = next(iter(re.findall(r"^code +(\S+)$", done.stdout, re.MULTILINE)), self.code)
 
     def watch_and_kill(self, command: str) -> None:
-        """Step 5 of the pilot: leave the view, kill a site in the middle of the run, start it again."""
+        """Step 6 of the pilot: leave the view, kill a site in the middle of the run, start it again."""
         view = subprocess.Popen(
             shlex.split(command),
             cwd=self.folder,

@@ -55,6 +55,33 @@ say "starting Prometheus and Grafana"
 watching=yes
 $compose up -d --no-build prometheus grafana || watching=no
 
+# All sites are one person's here. Between hospitals, each would hear the code in a telephone conference.
+partners() { $compose run --rm -T operator consortium "$@"; }
+if partners show | grep -q '^confirmed: site' && ! partners show | grep -q '^waiting:'; then
+    say "the sites have confirmed their list of partners before"
+else
+    say "the sites confirm the list of partners by one code"
+    tries=0
+    until offered="$(partners offer --coordinator "this machine" --yes)"; do
+        tries=$((tries + 1))
+        [ "$tries" -lt 60 ] || { echo "compose-demo: not all sites have started; see '$compose logs'" >&2; exit 1; }
+        sleep 2
+    done
+    code="$(printf '%s\n' "$offered" | sed -n 's/^code *//p' | tail -1)"
+    echo "code $code"
+    for site in site-1 site-2 site-3 site-4 site-5; do
+        confirming="protofed client consortium confirm $code --state /var/lib/protofed --yes"
+        tries=0
+        # The daemon may not have been given the list yet.
+        # shellcheck disable=SC2086
+        until $compose exec -T "$site$suffix" $confirming; do
+            tries=$((tries + 1))
+            [ "$tries" -lt 30 ] || { echo "compose-demo: $site did not confirm the list" >&2; exit 1; }
+            sleep 2
+        done
+    done
+fi
+
 say "training: $run (Ctrl-C leaves it going on)"
 tty=
 if [ ! -t 0 ] || [ ! -t 1 ]; then tty=-T; fi

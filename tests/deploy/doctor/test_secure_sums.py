@@ -50,7 +50,10 @@ def code_of(state: Path) -> str:
 
 
 def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: Path) -> None:
-    assert "no identity yet" in checked(tmp_path)
+    for by in (policy(), policy(partners="confirmed", secure="required")):
+        text = checked(tmp_path, by=by)
+        assert "no identity yet" in text
+        assert "partners are confirmed once the daemon has started" in text
     assert list(tmp_path.iterdir()) == []
 
 

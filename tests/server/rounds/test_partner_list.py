@@ -44,19 +44,19 @@ def test_a_list_has_what_the_daemons_say_and_counts_from_the_offer_on(server: Se
     assert all(server.partners.admits(site) for site in SITES)  # nothing is offered, and nothing confirmed
     proposed = server.partners.proposed(SITES, "The Hub")
     assert proposed.partners == tuple(Partner(site, site.title(), KEYS[site]) for site in SITES)
-    server.partners.offer(proposed.document)
+    server.partners.offer(server.partners.checked(proposed.document))
     assert not any(server.partners.admits(site) for site in SITES)
     server.enroll("ann", proposed)
     assert server.partners.confirmations() == (["ann"], ["bob", "cleo"])
     assert PartnerList(server.ledger, server.presence).offered == proposed  # after a restart
     with pytest.raises(ConflictError, match="not newer than list 1"):
-        server.partners.offer(proposed.document)
+        server.partners.checked(proposed.document)
 
 
 def test_a_site_that_is_away_keeps_its_key_and_one_without_a_key_is_named(server: Server) -> None:
     with pytest.raises(ConfigError, match="--coordinator"):
         server.partners.proposed(SITES)
-    server.partners.offer(server.partners.proposed(SITES, "The Hub").document)
+    server.partners.offer(server.partners.proposed(SITES, "The Hub"))
     server.presence.forget("cleo")
     again = server.partners.proposed(SITES)
     assert (again.number, again.coordinator, again.identities) == (2, "The Hub", {site: KEYS[site] for site in SITES})

@@ -22,11 +22,13 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import DiskFailureError
 from protofed.common.payload import Part
 from protofed.common.protocol import wire
+from protofed.common.protocol.consortium import Consortium, Partner
 from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rpc import federation
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.server import Served, serve
@@ -86,6 +88,22 @@ def test_a_daemon_without_a_run_waits_until_one_is_queued(
     answer = pb.EnrollResponse.FromString(waiting.result())
     assert answer.assignment.run == "another"
     assert wire.is_idle("Enroll", site.enrolment(wait_s=20.0), waiting.result()) is False
+
+
+def test_a_daemon_that_waits_for_a_run_is_told_of_a_list_of_partners_at_once(
+    server: Any, connect: Callable[..., RawClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(federation, "LONGEST_WAIT_S", 1e6)  # else it would be told when the wait is over
+    partners = tuple(Partner(site, site, digit * 64) for site, digit in (("ann", "a"), ("bob", "b"), ("cleo", "c")))
+    document = Consortium(1, "The Hub", partners).document
+    site = connect().enroll()
+    with Operator(server.address, plaintext=True) as operator:
+        operator.abort(RUN, "enough")
+        waiting = site.raw("Enroll", site.enrolment(wait_s=1e5).SerializeToString())
+        assert not waiting.done()
+        operator.offer_consortium(document)
+    answer = pb.EnrollResponse.FromString(waiting.result())
+    assert (answer.WhichOneof("answer"), answer.consortium) == ("finished", document)
 
 
 def test_a_daemon_that_does_not_wait_for_a_run_is_told_at_once_that_there_is_none(

@@ -112,11 +112,13 @@ class Partners:
     def note_offer(self, document: str) -> None:
         """Keep the list that the server offers, for whoever is to confirm it; empty: it offers none."""
         path = self._folder / OFFERED
-        if not document:
-            path.unlink(missing_ok=True)
-            return
-        if path.exists() and path.read_bytes() == document.encode():
-            return
+        try:
+            if not document:
+                path.unlink(missing_ok=True)
+            if not document or (path.exists() and path.read_bytes() == document.encode()):
+                return
+        except OSError as error:
+            raise files.write_error(path, error) from error
         try:
             offered = consortium.read(document)
         except ConfigError as error:

@@ -81,8 +81,11 @@ class SiteSums:
         return f"endorsed by the {certified.certificate}"
 
     def _partners(self) -> str:
+        from protofed.client.sums import own_identity
         from protofed.client.sums.partners import Partners
 
+        if not (self.state / own_identity.FILE).exists():  # no server can offer a list before it knows this site's key
+            return "partners are confirmed once the daemon has started"
         partners, required = Partners(self.state), self.policy.rules.partners == "confirmed"
         try:
             problem, confirmed = partners.problem(required=required), partners.confirmed()

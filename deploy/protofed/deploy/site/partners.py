@@ -17,9 +17,15 @@ TOLD = (
     "What is the same in all runs, such as which classes a site holds, the server can then compute of the sites in "
     "which the two groups differ, by subtracting sums: of a single site, if only one differs."
 )
+INVENTED = (
+    "Whoever runs the server and signs certificates can invent the other sites of the group, and then reads this "
+    "site's update alone."
+)
 
 
-def who_reads(own: SiteId, group: Collection[SiteId], listed: Consortium | None, least: int) -> str:
+def who_reads(
+    own: SiteId, group: Collection[SiteId], listed: Consortium | None, least: int, *, required: bool | None
+) -> str:
     """What it takes to learn one site's update alone, in a run with secure sums.
 
     Args:
@@ -27,17 +33,15 @@ def who_reads(own: SiteId, group: Collection[SiteId], listed: Consortium | None,
         group: it is summed in; empty: it is in none yet.
         listed: the confirmed list; None: none is.
         least: sites of a group, by policy and recipe.
+        required: the policy asks for a confirmed list; None: the policy is not known.
     """
     if listed is None:
-        return (
-            "No list of partners is confirmed here: whoever runs the server and signs certificates can invent the "
-            "other sites of the group, and then reads this site's update alone."
-        )
-    running = {one.site for one in listed.coordinating}
+        return _without_list(least, required=required)
     if not group:
-        others = f"{least - 1} other partners of list {listed.number}"
+        others = f"Together with the others of the group, at least {least - 1} partners of list {listed.number}"
         chosen = f"The server chooses the group at the first secure sum, {least} sites or more."
-        return f"{chosen} Together with the others of the group, at least {others}, it reads this site's update alone."
+        return f"{chosen} {others}, it reads this site's update alone."
+    running = {one.site for one in listed.coordinating}
     inside = sorted(running.intersection(group) - {own})
     rest = sorted(set(group) - {own} - running)
     runs = (
@@ -46,6 +50,21 @@ def who_reads(own: SiteId, group: Collection[SiteId], listed: Consortium | None,
     if not rest:
         return f"{runs}It reads this site's update alone."
     return f"{runs}The server reads this site's update alone only together with {listed.named(rest)}."
+
+
+def _without_list(least: int, *, required: bool | None) -> str:
+    none = "No list of partners is confirmed here"
+    match required:
+        case True:
+            then = (
+                f"the server reads this site's update alone with the others of its group, {least - 1} or more partners"
+            )
+            return f"{none}, so this site is in no secure sum. Once one is confirmed, {then}."
+        case False:
+            return f"{none}. {INVENTED}"
+        case None:
+            waits = 'With partners = "confirmed" in its policy, this site is in no secure sum until one is.'
+            return f'{none}. {waits} With "first-use": {INVENTED[0].lower()}{INVENTED[1:]}'
 
 
 @dataclass(frozen=True)
@@ -124,9 +143,10 @@ class PartnersView:
             said.append(f"group: {', '.join(self.group.group)}, since {self.group.at}, run {self.group.run}")
         return [*said, self.who_reads(least)]
 
-    def who_reads(self, least: int) -> str:
-        """What it takes to read this site's update alone; `least` as of the function."""
-        return who_reads(self.site, () if self.group is None else self.group.group, self.listed, least)
+    def who_reads(self, least: int, *, required: bool | None = None) -> str:
+        """What it takes to read this site's update alone; `least` and `required` as of the function."""
+        group = () if self.group is None else self.group.group
+        return who_reads(self.site, group, self.listed, least, required=required)
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for JSON."""

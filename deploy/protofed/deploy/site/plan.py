@@ -201,7 +201,8 @@ def site_plan(
 
 def _who_reads(recipe: Recipe, policy: Policy | None, partners: PartnersView | None) -> str:
     least = max(recipe.federation.sum_group, 1 if policy is None else policy.rules.sum_group)
-    return (partners or NOBODY).who_reads(least)
+    required = None if policy is None else policy.rules.partners == "confirmed"
+    return (partners or NOBODY).who_reads(least, required=required)
 
 
 def plain(plan: SitePlan) -> dict[str, Any]:

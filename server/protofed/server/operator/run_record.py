@@ -175,7 +175,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
         "sites": _sites(records, attempts),
         "interventions": _interventions(records, row),
         "groups": [list(group) for group in records.groups(row.ended_at)],
-        "partners": _partners(records),
+        "partners": _partners(records, row),
         "rounds": attempts,
         "warnings": [warning.plain() for warning in warnings_of(records, run)],
         "scores": [{"round": number, **scored} for number, scored in scores.items()],
@@ -237,9 +237,9 @@ def _sites(records: LedgerReader, rounds: Sequence[Mapping[str, Any]]) -> dict[S
     }
 
 
-def _partners(records: LedgerReader) -> dict[str, Any] | None:
-    """Who runs the server, and each partner's institution, by the list that is offered now; None: none is."""
-    if (document := records.consortium()) is None:
+def _partners(records: LedgerReader, run: RunRow) -> dict[str, Any] | None:
+    """Who runs the server, and each partner's institution, by the run's last list of partners; None: it had none."""
+    if (document := records.consortium(run.ended_at)) is None:
         return None
     listed = consortium.read(document)
     institutions = {one.site: one.institution for one in listed.partners}

@@ -220,7 +220,8 @@ class Driver:
         """Those who made the first model, if a site's policy may have refused to train on it."""
         if (row.kind, row.round, reason) != (TaskKind.FIT, 1, FailureReason.POLICY):
             return phases.NOBODY
-        return frozenset(update.task.site for update in self._ledger.updates(self._run, 0) if update.counts)
+        updates = self._ledger.updates(self._run, 0, self._ledger.newest_attempt(self._run, 0))
+        return frozenset(update.task.site for update in updates if update.counts)
 
     def handle(self, event: phases.Event) -> None:
         """Advance by this event and all that follow from it, in order; while the disk is full, once there is room.

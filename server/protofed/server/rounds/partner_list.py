@@ -58,8 +58,8 @@ class PartnerList:
         found = tuple(one for one in partners.values() if one is not None)
         return consortium.checked(Consortium(self._last_number() + 1, coordinator, found))
 
-    def offer(self, document: str) -> Consortium:
-        """Offer a list from now on.
+    def checked(self, document: str) -> Consortium:
+        """A list that may be offered next.
 
         Raises:
             ConfigError: it is none.
@@ -71,9 +71,12 @@ class PartnerList:
                 f"list {listed.number} of partners is not newer than list {last}, and no site goes back: offer a new "
                 "one"
             )
+        return listed
+
+    def offer(self, listed: Consortium) -> None:
+        """Offer a list, as `checked` gave it, from now on."""
         self._ledger.offer_consortium(listed.number, listed.document)
         self.offered = listed
-        return listed
 
     def _partner(self, site: SiteId) -> Partner | None:
         member = self._presence.member(site)

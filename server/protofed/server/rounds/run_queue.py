@@ -20,7 +20,6 @@ from protofed.common.errors import (
     VersionMismatchError,
 )
 from protofed.common.payload import SiteId
-from protofed.common.protocol import consortium
 from protofed.common.protocol.consortium import Consortium, Member
 from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,
@@ -362,18 +361,19 @@ class RunQueue:
         """Offer a list of partners; groups with a site that it lacks are dissolved, and open rounds go on without it.
 
         Raises:
-            ConfigError, ConflictError: as of `PartnerList.offer`; or a secure sum of such a group is open.
+            ConfigError, ConflictError: as of `PartnerList.checked`; or a secure sum is open while a group must end.
         """
-        listed = consortium.read(document)
+        listed = self.partners.checked(document)
         for group in self._ledger.groups():
             if not listed.identities.keys() >= set(group):
                 self.regroup(group)
-        listed = self.partners.offer(document)
+        self.partners.offer(listed)
         current, presence = self.current, self._context.presence
         for site in sorted(presence.enrolled(Role.TRAINER)):
             if current is not None and self._lacks_partners(site, current):
                 presence.forget(site)  # it enrolls again, and is given the list
                 current.dismiss(site, PauseReason.PARTNERS.value)
+        self._context.notify(None)
         log.info("list of partners offered", number=listed.number, digest=listed.digest)
         return listed
 

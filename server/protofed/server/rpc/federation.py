@@ -116,10 +116,12 @@ class FederationService(rpc.FederationServicer):
         self._budgets.spend(site, ENROLLMENTS)
         software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request)
         versions, member = (request.protocol_version, software, VERSION), wire.unpack_member(request)
+        partners, listed = self._runs.partners, self._runs.partners.document
         answer = await self._wait(
             site,
             request.wait_s,
-            Finished,
+            # A new list of partners is told at once: people are about to confirm it.
+            lambda answer: isinstance(answer, Finished) and partners.document == listed,
             lambda: self._control(self._runs.enroll, site, instance, *versions, roles, pause_reason, member),
             lambda: self._control(self._runs.offer, site, instance),
         )
@@ -127,7 +129,7 @@ class FederationService(rpc.FederationServicer):
         if isinstance(answer, Assignment) and pause_reason is PauseReason.NONE:
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
-        return wire.pack_enrolled(answer, self._runs.partners.document)
+        return wire.pack_enrolled(answer, partners.document)
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
         (site, instance), run = _caller(request.caller), read_id(request.run)
@@ -138,7 +140,7 @@ class FederationService(rpc.FederationServicer):
                 return idle
             return await self._control(self._runs.next_task, run, site, instance)
 
-        return wire.pack_next(await self._wait(site, request.wait_s, Wait, ask, ask))
+        return wire.pack_next(await self._wait(site, request.wait_s, lambda answer: isinstance(answer, Wait), ask, ask))
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         site, instance = _caller(request.caller)
@@ -299,21 +301,21 @@ class FederationService(rpc.FederationServicer):
         self,
         site: SiteId,
         wait_s: float,
-        nothing: type,
+        is_nothing: Callable[[T], bool],
         ask: Callable[[], Awaitable[T]],
         ask_again: Callable[[], Awaitable[T]],
     ) -> T:
         """Ask the coordinator, again whenever the site is woken, until there is something or the time is over.
 
         Args:
-            nothing: class of the answers that say that there is nothing.
+            is_nothing: whether an answer says that there is nothing.
         """
         clock = asyncio.get_running_loop().time
         until = clock() + min(max(0.0, wait_s), LONGEST_WAIT_S)  # NaN is 0, too
         while True:
             event = self._notifier.event(site)  # before asking: what appears meanwhile sets it
             answer = await ask()
-            if not isinstance(answer, nothing) or clock() >= until:
+            if not is_nothing(answer) or clock() >= until:
                 return answer
             ask = ask_again
             try:

@@ -44,16 +44,17 @@ class MemoryLedger(Ledger):
         self._tasks: dict[str, TaskRow] = {}  # by task_id
         self._invited: defaultdict[str, dict[int, list[str]]] = defaultdict(dict)  # task_ids by run and round
         self._groups = MemoryGroups()
-        self._consortium: str | None = None
+        self._consortia: list[tuple[float, str]] = []  # when it was offered, and what
         self._updates: defaultdict[str, list[UpdateRow]] = defaultdict(list)  # by task_id, in order
         self._trainings = MemoryTrainings()
         self._scores = MemoryScores()
 
-    def consortium(self) -> str | None:
-        return self._consortium
+    def consortium(self, at: float | None = None) -> str | None:
+        offered = [document for since, document in self._consortia if at is None or since <= at]
+        return offered[-1] if offered else None
 
     def offer_consortium(self, number: int, document: str) -> None:
-        self._consortium = document
+        self._consortia.append((time.time(), document))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -132,9 +132,15 @@ class LedgerReader:
         """
         return sum_groups.groups_of(self._read(sum_groups.query(at)))
 
-    def consortium(self) -> str | None:
-        """The newest list of partners that was offered to sites, as JSON; None: none was."""
-        rows = self._read(select(db.consortia.c.document).order_by(db.consortia.c.number.desc()).limit(1))
+    def consortium(self, at: float | None = None) -> str | None:
+        """The newest list of partners that was offered to sites, as JSON; None: none was.
+
+        Args:
+            at: until then, in Unix time; None: until now.
+        """
+        before = [] if at is None else [db.consortia.c.offered_at <= at]
+        query = select(db.consortia.c.document).where(*before).order_by(db.consortia.c.number.desc()).limit(1)
+        rows = self._read(query)
         return rows[0].document if rows else None
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:

@@ -29,9 +29,16 @@ class PartnersPages:
     def show(self, request: Request) -> Response:
         """Both lists, and who reads this site's update alone."""
         policy, view = self.site.policy(), PartnersView.of(self.site.state)
-        least = 1 if policy is None else policy.rules.sum_group
+        least, required = (
+            (1, None) if policy is None else (policy.rules.sum_group, policy.rules.partners == "confirmed")
+        )
         waits = view.offered is not None and view.offered != view.listed
-        context = {"view": view, "waits": waits, "asked": view.asked(), "reads": view.who_reads(least)}
+        context = {
+            "view": view,
+            "waits": waits,
+            "asked": view.asked(),
+            "reads": view.who_reads(least, required=required),
+        }
         return shell_of(request).page(request, "partners.html.j2", context)
 
     def confirm(self, request: Request) -> Response:

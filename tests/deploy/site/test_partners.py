@@ -1,0 +1,37 @@
+"""Who reads a site's update alone, in sentences."""
+
+from __future__ import annotations
+
+import pytest
+
+from protofed.common.protocol.consortium import Consortium, Partner
+from protofed.deploy.site.partners import who_reads
+
+LISTED = Consortium(2, "The Hub", tuple(Partner(site, site.title(), site) for site in ("ann", "bob", "cleo", "dan")))
+
+
+@pytest.mark.parametrize(
+    ("required", "said", "unsaid"),
+    [
+        (True, "so this site is in no secure sum. Once one is confirmed", "invent"),
+        (False, "can invent the other sites of the group", "no secure sum"),
+        (None, 'until one is. With "first-use": whoever runs', "Once one"),
+    ],
+)
+def test_without_a_list_it_depends_on_the_policy(required: bool | None, said: str, unsaid: str) -> None:
+    text = who_reads("ann", (), None, 3, required=required)
+    assert said in text
+    assert unsaid not in text
+
+
+def test_before_the_first_sum_so_many_partners_are_said_and_then_they_are_named() -> None:
+    assert "at least 2 partners of list 2" in who_reads("ann", (), LISTED, 3, required=True)
+    grouped = who_reads("ann", ("ann", "bob", "cleo"), LISTED, 3, required=True)
+    assert grouped == "The server reads this site's update alone only together with Bob (bob), Cleo (cleo)."
+
+
+def test_a_coordinator_in_the_group_is_no_other_that_is_needed() -> None:
+    of_bob = Consortium(2, "BOB", LISTED.partners)
+    text = who_reads("ann", ("ann", "bob", "cleo"), of_bob, 3, required=True)
+    assert text.startswith("BOB runs the server and is in this site's group as bob.")
+    assert text.endswith("only together with Cleo (cleo).")
