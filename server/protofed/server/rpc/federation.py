@@ -116,12 +116,16 @@ class FederationService(rpc.FederationServicer):
         self._budgets.spend(site, ENROLLMENTS)
         software, pause_reason = request.software_version[:40], wire.unpack_pause_reason(request)
         versions, member = (request.protocol_version, software, VERSION), wire.unpack_member(request)
-        partners, listed = self._runs.partners, self._runs.partners.document
+
+        def is_nothing(answer: Assignment | Finished) -> bool:
+            # A site that has not confirmed the list of partners is told of it at once: its people are about to.
+            confirmed = not member.identity or self._runs.partners.admits(site)
+            return isinstance(answer, Finished) and confirmed
+
         answer = await self._wait(
             site,
             request.wait_s,
-            # A new list of partners is told at once: people are about to confirm it.
-            lambda answer: isinstance(answer, Finished) and partners.document == listed,
+            is_nothing,
             lambda: self._control(self._runs.enroll, site, instance, *versions, roles, pause_reason, member),
             lambda: self._control(self._runs.offer, site, instance),
         )
@@ -129,7 +133,7 @@ class FederationService(rpc.FederationServicer):
         if isinstance(answer, Assignment) and pause_reason is PauseReason.NONE:
             log.info("enrolled", site=site, run=answer.run, roles=[role.value for role in roles], software=software)
         reach("enroll-answered")
-        return wire.pack_enrolled(answer, partners.document)
+        return wire.pack_enrolled(answer, self._runs.partners.document)
 
     async def NextTask(self, request: pb.NextTaskRequest, context: Any) -> pb.NextTaskResponse:
         (site, instance), run = _caller(request.caller), read_id(request.run)
