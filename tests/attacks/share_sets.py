@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import islice, permutations
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from tests.attacks.policies import NONE
 from tests.attacks.sums import mean_of
 from tests.attacks.targets import Floats
 
+from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload
@@ -95,9 +96,14 @@ def questions(run: Recipe, body: Payload, number: int) -> list[Payload]:
     return [{Part.BODY: body[Part.BODY], Part.HEAD: {"weight": weight, "bias": bias}} for bias in biases]
 
 
+def group(run: Recipe) -> list[SiteData]:
+    """The sites of one sum."""
+    return list(islice(sites_of(run), SITES))
+
+
 def errors(run: Recipe, body: Payload, number: int) -> tuple[float, float]:
     """Of a share, the mean error by so many sums over three sites without rules; and by saying the mean three times."""
-    held = list(sites_of(run))[:SITES]
+    held = group(run)
     assert {run.plan.epochs * math.ceil(len(one.train) / run.plan.batch_size) for one in held} == {STEPS}
     counts = np.stack([np.bincount(one.train.labels.numpy(), minlength=run.classes) for one in held])
     truth = counts / counts.sum(axis=1, keepdims=True)

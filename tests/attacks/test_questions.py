@@ -259,6 +259,28 @@ def test_what_a_blind_body_taught_is_withheld(
         assert asked.withheld()
 
 
+@pytest.mark.parametrize(
+    ("width", "scale", "withheld"),
+    [(1, None, True), (4, None, True), (64, None, False), (64, 0.75, True), (64, 1.0, True), (64, 2.0, False)],
+)
+def test_what_a_body_taught_that_is_blind_by_itself_is_withheld(
+    width: int, scale: float | None, withheld: bool, sites: list[SiteData], tmp_path: Path
+) -> None:
+    """At rates of 1 a narrow built body told the shares, and features made to vary and to tell nothing of classes.
+
+    The limit on the number of features is off here; with a scale the last layer is of the second kind (`level`), and of
+    2 it told nothing.
+    """
+    limits = RULES.limits.model_copy(update={"min_features_per_class": 0.0})
+    run = share_sets.recipe(1.01, federation=SECURE, model={"name": "digits-cnn", "features": width})
+    built = as_payload(honest_model(run))
+    body = built if scale is None else share_sets.centred(run, share_sets.level(run, built, scale))
+    rules = RULES.model_copy(update={"limits": limits}).model_dump()
+    asked = Questioned(tmp_path, run, always(sites[0]), rules)
+    assert asked.answer(TaskKind.FIT, 2, body) == "done"
+    assert asked.withheld() == withheld
+
+
 def test_a_fit_that_diverges_is_not_declined(sites: list[SiteData], tmp_path: Path) -> None:
     """From which length of a feature on it does is a threshold on the class counts: 14 declines gave one exactly."""
     run = recipe_like(

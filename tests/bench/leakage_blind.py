@@ -2,40 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import mean
 
 from tests.attacks import share_sets
 from tests.attacks.hostile_server import as_payload, honest_model
 
+from protofed.client.agent.base_response import IMAGES, Responses, response_problem, responses
+from protofed.client.data.site_data import SiteData
+from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Payload
+from protofed.common.payload import Part, Payload
 
 RATES = (1.0, 1.5, 2.0, 4.0)  # what a fit's learning rates add up to
 SUMS = 60
-COLUMNS = ("body", "variance of the features", *(f"error, rates of {rates:g}" for rates in RATES), "mean, thrice")
+COLUMNS = ("body", "variance", "classes apart", *(f"error, rates of {rates:g}" for rates in RATES), "mean, thrice")
 
 
-def _bodies(run: Recipe) -> dict[str, Callable[[Payload], Payload]]:
-    """The built body's weights times a factor; and its last layer's, of features that tell nothing of classes."""
-    weights = {f"weights x {scale:g}": partial(share_sets.faint, scale=scale) for scale in (0.3, 0.5, 0.6, 0.7, 0.8, 1)}
-    levels = {f"level x {scale:g}": partial(share_sets.level, run, scale=scale) for scale in (0.5, 0.75, 1)}
-    return {**weights, **levels}
+@dataclass(frozen=True)
+class _Asked:
+    """What sums of fits on one body told: its name, variance and distance of classes, the mean error of a share."""
+
+    body: str
+    seen: tuple[float, float]
+    told: str
+    naive: float
 
 
 def rows() -> list[list[str]]:
-    """One for each body: the features' variance beside the built model's, and the mean error of a share."""
-    made = []
-    for name in _bodies(share_sets.recipe()):
-        found = []
-        for rates in RATES:
-            run = share_sets.recipe(rates)
-            first = as_payload(honest_model(run))
-            body = share_sets.centred(run, _bodies(run)[name](first))
-            variance = (
-                share_sets.features(run, body).var(axis=0).sum() / share_sets.features(run, first).var(axis=0).sum()
-            )
-            found.append(share_sets.errors(run, body, SUMS))
-        errors = [f"{told:.3f}" for told, _ in found]
-        made.append([name, f"{variance:.2g}", *errors, f"{found[0][1]:.3f}"])
-    return made
+    """One for each body: what its features are at three sites in the mean, and the mean error of a share.
+
+    In brackets: one of the three withholds what it learnt.
+    """
+    plans = [[_asked(*body) for body in _bodies(rates)] for rates in RATES]
+    return [
+        [
+            body[0].body,
+            *(f"{max(size, 0.0):.2g}" for size in body[0].seen),
+            *(plan.told for plan in body),
+            f"{body[0].naive:.3f}",
+        ]
+        for body in zip(*plans, strict=True)
+    ]
+
+
+def _bodies(rates: float) -> Iterator[tuple[str, Recipe, float, Payload]]:
+    """Every weight times a factor; the last layer's so that features tell nothing of classes; as built, of few."""
+    run = share_sets.recipe(rates)
+    built = as_payload(honest_model(run))
+    for scale in (0.3, 0.5, 0.6, 0.7, 0.8, 1):
+        yield f"weights x {scale:g}", run, rates, share_sets.faint(built, scale)
+    for scale in (0.5, 0.75, 1, 1.25):
+        yield f"level x {scale:g}", run, rates, share_sets.level(run, built, scale)
+    for width in (1, 2, 4, 10):
+        narrow = share_sets.recipe(rates, model={"name": "digits-cnn", "features": width})
+        yield f"built, {width} features", narrow, rates, as_payload(honest_model(narrow))
+
+
+def _asked(name: str, run: Recipe, rates: float, body: Payload) -> _Asked:
+    body, built = share_sets.centred(run, body), as_payload(honest_model(run))
+    answers = [(_answers(run, body, site), _answers(run, built, site)) for site in share_sets.group(run)]
+    seen = [now.seen for now, _ in answers if now.seen is not None]
+    withheld = any(response_problem(now, first, rates) for now, first in answers)
+    told, naive = share_sets.errors(run, body, SUMS)
+    sizes = mean(one.variance for one in seen), mean(one.apart for one in seen)
+    return _Asked(name, sizes, f"({told:.3f})" if withheld else f"{told:.3f}", naive)
+
+
+def _answers(run: Recipe, model: Payload, site: SiteData) -> Responses:
+    split = honest_model(run)
+    load(split.body, model[Part.BODY])
+    return responses(split, site.ordered(site.train.sample(IMAGES, seed=0), run.plan.batch_size))

@@ -10,9 +10,19 @@ from tests.client.agent.test_base_guard import CHECKED
 from tests.support.scripted_server import RUN, AgentHarness, work
 from torch import Tensor, nn
 
-from protofed.client.agent.base_response import LEAST_IMAGES, LEAST_SEEN, LEAST_UNITS, response_problem, responses
+from protofed.client.agent.base_response import (
+    APART_ALONE,
+    LEAST_IMAGES,
+    LEAST_SEEN,
+    LEAST_UNITS,
+    SEEING_ALONE,
+    Responses,
+    Seen,
+    response_problem,
+    responses,
+)
 from protofed.client.agent.first_model import first_model
-from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.data.site_data import Batch, Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.privacy.base_checks import Check
@@ -26,6 +36,10 @@ RECIPE = Recipe.model_validate(TABLE)
 
 def images(number: int = 128) -> Tensor:
     return torch.rand(number, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def batch(number: int = 128) -> Batch:
+    return images(number), torch.arange(number) % 3
 
 
 def site_data(_: Recipe) -> SiteData:
@@ -57,8 +71,8 @@ def one_image_each(layer: nn.Linear) -> None:
 
 
 def refused(model: SplitModel, number: int = 128, rates: float = 1.0) -> Check | None:
-    built = responses(prepared(), [images(number)])
-    problem = response_problem(responses(model, [images(number)]), built, rates)
+    built = responses(prepared(), [batch(number)])
+    problem = response_problem(responses(model, [batch(number)]), built, rates)
     return problem.check if problem else None
 
 
@@ -97,6 +111,41 @@ def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
     assert [refused(dim, rates=rates) for rates in (0.0, 1.0, 4.0)] == [Check.RESPONSE, Check.RESPONSE, None]
 
 
+@pytest.mark.parametrize(
+    ("variance", "apart", "rates", "blind"),
+    [
+        (SEEING_ALONE, 0.0, 1.0, False),  # a first model that tells the site's classes apart hardly at all
+        (0.99 * SEEING_ALONE, 0.99 * APART_ALONE, 1.0, True),
+        (0.99 * SEEING_ALONE, APART_ALONE, 1.0, False),
+        (0.99 * SEEING_ALONE, 0.0, 0.0, True),
+        (SEEING_ALONE / 4, 0.0, 2.0, False),
+        (0.99 * SEEING_ALONE / 4, 0.99 * APART_ALONE / 4, 2.0, True),
+    ],
+)
+def test_a_built_body_that_is_blind_is_found_by_itself(
+    variance: float, apart: float, rates: float, blind: bool
+) -> None:
+    body = Responses({}, Seen(variance, 1.0, apart))
+    assert (response_problem(body, body, rates) is not None) == blind
+
+
+def test_how_far_classes_are_apart_is_no_matter_of_how_many_images() -> None:
+    """Two classes 3 apart, of variance 1 in each of 16 directions; of 4 images a class chance alone adds 8 to 9."""
+    draw, model = torch.Generator().manual_seed(3), SplitModel(nn.Flatten(), nn.Linear(16, 2))
+
+    def seen(labels: Tensor) -> Seen:
+        points = torch.randn(len(labels), 16, 1, 1, generator=draw)
+        points[:, 0, 0, 0] += 3.0 * labels
+        found = responses(model, [(points, labels)]).seen
+        assert found is not None
+        return found
+
+    apart = [seen(torch.arange(8) % 2).apart for _ in range(200)]
+    assert sum(apart) / len(apart) == pytest.approx(9.0, abs=1.0)
+    alone = seen(torch.zeros(8, dtype=torch.int64))
+    assert alone.apart == alone.variance
+
+
 def test_few_images_tell_nothing_of_units() -> None:
     assert refused(prepared(sorted_thresholds), LEAST_IMAGES - 1) is None
 
@@ -112,9 +161,9 @@ def test_and_in_few_features() -> None:
     with torch.no_grad():
         [*_, last] = (module for module in blinded.body.modules() if isinstance(module, nn.Linear))
         last.weight.mul_(1e-3)
-    found = [responses(model, [images()]) for model in (built, blinded)]
-    assert response_problem(found[0], found[0], 1.0) is None
-    assert response_problem(found[1], found[0], 1.0) is not None
+    found = [responses(model, [batch()]) for model in (built, blinded)]
+    assert response_problem(found[0], found[0], 8.0) is None
+    assert response_problem(found[1], found[0], 8.0) is not None
 
 
 def test_a_body_that_is_blind_in_training_alone_is_found() -> None:
@@ -122,9 +171,9 @@ def test_a_body_that_is_blind_in_training_alone_is_found() -> None:
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16))
     model = SplitModel(body, nn.Linear(16, 3))
-    built = responses(model, [images()])
+    built = responses(model, [batch()])
     before = dump(model)
-    assert response_problem(responses(model, [images()]), built, 1.0) is None
+    assert response_problem(responses(model, [batch()]), built, 1.0) is None
     assert all((before[name] == array).all() for name, array in dump(model).items())
     assert all(module.track_running_stats for module in body.modules() if isinstance(module, nn.BatchNorm1d))
     layer, norm = body[1], body[2]
@@ -137,13 +186,13 @@ def test_a_body_that_is_blind_in_training_alone_is_found() -> None:
         norm.bias.fill_(1.0)
         seen = model.eval().body(images()).var(0).sum()
     assert seen > 1
-    assert response_problem(responses(model, [images()]), built, 1.0) is not None
+    assert response_problem(responses(model, [batch()]), built, 1.0) is not None
 
 
 def test_a_model_is_left_as_it_was() -> None:
     model = prepared().train()
     before = dump(model)
-    responses(model, [images(64), images(64), images(64)])
+    responses(model, [batch(64), batch(64)])
     assert model.training
     assert all((before[name] == array).all() for name, array in dump(model).items())
     assert not any(module._forward_hooks for module in model.modules())

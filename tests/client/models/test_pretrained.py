@@ -23,7 +23,7 @@ from protofed.testing.live_server import LiveServer, links
 
 RecipeOf = Callable[..., Recipe]
 Kept = Callable[..., Digest]
-MODEL = {"name": "mlp", "hidden": [5]}
+MODEL = {"name": "mlp", "hidden": [12]}
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +63,12 @@ def exported(body: Tensors, **head: Any) -> bytes:
 
 
 def another_body(recipe: Recipe) -> Tensors:
-    return {name: array + 0.25 for name, array in first_model(recipe, frozenset())[Part.BODY].items()}
+    return {name: 1.25 * array for name, array in first_model(recipe, frozenset())[Part.BODY].items()}
 
 
 def test_the_first_model_has_the_files_body_and_the_seeds_head(recipe: Make, kept: Kept) -> None:
     drawn, body = first_model(recipe(), frozenset()), another_body(recipe())
-    made = first_model(recipe(kept(exported(body, weight=np.ones((10, 5))))), frozenset())
+    made = first_model(recipe(kept(exported(body, weight=np.ones((10, 12))))), frozenset())
     assert same_tensors({Part.BODY: made[Part.BODY]}, {Part.BODY: body})
     assert same_tensors({Part.HEAD: made[Part.HEAD]}, {Part.HEAD: drawn[Part.HEAD]})  # the private heads' beginning
 
@@ -104,8 +104,8 @@ def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_p
     [
         (b"\x80\x04\x95 " + bytes(7) + b"}\x94\x8c\rbody.0.weight\x94as.", "is no safetensors file"),
         (b"", "is no safetensors file"),
-        (exported({"0.weight": np.zeros((5, 64), np.float32)}), "does not fit the recipe's model: the model and what"),
-        (save({"0.weight": np.zeros((5, 64), np.float32)}), "does not fit the recipe's model"),  # no tensor `body.…`
+        (exported({"0.weight": np.zeros((12, 64), np.float32)}), "does not fit the recipe's model: the model and what"),
+        (save({"0.weight": np.zeros((12, 64), np.float32)}), "does not fit the recipe's model"),  # no tensor `body.…`
     ],
     ids=["Python objects", "empty", "other names", "no prefix"],
 )
@@ -151,5 +151,5 @@ def test_a_recipe_without_one_is_sent_as_before(recipe: Make) -> None:
     assert "pretrained_body" not in recipe().wire()
     sent = parse_json(recipe("0" * 64).wire(), Recipe, "the recipe")
     assert sent.model.pretrained_body == "0" * 64
-    assert sent.model.options == {"hidden": [5]}
+    assert sent.model.options == {"hidden": [12]}
     assert sent.fingerprint() != recipe().fingerprint()

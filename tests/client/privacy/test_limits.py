@@ -8,23 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from protofed.client.method import client_methods, own_losses_of
-from protofed.client.models.catalogue import architectures
+from protofed.client.models.catalogue import architectures, build
 from protofed.client.privacy.limits import Limits, unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, unchecked
 from protofed.client.privacy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.config.recipe import Model, Plan, Recipe
 from protofed.common.payload import Part
 from protofed.deploy import shipped
 
 OPEN = unlimited(set(architectures))
 DIGEST, OTHER = Digest("a" * 64), "b" * 64
-FACTS = RunFacts(DIGEST, frozenset({Part.BODY, Part.HEAD}), cohort=3, examples=100, contrast=0.2)
+FACTS = RunFacts(DIGEST, frozenset({Part.BODY, Part.HEAD}), cohort=3, examples=100, contrast=0.2, features=32)
 RECIPE: dict[str, Any] = {
     "name": "run",
     "rounds": 10,
@@ -65,6 +66,7 @@ def refused(asked: Recipe, allowed: Limits, facts: RunFacts = FACTS) -> str:
         ("models", ["mlp"], ["resnet18"]),
         ("models", ["mlp", "resnet18"], []),
         ("max_width", 64, 63),
+        ("min_features_per_class", 32 / 3, 11),
         ("sides", [16, 24], [17, 24]),
         ("sides", [16, 24], [16, 23]),
         ("min_std", 0.25, 0.26),
@@ -232,17 +234,34 @@ def test_a_stricter_policy_has_tighter_limits() -> None:
             assert getattr(narrow, key) < getattr(loose, key), key
         for key in ("min_std", "min_contrast", "steps", "min_step_sum", "min_grad_norm", "min_cohort"):
             assert getattr(narrow, key) > getattr(loose, key), key
+        assert narrow.min_features_per_class >= loose.min_features_per_class
         assert narrow.check_base >= loose.check_base
+
+
+@pytest.mark.parametrize("name", ["standard", "strict"])
+def test_a_body_of_fewer_features_than_classes_is_declined(name: str) -> None:
+    """Of one feature, eight sums of three honest sites told the shares of each."""
+    allowed = POLICIES[name].limits
+    for features in (1, 2, 9, 10):
+        asked = shipped.recipe("digits-fedavg").model_copy(
+            update={"model": Model.model_validate({"name": "digits-cnn", "features": features})}
+        )
+        built = build(asked.model, asked.input, asked.classes).features
+        facts = RunFacts(DIGEST, FACTS.sends, features=built)
+        broken = {check.key for check in checks(asked, allowed, facts) if not check.holds}
+        assert ("min_features_per_class" in broken) == (features < 10)
 
 
 @pytest.mark.parametrize("path", sorted(shipped.folder("recipes").glob("*.toml")), ids=lambda path: path.stem)
 def test_every_shipped_recipe_keeps_the_standard_limits_but_those_of_points(path: Path) -> None:
     asked = shipped.recipe(path.stem)
     half = client_methods.build(asked.method.name, asked.method.options)
-    facts = RunFacts(DIGEST, half.sends, own_losses=own_losses_of(half))
+    with torch.random.fork_rng(devices=[]):
+        features = build(asked.model, asked.input, asked.classes).features
+    facts = RunFacts(DIGEST, half.sends, own_losses=own_losses_of(half), features=features)
     admit(asked, POLICIES["open"].limits, facts)
     broken = {check.key for check in checks(asked, POLICIES["standard"].limits, facts) if not check.holds}
-    expected = {"models", "sides"} if path.stem in NOT_FOR_HOSPITALS else set()
+    expected = {"models", "sides", "min_features_per_class"} if path.stem in NOT_FOR_HOSPITALS else set()
     assert broken == expected | ({"losses"} if asked.method.name == "fedrod" else set())
 
 

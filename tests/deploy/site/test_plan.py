@@ -21,7 +21,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.run_limits import RunFacts, unchecked
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import NamedOptions, Recipe
+from protofed.common.config.recipe import Model, NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task, TaskKind
@@ -361,6 +361,16 @@ def test_each_limit_stands_beside_what_the_run_asks(recipe_of: RecipeOf) -> None
     assert not {"steps", "min_step_sum", "min_cohort"} & {check.key for check in unknown.limits}
 
 
+def test_a_body_of_too_few_features_is_declined_and_shown(recipe_of: RecipeOf) -> None:
+    read = recipe_of("fednh")
+    (check,) = (check for check in site_plan(read, policy("fednh")).limits if check.key == "min_features_per_class")
+    assert check.holds
+    narrow = read.model_copy(update={"model": Model.model_validate({"name": "digits-cnn", "features": 1})})
+    (refusal,) = site_plan(narrow, policy("fednh")).refusals
+    assert f"a model of 1 features for {read.classes} classes" in refusal
+    assert "limits.min_features_per_class" in refusal
+
+
 def test_in_a_secure_run_a_limit_by_images_declines_nothing_and_is_said(recipe_of: RecipeOf) -> None:
     read = recipe_of("fednh", plan={"lr": 0.1, "batch_size": 32}, federation={"secure": True, "min_sites": 3})
     plan = site_plan(read, policy("fednh", limits={"steps": 2}), cohort=3, examples=20)
@@ -371,7 +381,7 @@ def test_in_a_secure_run_a_limit_by_images_declines_nothing_and_is_said(recipe_o
 
 
 def test_of_a_run_with_noise_no_limit_by_images_stays_open() -> None:
-    facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3)
+    facts = RunFacts(Digest("b" * 64), frozenset({Part.BODY}), examples=20, cohort=3, features=64)
     assert unchecked(facts, noisy=True) == ()
     assert unchecked(facts) == ("limits.min_contrast",)
 

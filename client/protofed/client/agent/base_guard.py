@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import structlog
 
-from protofed.client.agent.base_response import IMAGES, Response, response_problem, responses
+from protofed.client.agent.base_response import IMAGES, Responses, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site, is_summed
 from protofed.client.method import mixes_classes
@@ -53,7 +53,7 @@ class BaseGuard:
         self._answered: tuple[tuple[str, str | None, int], BaseProblem | None] | None = None
         # Of the model that this site builds, by the recipe's digest.
         self._built: tuple[str, BaseStatistics] | None = None
-        self._built_responses: tuple[str, dict[str, Response]] | None = None
+        self._built_responses: tuple[str, Responses] | None = None
 
     def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
@@ -184,10 +184,10 @@ class BaseGuard:
         rates = step_sum(run.recipe.plan, _steps(run), _rate(run, version))
         return response_problem(self._responses(run, base), self._built_responses[1], rates)
 
-    def _responses(self, run: PreparedRun, model: Payload) -> dict[str, Response]:
+    def _responses(self, run: PreparedRun, model: Payload) -> Responses:
         load(run.model.body, model[Part.BODY])
-        batches = run.data.ordered(run.data.train, min(run.recipe.plan.batch_size, IMAGES))
-        return responses(run.model, (images for images, _ in batches))
+        some = run.data.train.sample(IMAGES, seed=0)  # not the first, which may all be of one class
+        return responses(run.model, run.data.ordered(some, min(run.recipe.plan.batch_size, IMAGES)))
 
     def _statistics(self, run: PreparedRun, built: Payload | None) -> BaseStatistics:
         """Of the built model; the model itself is not kept in memory."""

@@ -274,7 +274,14 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
         if Part.HEAD in method.sends and form is None:
             site.policy.admit_head(dump(model.head), recipe.classes)
         offered, plugins = digest(assignment.recipe.encode()), site.policy.rules.plugins
-        facts = RunFacts(offered, method.sends, plugins, assignment.min_cohort, own_losses=own_losses_of(method))
+        facts = RunFacts(
+            offered,
+            method.sends,
+            plugins,
+            assignment.min_cohort,
+            own_losses=own_losses_of(method),
+            features=model.features,
+        )
         run_limits.admit(recipe, site.policy.rules.limits, facts)
         data = site.load_data(recipe)
         if Role.TRAINER in site.roles:

@@ -93,7 +93,7 @@ def _from_plugin(choice: NamedOptions, images: Input, classes: int, allowed: fro
 
 
 def _check(name: str, model: SplitModel, images: Input, classes: int) -> None:
-    """Refuse a model that does not map two blank images to [2, D] features and [2, C] logits."""
+    """Refuse a model that does not map two blank images to [2, D] features and [2, C] logits; note D in it."""
     expected = f"expected features [2, D] and logits [2, {classes}]"
     images_text = f"2 images of {list(images.shape)}"
     try:
@@ -104,6 +104,7 @@ def _check(name: str, model: SplitModel, images: Input, classes: int) -> None:
         raise ConfigError(
             f"model '{name}' gives features {list(features)} and logits {list(logits)} for {images_text}: {expected}"
         )
+    model.features = features[1]
 
 
 def _shapes(model: SplitModel, images: Input) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -27,6 +27,7 @@ class SplitModel(nn.Module):
         super().__init__()
         self.body = body
         self.head = head
+        self.features: int | None = None  # D, of a model that the catalogue has built
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits, [B, channels, height, width] -> [B, C]."""

@@ -35,6 +35,8 @@ class Limits(StrictModel):
         {"digits-cnn", "conv2cifar", "fedavg-cnn", "simple-cnn", "resnet18", "resnet50"}
     )  # architectures that runs may train, beside plug-ins that `plugins` names; an mlp gives images away most easily
     max_width: AtLeast1 = 1024  # largest number among the model's options: units of a layer
+    # Of few features a head learns hardly more than the label shares: sums over three sites told the shares of each.
+    min_features_per_class: AtLeast0 = 1.0  # least number of features that the head reads, for each of the classes
     sides: Bounds = (8, 1024)  # least and most height and width of images, in pixels
     min_std: AtLeast0 = 0.05  # least std of the input; std at most 1, mean from 0 to 1: else inputs blow up or vanish
     # Images that a window or a crop made all alike: what a fit then learns of them is how many there are of each label.
@@ -70,6 +72,7 @@ def unlimited(models: Collection[str]) -> Limits:
     return Limits(
         models=frozenset(models),
         max_width=int(MAX_NUMBER),
+        min_features_per_class=0.0,
         sides=(1, int(MAX_NUMBER)),
         min_std=0.0,
         min_contrast=0.0,

@@ -32,6 +32,7 @@ class RunFacts:
         examples: of the site's training set; None: not loaded yet, or none: what depends on them is not checked.
         contrast: of the site's training images, as `Examples.contrast`; None: likewise.
         own_losses: what the method trains by beside the plan's loss, as `own_losses_of`.
+        features: that the model's body gives of an image; None: the model is not built yet, not checked.
     """
 
     digest: Digest
@@ -41,6 +42,7 @@ class RunFacts:
     examples: int | None = None
     contrast: float | None = None
     own_losses: frozenset[LocalLoss] = frozenset()
+    features: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def checks(recipe: Recipe, limits: Limits, facts: RunFacts) -> tuple[LimitCheck,
     """Every limit that can be checked by these facts, in the order of the policy's keys."""
     return (
         *_model(recipe.model, limits, facts.plugins),
+        *_features(recipe.classes, limits, facts),
         *_input(recipe.input, limits),
         *_contrast(limits, facts),
         *_plan(recipe, limits),
@@ -101,6 +104,7 @@ def unchecked(facts: RunFacts, *, noisy: bool = False) -> tuple[str, ...]:
     """
     by_count = ("limits.steps", "limits.min_step_sum") if facts.sends & LABELLED else ("limits.steps",)
     needed = (
+        (facts.features, ("limits.min_features_per_class",)),
         (facts.contrast, ("limits.min_contrast",) if facts.sends and not noisy else ()),
         (facts.examples, by_count if facts.sends else ()),
         (facts.cohort, ("limits.min_cohort",)),
@@ -123,6 +127,14 @@ def _model(model: NamedOptions, limits: Limits, plugins: frozenset[str]) -> Iter
     name, value = max(_numbers(model.options), key=lambda pair: abs(pair[1]), default=("", 0.0))
     asked = f"model.{name} = {value:g}" if name else "a model without numbers"
     yield LimitCheck("max_width", asked, f"at most {limits.max_width}", abs(value) <= limits.max_width)
+
+
+def _features(classes: int, limits: Limits, facts: RunFacts) -> Iterator[LimitCheck]:
+    if facts.features is not None:
+        least = limits.min_features_per_class
+        asked = f"a model of {facts.features} features for {classes} classes"
+        allowed = f"at least {least:g} for each class"
+        yield LimitCheck("min_features_per_class", asked, allowed, facts.features >= least * classes)
 
 
 def _input(images: Input, limits: Limits) -> Iterator[LimitCheck]:

@@ -148,7 +148,7 @@ def site_plan(
     name, options = recipe.method.name, recipe.method.options
     allowed = None if policy is None else policy.rules.plugins
     client, server = client_methods.build(name, options, allowed), server_methods.build(name, options, allowed)
-    model = _first_model(recipe, policy)
+    model, features = _first_model(recipe, policy)
     sites = recipe.federation.min_sites  # how many there will be is not known here
     first = server.init(model, round_context(recipe, 0, sites))
     expected = server.expects(first)
@@ -161,7 +161,7 @@ def site_plan(
     offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
     if recipe.plan.dp is not None:  # images are not asked, as at a site
         contrast = None
-    facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, own_losses_of(client))
+    facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, own_losses_of(client), features)
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
     refusals = () if policy is None else _refusals(policy, recipe, client, update, model[Part.HEAD], layout)
@@ -270,7 +270,8 @@ def _plain(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def _first_model(recipe: Recipe, policy: Policy | None) -> Payload:
+def _first_model(recipe: Recipe, policy: Policy | None) -> tuple[Payload, int | None]:
+    """The built model, and how many features its body gives."""
     allowed = frozenset() if policy is None else policy.rules.plugins
     plugin = recipe.model.name not in set(architectures) and is_plugin(PluginKind.MODEL, recipe.model.name)
     if policy is not None and plugin and recipe.model.name not in allowed:
@@ -279,7 +280,7 @@ def _first_model(recipe: Recipe, policy: Policy | None) -> Payload:
         model = build(recipe.model, recipe.input, recipe.classes, allowed)
     if recipe.plan.dp is not None:
         check_model(model, recipe.input, torch.device("cpu"))
-    return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+    return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}, model.features
 
 
 def _update_of_ones(specs: Iterable[TensorSpec]) -> Payload:
