@@ -130,9 +130,10 @@ policies: .venv/ready   ## the lists of methods in deploy/policies, of all that 
 pictures:        ## docs/*.svg from docs/*.dot; needs graphviz
 	dot -Tsvg docs/assets/architecture.dot -o docs/assets/architecture.svg
 
-constraints: .venv/ready ## write down the versions that are installed now
+constraints: .venv/ready ## write down the versions that are installed now, and the hashes of the images' wheels
 	(head -1 constraints.txt; .venv/bin/python -m pip freeze --exclude-editable) > constraints.new && mv constraints.new constraints.txt
 	.venv/bin/python -m tests.gpu.requirements > tests/gpu/requirements.new && mv tests/gpu/requirements.new tests/gpu/requirements.txt
+	.venv/bin/python -m tests.support.image_hashes > hashes.new && mv hashes.new deploy/docker/hashes.txt
 
 clean:           ## remove what the targets made
 	rm -rf .venv .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -106,12 +106,20 @@ def test_what_installs_obeys_the_pins() -> None:
     assert 'PIP_CONSTRAINT="/in/constraints.txt /in/tools.txt"' in tools
     pins = [line for name in ("constraints.txt", "deploy/docker/tools.txt") for line in pinned(ROOT / name)]
     assert all(re.fullmatch(r"[\w.-]+==[\w.!+]+", line) for line in pins)
-    installs = [rest for rest in (rest for _, rest in EVERY) if "pip install" in rest]
-    assert installs == ["python3 -m venv /tools && /tools/bin/pip install --quiet -r tools.txt"]
+    assert not [rest for _, rest in EVERY if "pip install" in rest], "build.py alone installs, by hashes"
+    assert "HASHES=on" in STAGES["tools"].said("ARG")
 
 
 def pinned(path: Path) -> list[str]:
     return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+
+
+def test_the_base_image_is_one_for_good() -> None:
+    (default,) = [rest.partition("=")[2] for instruction, rest in BEFORE if instruction == "ARG"]
+    assert re.fullmatch(r"python:3\.11-slim@sha256:[0-9a-f]{64}", default)
+    for name in ("compose.yaml", "compose.site.yaml"):
+        assert f"BASE_IMAGE: ${{BASE_IMAGE:-{default}}}\n" in (ROOT / "deploy" / name).read_text(encoding="utf-8")
+    assert f"# BASE_IMAGE={default}\n" in (ROOT / "deploy" / ".env.example").read_text(encoding="utf-8")
 
 
 def test_every_build_argument_is_explained() -> None:
