@@ -5,25 +5,17 @@ The Dockerfile calls each step by its name, as `build.py STEP ARGUMENT…`; pip 
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 TOOLS, ENVIRONMENT, SHARE = Path("/tools/bin"), Path("/opt/protofed"), Path("/usr/share/protofed")
 PINS = ("constraints.txt", "tools.txt")
 ACCELERATORS = ("cpu", "cuda")
-CHECKED = ("on", "off")
-WITHOUT_HASHES = (
-    "a wheel of another version or index than the tested one. HASHES=off installs it without a look at its hash"
-)
 CPU_WITH_CUDA = (
     "note: this is a PyTorch with CUDA in an image for CPUs: it works, and takes gigabytes. "
     "TORCH_INDEX_URL (or the wheelhouse) with a CPU build makes the image small."
@@ -31,15 +23,10 @@ CPU_WITH_CUDA = (
 CUDA_WITHOUT = "ACCELERATOR=cuda: this PyTorch has no CUDA; leave TORCH_INDEX_URL empty or give one with CUDA builds"
 
 
-def tools() -> None:
-    """Install what the other steps run with, pip itself included."""
-    _install(TOOLS / "python", "--requirement=tools.txt")
-
-
 def torch(accelerator: str, index: str) -> None:
     """Install PyTorch alone if it comes from an index of its own; its dependencies come from the usual index later.
 
-    Its wheels are not in hashes.txt: whoever names an index trusts it.
+    hashes.txt lacks such builds: they are installed without a hash.
     """
     if accelerator not in ACCELERATORS:
         sys.exit(f"ACCELERATOR={accelerator}: expected {' or '.join(ACCELERATORS)}")
@@ -49,9 +36,12 @@ def torch(accelerator: str, index: str) -> None:
 
 
 def dependencies(extras: str) -> None:
-    """Install what protofed needs with these extras: a layer of its own, for protofed's code changes more often."""
+    """Install what protofed needs with these extras: a layer of its own, for protofed's code changes more often.
+
+    Constraints with hashes make pip check every wheel.
+    """
     _environment()
-    _install(ENVIRONMENT, *requirements(Path("pyproject.toml"), extras))
+    _pip("install", "--no-compile", "--constraint=hashes.txt", *requirements(Path("pyproject.toml"), extras))
 
 
 def requirements(project: Path, extras: str) -> list[str]:
@@ -95,16 +85,6 @@ def unpinned(environment: Path, *constraints: Path) -> list[str]:
     return sorted(f"{name}=={version}" for name, version in installed - pinned if name != "protofed")
 
 
-def locked(report: dict[str, Any], hashes: Path) -> list[str]:
-    """The lines of hashes.txt for what pip's report would install; one that is missing ends the build."""
-    lines = {line.split(" ", 1)[0]: line for line in hashes.read_text(encoding="utf-8").splitlines()}
-    packages = [one["metadata"] for one in report["install"]]
-    pins = [f"{_plain(package['name'])}=={package['version']}" for package in packages]
-    if missing := [pin for pin in pins if pin not in lines]:
-        sys.exit(f"{hashes.name} lacks {', '.join(missing)}: {WITHOUT_HASHES}")
-    return [lines[pin] for pin in pins]
-
-
 def _plain(name: str) -> str:
     """A distribution's name as PEP 503 normalises it."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -123,29 +103,8 @@ def _compile() -> None:
     subprocess.run([ENVIRONMENT / "bin/python", *options], check=False)  # noqa: S603  (this file's own)
 
 
-def _install(environment: Path, *wanted: str) -> None:
-    """Install what pip resolves for these requirements, each wheel by its hash unless HASHES=off."""
-    if (checked := os.environ.get("HASHES", "on")) not in CHECKED:
-        sys.exit(f"HASHES={checked}: expected {' or '.join(CHECKED)}")
-    if checked == "off":
-        _pip("install", "--no-compile", *wanted, environment=environment)
-    else:
-        _install_checked(environment, *wanted)
-
-
-def _install_checked(environment: Path, *wanted: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        report, lock = Path(folder) / "report.json", Path(folder) / "lock.txt"
-        resolve = ("install", "--quiet", "--dry-run", "--only-binary=:all:", f"--report={report}")
-        _pip(*resolve, *wanted, environment=environment)
-        lines = locked(json.loads(report.read_text(encoding="utf-8")), Path("hashes.txt"))
-        lock.write_text("\n".join(lines), encoding="utf-8")
-        options = ("--no-compile", "--no-deps", "--only-binary=:all:", "--require-hashes")
-        _pip("install", *options, f"--requirement={lock}", environment=environment)
-
-
-def _pip(*arguments: str, environment: Path = ENVIRONMENT) -> None:
-    _run(TOOLS / "pip", "--python", environment, *arguments)
+def _pip(*arguments: str) -> None:
+    _run(TOOLS / "pip", "--python", ENVIRONMENT, *arguments)
 
 
 def _run(*command: str | Path) -> None:
@@ -157,9 +116,7 @@ def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-STEPS: dict[str, Callable[..., None]] = {
-    step.__name__: step for step in (tools, torch, dependencies, accelerator, finish)
-}
+STEPS: dict[str, Callable[..., None]] = {step.__name__: step for step in (torch, dependencies, accelerator, finish)}
 
 if __name__ == "__main__":
     STEPS[sys.argv[1]](*sys.argv[2:])

@@ -87,7 +87,7 @@ def build(story: Story) -> None:
     """Both images as compose builds them, and one of Prometheus."""
     with authorities() as bundle:
         for service in () if "--no-build" in sys.argv else ("server", "site-1"):
-            # The engine here has a base image of its own, and no registry to ask for the digest of the official one.
+            # By its tag: an engine without a registry has a base image of its own.
             own = {"BASE_IMAGE": "python:3.11-slim", "CA_BUNDLE": bundle, "BUILD_NETWORK": "host"}
             settings = {**story.compose.settings, **own}
             Compose(PROJECT, story.folder, story.compose.files, settings)("build", service, patience_s=3600)

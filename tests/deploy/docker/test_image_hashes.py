@@ -1,106 +1,53 @@
-"""deploy/docker/hashes.txt, and the installation by it: with pip, of wheels made here."""
+"""deploy/docker/hashes.txt, and that the images' build has pip check it."""
 
 from __future__ import annotations
 
 import re
 import runpy
-import subprocess
-import sys
-import zipfile
-from hashlib import sha256
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 from tests.support.dockerfile import DOCKER, ROOT
 from tests.support.image_hashes import EXTRAS
 
-PLACES = (ROOT / "constraints.txt", DOCKER / "tools.txt")
-WRONG = "0" * 64
+HASHES = dict(line.split(" ", 1) for line in (DOCKER / "hashes.txt").read_text(encoding="utf-8").splitlines()[1:])
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """build.py with two wheels, no index and an empty environment; `upper` needs `lower`."""
-    steps = runpy.run_path(str(DOCKER / "build.py"))
-    own: dict[str, Any] = steps["tools"].__globals__
-    own["TOOLS"], own["ENVIRONMENT"] = Path(sys.executable).parent, tmp_path / "venv"
-    own["_pip"].__kwdefaults__["environment"] = own["ENVIRONMENT"]
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "pins.txt"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pins.txt").write_text("lower==1.0\nupper==1.0\n")
-    hashes = wheel(tmp_path, "lower"), wheel(tmp_path, "upper", "Requires-Dist: lower\n")
-    write(*hashes)
-    own["_environment"]()
-    return own
+def build() -> dict[str, Any]:
+    return runpy.run_path(str(DOCKER / "build.py"))
 
 
-def wheel(folder: Path, name: str, more: str = "") -> str:
-    """Make one of version 1.0; its SHA-256."""
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    info = f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{more}")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return sha256(path.read_bytes()).hexdigest()
+def test_every_line_has_a_hash_of_a_tested_version() -> None:
+    assert all(re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", hashes) for hashes in HASHES.values())
+    assert HASHES.keys() <= pins(ROOT / "constraints.txt") | pins(DOCKER / "tools.txt"), "renew with make constraints"
 
 
-def write(lower: str, upper: str) -> None:
-    Path("hashes.txt").write_text(f"# these\nlower==1.0 --hash=sha256:{lower}\nupper==1.0 --hash=sha256:{upper}\n")
-
-
-def installed(build: dict[str, Any]) -> set[str]:
-    folders = build["ENVIRONMENT"].glob("lib/python*/site-packages")
-    return {package.name for package in distributions(path=[str(folder) for folder in folders])}
-
-
-def test_what_is_asked_for_and_what_it_needs_is_installed_by_hash(build: dict[str, Any]) -> None:
-    build["_install"](build["ENVIRONMENT"], "upper>=1")
-    assert installed(build) == {"lower", "upper"}
-
-
-def test_a_wheel_of_another_hash_ends_the_build(build: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    write(WRONG, sha256(Path("upper-1.0-py3-none-any.whl").read_bytes()).hexdigest())
-    with pytest.raises(subprocess.CalledProcessError):
-        build["_install"](build["ENVIRONMENT"], "upper>=1")
-    assert not installed(build)
-    monkeypatch.setenv("HASHES", "off")
-    build["_install"](build["ENVIRONMENT"], "upper>=1")
-    assert installed(build) == {"lower", "upper"}, "whoever says so gets it"
-
-
-def test_a_package_without_a_hash_is_named(build: dict[str, Any]) -> None:
-    Path("hashes.txt").write_text("lower==1.0+cpu --hash=sha256:0\nupper==1.0 --hash=sha256:0\n")
-    with pytest.raises(SystemExit, match=r"hashes.txt lacks lower==1.0: a wheel of another .* HASHES=off"):
-        build["_install"](build["ENVIRONMENT"], "upper>=1")
-
-
-def test_a_word_that_is_neither_on_nor_off(build: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HASHES", "no")
-    with pytest.raises(SystemExit, match="HASHES=no: expected on or off"):
-        build["_install"](build["ENVIRONMENT"], "upper>=1")
-
-
-def test_every_hash_is_of_a_tested_version(build: dict[str, Any]) -> None:
-    known = [line.split() for line in (DOCKER / "hashes.txt").read_text(encoding="utf-8").splitlines()[1:]]
-    assert all(hashes for _, *hashes in known)
-    assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", one) for _, *hashes in known for one in hashes)
-    pins = {pin for pin, *_ in known}
-    assert len(pins) == len(known)
-    assert pins <= pins_of(*PLACES), "renew with make constraints"
+def test_all_that_the_build_asks_for_has_one(build: dict[str, Any]) -> None:
+    names = {pin.partition("==")[0] for pin in HASHES}
     asked = {Requirement(line).name for line in build["requirements"](ROOT / "pyproject.toml", EXTRAS)}
-    names = {pin.partition("==")[0] for pin in pins}
     assert {canonicalize_name(name) for name in asked} <= names
-    assert pins_of(PLACES[1]) <= pins
+    assert pins(DOCKER / "tools.txt") <= HASHES.keys()
 
 
-def pins_of(*places: Path) -> set[str]:
-    """The pins, with the names as PEP 503 normalises them."""
-    lines = [line for path in places for line in path.read_text(encoding="utf-8").splitlines() if "==" in line]
-    return {f"{canonicalize_name(name)}=={version}" for name, _, version in (line.partition("==") for line in lines)}
+def test_dependencies_are_installed_by_their_hashes(
+    build: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    own = build["dependencies"].__globals__
+    own["ENVIRONMENT"], own["_pip"] = tmp_path, lambda *arguments: calls.append(arguments)
+    monkeypatch.chdir(ROOT)
+    build["dependencies"]("report")
+    assert calls[0][:3] == ("install", "--no-compile", "--constraint=hashes.txt")
+    (pip,) = [pin.partition("==")[2] for pin in HASHES if pin.startswith("pip==")]
+    assert Version(pip) >= Version("26.1"), "older ones refuse constraints with hashes"
+
+
+def pins(path: Path) -> set[str]:
+    """The names as PEP 503 normalises them."""
+    lines = [line.partition("==") for line in path.read_text(encoding="utf-8").splitlines() if "==" in line]
+    return {f"{canonicalize_name(name)}=={version}" for name, _, version in lines}
