@@ -85,7 +85,7 @@ def test_images_are_those_of_this_version_and_built_by_one_dockerfile(file: str,
     one = services(file)[name]
     if name in NO_IMAGE_OF_OURS:
         assert "build" not in one
-        assert re.fullmatch(r"\$\{\w+:-[\w/]+:v?\d+\.\d+\.\d+\}", one["image"]), "a version is named"
+        assert re.fullmatch(r"\$\{\w+:-[\w/]+:v?\d+\.\d+\.\d+@sha256:[0-9a-f]{64}\}", one["image"]), "one for good"
         return
     target = one["build"]["target"]
     assert one["image"] == f"${{{target.upper()}_IMAGE:-protofed-{target}:{VERSION}}}"
