@@ -409,3 +409,14 @@ def test_a_daemon_that_is_stopped_says_so(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
         time.sleep(PATIENCE_S)
     assert [(line["event"], line["reason"]) for line in lines] == [("stopped", number.name)]
+
+
+def test_a_daemon_that_is_hung_up_ends_with_an_error_so_that_a_supervisor_restarts_it() -> None:
+    def work() -> None:
+        with signals.stoppable():
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(PATIENCE_S)
+
+    with pytest.raises(signals.HangUpError, match="SIGHUP") as ended:
+        work()
+    assert ended.value.exit_code == 129
