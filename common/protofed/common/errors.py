@@ -148,7 +148,10 @@ class OutOfSpaceError(StateError):
 
 
 class DiskFailureError(StateError):
-    """A disk that cannot be written. After a failed fsync its content is uncertain: a server then ends."""
+    """A state that this process must write no more: after a failed fsync, or because it is another one's now.
+
+    The process then ends.
+    """
 
 
 class RunFailedError(ProtofedError):

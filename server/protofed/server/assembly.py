@@ -54,9 +54,12 @@ def open_server(
         ConfigError: the URL cannot be used.
         StateError: the folder is another process's, damaged, or older than what was promised.
     """
+    checks = list[Callable[[], None]]()
     if state is not None:
         files.make_private(state)
-        opened.callback(files.Lock(state).release)
+        lock = files.Lock(state)
+        opened.callback(lock.release)
+        checks.append(lock.check)
     url = ledger_url or ("" if state is None else f"sqlite:///{state / LEDGER_FILE}")
     ledger = MemoryLedger() if simulated and not url else Ledger(url or "sqlite://")
     opened.callback(ledger.close)
@@ -69,9 +72,15 @@ def open_server(
             journal = open_journal(state / JOURNAL_FILE, ledger, give_up=recover)
             opened.callback(journal.close)
             ledger.attach(journal)
+            checks += [journal.check, ledger.check]
         on_disk = open_blobs(state, blobs_folder, ledger, opened)
         sweep_orphans(on_disk, ledger)
         blobs = on_disk
+
+    def check() -> None:
+        for each in checks:
+            each()
+
     clock = frozen if simulated else time.monotonic
     return ServerContext(
         ledger,
@@ -84,4 +93,5 @@ def open_server(
         reader=reader,
         simulated=simulated,
         metrics=metrics or ServerMetrics(),
+        check=check,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.audit_logs import MemoryAuditLog
 
+from protofed.client.state.disk_store import DiskStore
 from protofed.client.transport.audit import FILE, PLAINTEXT, ClientAudit
 from protofed.common.codec import digest
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, PolicyViolationError
@@ -143,3 +144,16 @@ def test_many_threads_leave_an_unbroken_chain(tmp_path: Path) -> None:
     assert {line.facts["digest"] for line in records(tmp_path / FILE)} == {
         digest(b"%d" % index) for index in range(200)
     }
+
+
+def test_a_state_folder_that_was_moved_takes_no_line_and_is_not_made_anew(tmp_path: Path) -> None:
+    """A daemon went on in a new folder, without lock, secret and identity; its lines went to the moved one."""
+    store = DiskStore(tmp_path / "state")
+    audit = ClientAudit(Journal(tmp_path / "state" / FILE), store.check)
+    audit.policy("standard", digest(b"before"))
+    (tmp_path / "state").rename(tmp_path / "moved")
+    for _ in range(2):
+        with pytest.raises(DiskFailureError, match="lock was moved, removed or replaced"):
+            audit.policy("standard", digest(b"after"))
+    assert not (tmp_path / "state").exists()
+    assert verify(tmp_path / "moved" / FILE) == 1

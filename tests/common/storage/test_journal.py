@@ -378,3 +378,25 @@ def test_a_line_that_does_not_end_is_no_half_one(path: Path) -> None:
         file.write(b"x" * (journal.LONGEST + 1))
     with pytest.raises(TamperedError, match="record 6 "):
         verify(path)
+
+
+def test_a_flipped_bit_before_the_last_line_is_found_at_the_start(path: Path) -> None:
+    written = bytearray(path.read_bytes())
+    written[written.index(b"site-2") + 5] ^= 1
+    path.write_bytes(written)
+    with pytest.raises(TamperedError, match="record 3 is not what was written there"):
+        Journal(path)
+    assert path.read_bytes() == bytes(written)
+
+
+def test_a_file_that_is_moved_or_replaced_takes_no_line(path: Path) -> None:
+    kept = Journal(path)
+    path.rename(path.with_name("moved"))
+    for there in (False, True):
+        if there:
+            path.write_bytes(path.with_name("moved").read_bytes())
+        with pytest.raises(DiskFailureError, match="moved, removed or replaced"):
+            kept.append("more")
+        with pytest.raises(DiskFailureError, match="moved, removed or replaced"):
+            kept.check()
+    assert verify(path.with_name("moved")) == 5

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from tests.support.pki import Authority
 
 from protofed.common.clock import stamp
@@ -94,3 +97,54 @@ def test_a_connection_that_nobody_chose_or_that_cannot_be_is_refused_before_anyt
     (server.identity / "key.pem").chmod(0o644)
     assert "can be read or changed by others" in server.refused(f"--identity={server.identity}")
     assert not (server.folder / "state").exists()
+
+
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+def exchanged(file: Path) -> None:
+    kept = file.read_bytes()
+    file.unlink()
+    file.write_bytes(kept)
+
+
+@pytest.mark.parametrize(
+    ("lose", "what"),
+    [
+        (lambda state: moved(state), "lock"),
+        (lambda state: shutil.rmtree(state), "lock"),
+        (lambda state: exchanged(state / "lock"), "lock"),
+        (lambda state: exchanged(state / "journal.jsonl"), "journal.jsonl"),
+        (lambda state: exchanged(state / "audit.jsonl"), "audit.jsonl"),
+    ],
+    ids=["moved", "deleted", "lock", "journal", "audit"],
+)
+def test_a_state_that_is_moved_or_replaced_under_a_server_ends_it_though_nobody_calls(
+    server: ServerProcess, lose: Callable[[Path], None], what: str
+) -> None:
+    server.serve("--plaintext")
+    lose(server.folder / "state")
+    assert server.running[-1].wait(timeout=60) == 74, server.log()
+    assert f"{what} was moved, removed or replaced" in server.log()
+
+
+def test_a_server_that_is_hung_up_ends_in_good_order_and_a_supervisor_restarts_it(server: ServerProcess) -> None:
+    server.serve("--plaintext")
+    server.running[-1].send_signal(signal.SIGHUP)
+    assert server.running[-1].wait(timeout=60) == 129, server.log()
+    assert re.search(r"stopping.*SIGHUP", server.log())
+
+
+def test_a_server_says_at_its_start_that_its_audit_log_is_gone(server: ServerProcess) -> None:
+    state = server.folder / "state"
+    for _ in range(2):
+        address = server.serve("--plaintext")
+        with Operator(address, plaintext=True) as operator:
+            operator.certificates()
+        server.stop()
+    assert "was cut" not in server.log(), "nothing was"
+    (state / "audit.jsonl").unlink()
+    server.serve("--plaintext")
+    server.stop()
+    assert server.log().count("the audit log was cut or removed while no server used it") == 1

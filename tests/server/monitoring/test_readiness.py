@@ -68,7 +68,7 @@ def test_a_journal_that_lacks_a_promise() -> None:
             raise OutOfSpaceError("no space left")
 
     ledger = Ledger()
-    look = ledger_writable(ledger)
+    look = ledger_writable(ledger, ledger.check)
     ledger.begin_run("one", "0" * 64, "{}")  # type: ignore[arg-type]
     assert look() == ""
     ledger.attach(Full())
@@ -83,7 +83,7 @@ def test_a_promise_that_is_being_written_is_nothing_that_lacks() -> None:
             seen.append(look())
 
     ledger, seen = Ledger(), list[str]()
-    look = ledger_writable(ledger)
+    look = ledger_writable(ledger, ledger.check)
     ledger.begin_run("one", "0" * 64, "{}")  # type: ignore[arg-type]
     ledger.attach(Slow())
     ledger.pause("one", paused=True)

@@ -13,6 +13,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
 from protofed.common.storage.journal import records
 from protofed.deploy.simulation.simulation import simulation
+from protofed.server.storage.database import open_engine
 from protofed.server.storage.reader import LedgerReader
 
 SITES = ("site-1", "site-2")
@@ -70,3 +71,18 @@ def test_another_machine_goes_on_with_the_same_round(processes: Processes, kept_
     assert (processes.folder / "second" / "blobs" / str(rounds[-1].state)).is_file()
     told = [record.event for record in records(processes.folder / "second" / "journal.jsonl")]
     assert told[0] == "adopted"  # what the first one promised
+
+
+def test_a_server_whose_session_is_cut_while_nobody_calls_ends(processes: Processes, kept_url: str) -> None:
+    """As by a restart of the database. It lived on, called itself ready, and refused every call."""
+    if not kept_url.startswith("postgresql"):
+        pytest.skip("a file has no session")
+    server = processes.server()
+    look = open_engine(kept_url)
+    with look.connect() as connection:
+        cut = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        assert connection.exec_driver_sql(cut).scalar()
+    look.dispose()
+    processes.wait_for(lambda: server.poll() is not None)
+    assert server.returncode == 74, processes.logs()
+    assert "the session that kept the ledger for this server was cut" in processes.logs()

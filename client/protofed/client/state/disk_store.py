@@ -86,6 +86,14 @@ class DiskStore:
                 elif _TEMPORARY_BASE.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
+    def check(self) -> None:
+        """Check that the folder is still the one that this process has locked.
+
+        Raises:
+            DiskFailureError: it was moved, removed or replaced.
+        """
+        self._lock.check()
+
     def secret(self) -> bytes:
         """The site's secret; the first call creates it in the folder."""
         return load_or_create(self._folder)

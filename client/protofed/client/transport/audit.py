@@ -7,7 +7,7 @@ Never the data in a message; but the values of scores and other numbers, which a
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -63,13 +63,16 @@ class ClientAudit:
 
     Every method returns once its line is durable.
 
+    Args:
+        check: called before each write; raises DiskFailureError if the state folder is this daemon's no more.
+
     Raises:
         OutOfSpaceError: from every method: nothing was written, and the same call may succeed later.
         DiskFailureError: from every method: the log cannot be trusted any more; end the process.
     """
 
-    def __init__(self, lines: AuditLines) -> None:
-        self._lines, self._queue = lines, list[_QueuedLine]()
+    def __init__(self, lines: AuditLines, check: Callable[[], None] = lambda: None) -> None:
+        self._lines, self._check, self._queue = lines, check, list[_QueuedLine]()
         # Two locks: while one thread waits for the disk, the others can queue their lines for the next fsync.
         self._queue_lock, self._write_lock = threading.Lock(), threading.Lock()
 
@@ -176,6 +179,7 @@ class ClientAudit:
         # What the lines report if append_all ends by something that is not caught below, such as KeyboardInterrupt.
         error: Exception | None = DiskFailureError("the audit log's writer was interrupted; start this process again")
         try:
+            self._check()
             self._lines.append_all([line.entry for line in batch])
             error = None
         except (StateError, ValueError, TypeError) as failure:

@@ -120,6 +120,24 @@ def write_error(path: Path, error: OSError) -> StateError:
     return DiskFailureError(f"cannot write {path}: {error.strerror}; check the disk, make the folder writable")
 
 
+def check_same(path: Path, handle: int) -> None:
+    """Check that a path leads to the file that this process has open under it.
+
+    Raises:
+        DiskFailureError: it was moved, removed or replaced: what is written now would be missed there.
+    """
+    try:
+        if os.path.samestat(path.stat(), os.fstat(handle)):
+            return
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise write_error(path, error) from error
+    raise DiskFailureError(
+        f"{path} was moved, removed or replaced while this process used it; put its folder back, then start again"
+    )
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable: fsync of a file alone does not cover its name."""
     handle = os.open(folder, os.O_RDONLY)
@@ -188,7 +206,8 @@ class Lock:
     ) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._path = folder / "lock"
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise _unusable(folder, error) from error
         until = clock() + wait_s
@@ -202,6 +221,14 @@ class Lock:
                     text = f"{folder} is in use by another process; stop it or take another folder"
                     raise StateError(text) from error
             sleep(_LOCK_RETRY_S)
+
+    def check(self) -> None:
+        """Check that the folder's lock is this one.
+
+        Raises:
+            DiskFailureError: the folder, or the file in it, was moved, removed or replaced.
+        """
+        check_same(self._path, self._handle)
 
     def release(self) -> None:
         """Release the folder for another process; the kernel does so when this one dies."""

@@ -10,6 +10,7 @@ A log that rotates is several files (`segments`). The chain runs through them: a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -126,6 +127,20 @@ class Journal:
                 raise files.write_error(self._path, error) from error
             self._last, self._end = last, self._end + len(block)
 
+    @property
+    def newest(self) -> Record:
+        """The last record; its `seq` is 0 if there is none."""
+        return self._last
+
+    def check(self) -> None:
+        """Check that the newest segment on the disk is the file that is open.
+
+        Raises:
+            DiskFailureError: it was moved, removed or replaced.
+        """
+        with self._lock:
+            files.check_same(self._path, self._file)
+
     def close(self) -> None:
         """Release the file."""
         os.close(self._file)
@@ -148,6 +163,7 @@ class Journal:
         self._last, self._end = first, len(first.line())
 
     def _write(self, lines: bytes) -> None:
+        files.check_same(self._path, self._file)
         if os.fstat(self._file).st_size != self._end:
             raise DiskFailureError(f"{self._path} was changed, or ends in half a line; start this process again")
         try:
@@ -169,9 +185,10 @@ class Journal:
     def _tail(self, size: int) -> tuple[Record, int, int]:
         """The last whole record, where its line ends, and how many bytes of a torn line follow it.
 
-        Reads two lines' worth from the end, however long the file is.
+        Reads two lines' worth from the end, however long the file is, and checks the chain of what it reads.
         """
-        *lines, torn = os.pread(self._file, 2 * LONGEST, max(0, size - 2 * LONGEST)).split(b"\n")
+        start = max(0, size - 2 * LONGEST)
+        *lines, torn = os.pread(self._file, 2 * LONGEST, start).split(b"\n")
         half = len(torn)
         # After a power cut the end of a line, newline included, may be on the disk without its beginning.
         if lines and not torn and _parsed(lines[-1]) is None:
@@ -181,7 +198,13 @@ class Journal:
         last = _parsed(lines[-1]) if lines else None
         if last is None or last.sealed().line() != lines[-1] + b"\n":
             raise StateError(f"the last line of {self._path} is not what was written; restore it from a backup")
+        self._check_chain(lines[1:] if start else lines)  # the first of a part may have lost its beginning
         return last, size - half, half
+
+    def _check_chain(self, lines: Sequence[bytes]) -> None:
+        for before, line in itertools.pairwise(lines):
+            if (earlier := _parsed(before)) is None or following(earlier, line + b"\n") is None:
+                raise TamperedError(_tampered_text(str(self._path), earlier or NOTHING))
 
 
 def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
@@ -261,7 +284,7 @@ def _chained(path: Path, file: IO[bytes], last: Record, *, is_newest: bool) -> I
         if is_newest and not line.endswith(b"\n") and len(line) <= LONGEST:
             raise HalfLineError(_half_line_text(path, number, last, line))
         if record is None:
-            raise TamperedError(_tampered_text(path, number, last))
+            raise TamperedError(_tampered_text(f"{path}: line {number}", last))
         yield (last := record)
 
 
@@ -281,9 +304,9 @@ def _missing_text(path: Path, before: Segment, after: Segment) -> str:
     )
 
 
-def _tampered_text(path: Path, line: int, last: Record) -> str:
+def _tampered_text(where: str, last: Record) -> str:
     return (
-        f"{path}: line {line}: record {last.seq + 1} is not what was written there: it, or the one before it, "
+        f"{where}: record {last.seq + 1} is not what was written there: it, or the one before it, "
         "was edited, inserted, removed or moved; ask for a backup"
     )
 

@@ -65,7 +65,7 @@ IDLE_STEPS, SHORTEST_IDLE_S = 5, 1.0
 
 
 def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_s: float | None) -> None:
-    """Take part until SIGTERM or SIGINT. Under torchrun, rank 0 is the daemon and the other ranks train with it.
+    """Take part until SIGTERM, SIGINT or SIGHUP. Under torchrun, rank 0 is the daemon; other ranks train with it.
 
     Args:
         until_finished: end also when the server has no further run.
@@ -78,6 +78,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         UnavailableError: the server did not answer for `give_up_after_s`, or another rank has ended.
         FencedError: a newer daemon of this site has enrolled.
         RevokedError: the site's certificate was revoked.
+        HangUpError: SIGHUP ended it.
     """
     core_dumps.forbid()
     setup.hide_site(settings)
@@ -108,7 +109,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         stack.callback(store.close)
         journal = Journal(settings.state / FILE, SEGMENT_BYTES)
         stack.callback(journal.close)
-        audit = ClientAudit(journal)
+        audit = ClientAudit(journal, store.check)
         policy.record_versions(partial(audit.policy, settings.policy))
         metrics = ClientMetrics(settings.site, status, lambda: link.answered_at, settings.state, device, identity)
         membership = _membership(settings, identity, audit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,24 +16,27 @@ from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.config.settings import ServerSettings
-from protofed.common.errors import ConfigError, RunFailedError
+from protofed.common.errors import ConfigError, RunFailedError, StateError
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy.daemons import core_dumps
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
+from protofed.deploy.daemons.signals import ENDING, check_hang_up
 from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
-from protofed.server.assembly import open_server
+from protofed.server.assembly import JOURNAL_FILE, open_server
 from protofed.server.monitoring.readiness import ServerReadiness
 from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import Served, serve
+from protofed.server.storage.recovery import compare_audit
 
 if TYPE_CHECKING:
     from protofed.deploy.daemons.server_notify import ServerNotifications
@@ -66,7 +68,7 @@ def run_server(
     recover: bool,
     started: Callable[[str], None],
 ) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM, SIGINT or SIGHUP.
 
     Args:
         until_finished: end also when all runs have ended.
@@ -79,6 +81,7 @@ def run_server(
         StateError: the state folder is used by another server, damaged, or older than what was promised.
         UnavailableError: the port is taken.
         RunFailedError: a run failed (only with `until_finished`).
+        HangUpError: SIGHUP ended it.
     """
     core_dumps.forbid()
     setup.hide_server(settings)
@@ -108,6 +111,9 @@ def run_server(
         )
         audit = ServerAudit(settings.state / AUDIT_FILE)
         stack.callback(audit.close)
+        compare_audit(settings.state / JOURNAL_FILE, audit.newest.seq)
+        _note_audit(context, audit)
+        stack.callback(_note_audit, context, audit)
         if told is not None:
             told.open(settings.state, monitor.metrics, stack)
         runs = RunQueue(recipes, context)
@@ -123,12 +129,18 @@ def run_server(
             _announce(settings.state, address, metrics)
             started(f"{address} ({_security(identity)}){f', metrics on {metrics}/metrics' if metrics else ''}")
 
-        served = Served(runs, operator, context.blobs, audit, executors, notifier, identity)
-        asyncio.run(
+        served = Served(runs, operator, context.blobs, audit, executors, notifier, identity, context.check)
+        reason = asyncio.run(
             _serve_until_signal(served, settings, limit, monitor.readiness, announce, until_finished=until_finished)
         )
+        check_hang_up(reason)
         if until_finished and runs.failed:
             raise RunFailedError(f"run failed: {'; '.join(runs.failed)}")
+
+
+def _note_audit(context: ServerContext, audit: ServerAudit) -> None:
+    with contextlib.suppress(StateError):  # no more than a second witness; a disk that fails is said elsewhere
+        context.ledger.note_audit(audit.newest.seq, audit.newest.hash)
 
 
 async def _serve_until_signal(
@@ -139,17 +151,20 @@ async def _serve_until_signal(
     announce: Callable[[str], None],
     *,
     until_finished: bool,
-) -> None:
+) -> str:
+    """Returns the name of the signal that ended it; empty if none did."""
+    stop, reasons = _stopped_by_signals()
     await serve(
         served,
         settings.listen,
-        _stopped_by_signals(),
+        stop,
         started=announce,
         until_finished=until_finished,
         memory_limit=memory_limit_bytes,
         max_connections=settings.max_connections,
         readiness=readiness,
     )
+    return "".join(reasons[:1])
 
 
 def _notifications(settings: ServerSettings, identity: LiveIdentity | None) -> ServerNotifications | None:
@@ -167,17 +182,18 @@ def _announce(state: Path, address: str, metrics: str) -> None:
     log.info("serving", address=address, version=VERSION, state=str(state), **fields)
 
 
-def _stopped_by_signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stop = asyncio.Event()
+def _stopped_by_signals() -> tuple[asyncio.Event, list[str]]:
+    """An event that signals of `ENDING` set, and the names of those that came."""
+    stop, reasons = asyncio.Event(), list[str]()
 
     def on_signal(reason: str) -> None:
-        log.info("stopping", reason=reason)
+        reasons.append(reason)
         stop.set()
+        log.info("stopping", reason=reason)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number.name)
-    return stop
+    return stop, reasons
 
 
 def _security(identity: LiveIdentity | None) -> str:

@@ -53,7 +53,7 @@ class ServerMonitor:
             UnavailableError: the port is taken.
         """
         state = self._settings.state
-        self.readiness.require("ledger", ledger_writable(context.ledger), blocks_calls=False)
+        self.readiness.require("ledger", ledger_writable(context.ledger, context.check), blocks_calls=False)
         self.readiness.require("state", state_writable(state), blocks_calls=False)
         if (state / BLOBS).is_symlink():  # blobs on a disk of their own, which can be full while the state's is not
             self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), blocks_calls=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofed.common.clock import stamp, utc_now
+from protofed.common.errors import StateError
 from protofed.common.pki.identity import LiveIdentity
 from protofed.server.storage.ledger import Ledger
 
@@ -125,9 +126,21 @@ def identity_usable(identity: LiveIdentity | None) -> Callable[[], str]:
     return OnDisk("the folder of the server's identity", missing)
 
 
-def ledger_writable(ledger: Ledger) -> Callable[[], str]:
-    """Requirement: all that the ledger did is in its journal; until then no call is promised anything."""
-    return lambda: "" if ledger.is_settled else "the journal cannot be written, and nothing is promised until it can"
+def ledger_writable(ledger: Ledger, check: Callable[[], None]) -> Callable[[], str]:
+    """Requirement: the ledger answers, is this server's, and all that it did is in its journal.
+
+    Args:
+        check: as `ServerContext.check`.
+    """
+
+    def missing() -> str:
+        try:
+            check()
+        except StateError as error:
+            return str(error)
+        return "" if ledger.is_settled else "the journal cannot be written, and nothing is promised until it can"
+
+    return OnDisk("the ledger", missing)
 
 
 def state_writable(folder: Path, name: str = "state folder") -> Callable[[], str]:

@@ -39,6 +39,8 @@ class ServerContext:
             it lives in memory, and `ledger` does.
         simulated: all sites are in this process, so what protects one from another may be left out.
         metrics: counters and histograms for Prometheus; a simulation has its own.
+        check: whether the state still is this server's. Raises StateError: the ledger does not answer now;
+            DiskFailureError: the state is another one's, and this process must end.
     """
 
     ledger: Ledger
@@ -51,3 +53,4 @@ class ServerContext:
     reader: LedgerReader | None = None
     simulated: bool = False
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    check: Callable[[], None] = lambda: None

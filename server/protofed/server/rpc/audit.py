@@ -32,7 +32,7 @@ from protofed.common.errors import StateError, for_another
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage import files
-from protofed.common.storage.journal import Fact, Journal
+from protofed.common.storage.journal import Fact, Journal, Record
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.server.access.authorization import Peer
 from protofed.server.rpc.line_budget import EVERY_S, OK, Caller, Counts, LineBudget, Transfer
@@ -166,6 +166,19 @@ class ServerAudit:
         if self._gap is not None:
             log.debug("trying to write audit records again", call=call)
             await self._put(None)
+
+    @property
+    def newest(self) -> Record:
+        """As `Journal.newest`."""
+        return self._journal.newest
+
+    def check(self) -> None:
+        """Check that the log on the disk is the one that is open.
+
+        Raises:
+            DiskFailureError: it was moved, removed or replaced.
+        """
+        self._journal.check()
 
     def close(self) -> None:
         """Write the queued records (their calls were cut short), then close the file; the event loop may have ended."""

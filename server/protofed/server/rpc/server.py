@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from protofed.common.address import host_and_port
-from protofed.common.errors import UnavailableError
+from protofed.common.errors import DiskFailureError, StateError, UnavailableError
 from protofed.common.failpoint import reach
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
@@ -64,6 +64,7 @@ CONNECTIONS = 4096  # silent ones are closed after the handshake's 10 s: thousan
 CALLS_EACH = 2  # in flight for each connection, of all peers together: one that waits for work, and one other
 EXPIRY_EVERY_S = 86_400.0
 HANDSHAKES_EVERY_S = 60.0
+CHECK_EVERY_S = 5.0  # whether the state still is this server's, also while nobody calls
 _SPARE_DESCRIPTORS = 256  # for files, the ledger and the metrics' port
 
 
@@ -74,6 +75,7 @@ class Served:
     Attributes:
         audit: records every call.
         identity: the server's; None: plain text, in which the server believes whoever reaches the port.
+        check: as `ServerContext.check`.
     """
 
     runs: RunQueue
@@ -83,6 +85,7 @@ class Served:
     executors: Executors
     notifier: TaskNotifier
     identity: LiveIdentity | None
+    check: Callable[[], None] = lambda: None
 
 
 async def serve(
@@ -265,7 +268,13 @@ async def _tick(served: Served, service: FederationService, stop: asyncio.Event,
     loop, runs = asyncio.get_running_loop(), served.runs
     waiting_log = WaitingLog(runs, served.operator.certificates, loop.time)
 
+    check_at = loop.time()
+
     def tick() -> None:
+        nonlocal check_at
+        if loop.time() >= check_at:
+            check_at = loop.time() + CHECK_EVERY_S
+            _check(served)
         runs.tick()
         waiting_log.note()
 
@@ -290,6 +299,17 @@ async def _tick(served: Served, service: FederationService, stop: asyncio.Event,
         await collecting
     finally:
         stop.set()  # a broken coordinator ends the server: nothing is acknowledged that is not durable
+
+
+def _check(served: Served) -> None:
+    """End a server whose state is another one's; one whose database does not answer is not ready, and waits for it."""
+    try:
+        served.check()
+        served.audit.check()
+    except DiskFailureError:
+        raise
+    except StateError as error:
+        log.debug("the ledger does not answer", why=str(error))
 
 
 async def _follow_health(health: HealthServicer, ready: ServerReadiness) -> None:

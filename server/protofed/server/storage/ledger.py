@@ -27,6 +27,7 @@ from protofed.server.storage.score_sums import replace_sums
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
 
 OPEN = ("invited", "started")
+AUDIT = "audit"  # event of the journal: how far the audit log was when a server began or ended
 
 
 class Chain(Protocol):
@@ -49,6 +50,15 @@ class Ledger(LedgerReader):
     def __init__(self, url: str = "sqlite://") -> None:
         self._engine = open_ledger(url)
         self._unwritten: list[tuple[str, Mapping[str, Any]]] = []
+
+    def check(self) -> None:
+        """Ask the database, and whether it still is this server's.
+
+        Raises:
+            StateError: it does not answer.
+            DiskFailureError: the session that kept it for this server was cut.
+        """
+        self._read(select(1))
 
     def attach(self, journal: Chain) -> None:
         """Repeat every promise in a journal, which shows later that the database has lost none.
@@ -76,6 +86,14 @@ class Ledger(LedgerReader):
             self._behind = True
             raise
         self._behind = False
+
+    def note_audit(self, records: int, newest: str) -> None:
+        """Remember in the journal how far the audit log is, which shows later whether it was cut.
+
+        Args:
+            newest: hash of its last record.
+        """
+        self._promise(AUDIT, records=records, newest=newest)
 
     # Sites
 

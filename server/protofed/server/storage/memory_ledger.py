@@ -63,6 +63,12 @@ class MemoryLedger(Ledger):
         """A journal outlives its process; what is promised here does not."""
         raise StateError("a ledger in memory keeps no journal; give the simulation a state folder")
 
+    def check(self) -> None:
+        """Nobody else has it."""
+
+    def note_audit(self, records: int, newest: str) -> None:
+        """Nothing is kept that a log could be compared with."""
+
     # Sites
 
     def sites(self) -> dict[SiteId, list[str]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
-from protofed.common.errors import StateError
+from protofed.common.errors import DiskFailureError, StateError
 
 # Advisory locks have numbers, not names; a schema has one ledger.
 _HOLDER = "SELECT pg_try_advisory_lock(hashtextextended('protofed holder ' || current_schema(), 0)), pg_backend_pid()"
@@ -25,7 +25,8 @@ def hold(engine: Engine, writes: Callable[[Connection], bool]) -> None:
         writes: whether a connection's transaction writes; those that do, take turns.
 
     Raises:
-        StateError: another server has it; later, from the beginning of a transaction: the session was cut.
+        StateError: another server has it.
+        DiskFailureError: later, from the beginning of a transaction: the session was cut.
     """
     event.listen(engine, "connect", _durable)
     session = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -50,7 +51,7 @@ def _begin(connection: Connection, holder: int, *, writes: bool) -> None:
     if writes:
         connection.exec_driver_sql(_WRITER)
     if not connection.exec_driver_sql(_HELD, {"pid": holder}).scalar():
-        raise StateError("the session that kept the ledger for this server was cut; start the server again")
+        raise DiskFailureError("the session that kept the ledger for this server was cut; start the server again")
 
 
 def _durable(connection: Any, _record: Any) -> None:

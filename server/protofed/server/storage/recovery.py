@@ -10,6 +10,7 @@ from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
 from protofed.common.storage.journal import Fact, Journal, Record, records
 from protofed.server.storage.blobs import FolderBlobs
+from protofed.server.storage.ledger import AUDIT
 from protofed.server.storage.reader import LedgerReader
 
 log = structlog.get_logger()
@@ -41,8 +42,31 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
             )
         log.error("going on without what the ledger has lost", promises=len(lost), first=told)
         _note(journal, GIVEN_UP, lost)
-    _note(journal, ADOPTED, sorted(kept - promised.keys()))
+    if adopted := sorted(kept - promised.keys()):
+        log.warning(
+            "the journal lacked promises that the ledger has: a server that was killed leaves a few; many, and it was "
+            "cut, removed, or another server's. See the runbook: An audit log or journal that was changed",
+            promises=len(adopted),
+            journal=str(path),
+        )
+    _note(journal, ADOPTED, adopted)
     return journal
+
+
+def compare_audit(journal: Path, newest: int) -> None:
+    """Say it where an audit log lacks records that the journal has seen (`Ledger.note_audit`).
+
+    Args:
+        newest: number of the log's last record; 0: there is none.
+    """
+    seen = [record.facts["records"] for record in records(journal) if record.event == AUDIT]
+    if seen and isinstance(seen[-1], int) and newest < seen[-1]:
+        log.error(
+            "the audit log was cut or removed while no server used it: the journal has seen more records. See the "
+            "runbook: An audit log or journal that was changed",
+            records=newest,
+            seen=seen[-1],
+        )
 
 
 def sweep_orphans(blobs: FolderBlobs, ledger: LedgerReader) -> int:
