@@ -14,7 +14,7 @@ from tests.support.pki import Authority
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, ConflictError, ExcludedError, NotEnrolledError
 from protofed.common.pki.certificate import Party
-from protofed.common.protocol.messages import Activity, Assignment, Progress, Signal, Verdict
+from protofed.common.protocol.messages import Activity, Assignment, PauseReason, Progress, Signal, Verdict
 from protofed.server.operator.verification import VerificationResult
 from protofed.server.rounds import phases
 from protofed.server.verdicts import RejectionCode
@@ -347,10 +347,25 @@ def test_sites_work_are_idle_silent_or_away(busy: OperatorLab) -> None:
     assert list(busy.site("eva").roles) == ["evaluator"]
 
 
-def test_no_site_is_silent_where_no_run_waits_for_it(desk: OperatorLab) -> None:
+def test_a_dead_site_is_silent_also_while_no_run_goes_on(desk: OperatorLab) -> None:
     desk.enroll("ann")
-    desk.later(100_000.0)
+    desk.enroll("bob")
+    desk.presence.hold("bob", PauseReason.APPROVAL)
+    desk.later(80.0)
+    assert [desk.site(name).status for name in ("ann", "bob")] == ["idle", "held"]
+    desk.later(7.0)
+    for name in ("ann", "bob"):
+        assert (desk.site(name).status, desk.site(name).activity_text) == ("silent", "no sign for 87 s")
+    desk.enroll("ann")
     assert desk.site("ann").status == "idle"
+
+
+def test_an_evaluator_that_scores_is_not_idle(busy: OperatorLab) -> None:
+    """A call that moves bytes stood for idle, until the next heartbeat."""
+    task_id = busy.task("ann").task_id
+    busy.beat("ann", task_id, epoch=0, epochs=0, making_progress=True)
+    busy.presence.seen("ann", daemon("ann"))
+    assert busy.site("ann").status == "working"
 
 
 def test_a_site_is_excluded_in_the_middle_of_a_round_and_nobody_waits_for_it(busy: OperatorLab) -> None:

@@ -13,7 +13,7 @@ from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.consortium import Consortium
-from protofed.common.protocol.messages import Activity, PauseReason, Progress, Role, Verdict
+from protofed.common.protocol.messages import Activity, PauseReason, Progress, Verdict
 from protofed.common.secure_sums.groups import Group, group_of, members
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
@@ -34,6 +34,7 @@ from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundR
 from protofed.server.verdicts import REVOKED
 
 LONGEST_REASON = 300  # characters
+SILENT_S = 80.0  # without a run a daemon calls every 20 s, and one that is held every 60 s at least
 
 
 @dataclass(frozen=True)
@@ -343,10 +344,11 @@ class OperatorApi:
         if (daemon := presence.look(site)) is None:
             return SiteReport(site, roles, "away", "", None, "")
         age_s, activity = daemon
-        alive = any(site in presence.alive(role, self._runs.stall_timeout_s) for role in Role)
+        if age_s > (SILENT_S if self._runs.current is None else self._runs.stall_timeout_s):
+            return SiteReport(site, roles, "silent", f"no sign for {age_s:.0f} s", age_s, "")
         if presence.pause_reason(site) is not PauseReason.NONE:
             return SiteReport(site, roles, "held", activity, age_s, "")
-        status = "silent" if not alive else "idle" if activity in ("idle", Activity.FAILED) else "working"
+        status = "idle" if activity in ("idle", Activity.FAILED) else "working"
         return SiteReport(site, roles, status, activity, age_s, "")
 
     # Certificates

@@ -23,6 +23,7 @@ class _Presence:
     moved_at: float  # seconds of the presence's clock
     pause_reason: PauseReason = PauseReason.NONE  # as it enrolled
     latest: Progress | None = None
+    work: Progress | None = None  # its newest report, until it asks for a task
     left: bool = False  # said since then, in place of doing a task
     member: Member = NO_MEMBER
 
@@ -114,7 +115,7 @@ class SitePresence:
         """
         self.seen(site, instance)
         if (presence := self._present.get(site)) is not None:
-            presence.left = False
+            presence.left, presence.work = False, None
 
     def leaves(self, site: SiteId) -> None:
         """Record that a site has left the run, as its daemon said in the middle of a task.
@@ -181,7 +182,7 @@ class SitePresence:
         presence = self._present.get(site)
         if presence is None or (presence.instance is None and presence.latest is None):
             return None
-        return self._clock() - presence.moved_at, presence.paused.value or _activity(presence.mark)
+        return self._clock() - presence.moved_at, presence.paused.value or _activity(presence.work)
 
     def ages(self) -> dict[SiteId, float]:
         """Seconds since the last progress, by site that is present or presumed so. May be called from any thread."""
@@ -231,7 +232,7 @@ class SitePresence:
 
     def _heard(self, presence: _Presence, mark: Hashable) -> None:
         if isinstance(mark, Progress):
-            presence.latest = mark
+            presence.latest = presence.work = mark
         if mark is None or mark != presence.mark or (isinstance(mark, Progress) and mark.making_progress):
             presence.mark, presence.moved_at = mark, self._clock()
 
@@ -246,10 +247,10 @@ class SitePresence:
             raise ExcludedError(f"the operator has excluded site {site}: {reason}")
 
 
-def _activity(mark: Hashable) -> str:
+def _activity(work: Progress | None) -> str:
     """A daemon's reported progress in words."""
-    if not isinstance(mark, Progress):
+    if work is None:
         return "idle"
-    if not mark.epochs:
-        return mark.activity.value
-    return f"{mark.activity.value}, epoch {mark.epoch}/{mark.epochs}"
+    if not work.epochs:
+        return work.activity.value
+    return f"{work.activity.value}, epoch {work.epoch}/{work.epochs}"
