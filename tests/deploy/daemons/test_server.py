@@ -148,3 +148,11 @@ def test_a_server_says_at_its_start_that_its_audit_log_is_gone(server: ServerPro
     server.serve("--plaintext")
     server.stop()
     assert server.log().count("the audit log was cut or removed while no server used it") == 1
+
+
+def test_a_server_that_may_open_too_few_files_to_serve_sites_says_how_many_it_needs(server: ServerProcess) -> None:
+    """With 64 it called itself ready, and served one site."""
+    process = server.start("--plaintext", "--listen=127.0.0.1:0")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
+    assert process.wait(timeout=60) == 78, server.log()
+    assert "may open 64 files: too few to serve sites. Let it open 4352" in server.log()

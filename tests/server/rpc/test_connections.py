@@ -50,6 +50,8 @@ def guard(clock: Clock) -> ConnectionGuard:
         ("ipv6:[2001:DB8:0::1]:443", ("2001:db8::1", 443)),
         ("ipv6:%5Bfe80::1%25eth0%5D:443", ("fe80::1", 443)),
         ("ipv6:%5B::ffff:10.0.0.1%5D:443", ("10.0.0.1", 443)),
+        ("", ("", 0)),
+        ("unix:", ("", 0)),
     ],
 )
 def test_a_peer_is_read_as_grpc_names_it(peer: str, expected: Endpoint) -> None:

@@ -41,6 +41,7 @@ LOG_EVERY_S = 60.0
 _DESCRIPTORS = Path("/dev/fd")  # of this process, on Linux and macOS
 
 Endpoint: TypeAlias = tuple[str, int]  # address and port of a peer
+NOWHERE: Endpoint = "", 0
 
 
 @dataclass(slots=True)
@@ -152,9 +153,12 @@ def surplus_of(connections: Mapping[Endpoint, Connection], room: int, now: float
 
 
 def endpoint(peer: str) -> Endpoint:
-    """Address and port of a peer that gRPC names `ipv4:address:port` or `ipv6:%5Baddress%5D:port`."""
+    """Address and port of a peer that gRPC names `ipv4:address:port` or `ipv6:%5Baddress%5D:port`; of no other one."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-    return _address(host.strip("[]")), int(port)
+    try:
+        return _address(host.strip("[]")), int(port)
+    except ValueError:  # gRPC may have no name for a peer that is gone already
+        return NOWHERE
 
 
 def _is_over(connection: Connection, now: float) -> bool:

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from protofed.common.address import host_and_port
-from protofed.common.errors import DiskFailureError, StateError, UnavailableError
+from protofed.common.errors import ConfigError, DiskFailureError, StateError, UnavailableError
 from protofed.common.failpoint import reach
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
@@ -61,6 +61,7 @@ OPTIONS = [  # each was measured to matter: PROTOCOL §4
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # at most half the clients' keepalive
 ]
 CONNECTIONS = 4096  # silent ones are closed after the handshake's 10 s: thousands of them leave sites enough
+FEWEST_CONNECTIONS = 16  # a server with descriptors for fewer called itself ready, and served one site
 CALLS_EACH = 2  # in flight for each connection, of all peers together: one that waits for work, and one other
 EXPIRY_EVERY_S = 86_400.0
 HANDSHAKES_EVERY_S = 60.0
@@ -111,6 +112,7 @@ async def serve(
 
     Raises:
         UnavailableError: the port is taken.
+        ConfigError: this process may open too few files.
         StateError: the ledger, the blobs or the audit log can no longer be written.
     """
     if not isinstance(blobs := served.blobs, FolderBlobs):
@@ -237,6 +239,9 @@ def room(connections: int) -> int:
 
     Raises the process's soft limit as far as the hard limit allows: without a descriptor gRPC cannot accept, and a
     flood of silent connections would shut sites out.
+
+    Raises:
+        ConfigError: it has descriptors for fewer than `FEWEST_CONNECTIONS`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if hard == resource.RLIM_INFINITY else hard
@@ -244,7 +249,11 @@ def room(connections: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, limit), hard))
     if needed > limit:
-        connections = max(1, limit - _SPARE_DESCRIPTORS)
+        if (connections := limit - _SPARE_DESCRIPTORS) < FEWEST_CONNECTIONS:
+            raise ConfigError(
+                f"this process may open {limit} files: too few to serve sites. Let it open {needed} (`ulimit -n`, "
+                f"LimitNOFILE= of systemd), at least {_SPARE_DESCRIPTORS + FEWEST_CONNECTIONS}"
+            )
         log.warning("fewer connections than wanted: raise `ulimit -n`", connections=connections, descriptors=limit)
     return connections
 
