@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import pytest
 from pydantic import Field
@@ -166,3 +166,30 @@ def test_methods_are_there_for_whoever_asks_first(half: str) -> None:
     asked = f"from protofed.{half}.method import {half}_methods as known; print(*known); known.get('fednh')"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert {"fedavg", "fednh", "fedprp", "fedproc", "cwfedavg"} <= set(done.stdout.split())
+
+
+def test_a_declaration_that_is_misspelt_is_an_error_and_not_one_that_is_not_made() -> None:
+    """A site's policy looks at what a half declares: `exchange` was taken for a method that exchanges nothing."""
+
+    class Exchanging(Protocol):
+        exchanges: ClassVar[frozenset[str]]
+
+    @dataclass(frozen=True)
+    class Right:
+        mu: float = 0.1
+        exchanges: ClassVar[frozenset[str]] = frozenset({"share"})
+
+    @dataclass(frozen=True)
+    class Wrong:
+        exchange: ClassVar[frozenset[str]] = frozenset({"share"})
+
+    @dataclass(frozen=True)
+    class Below(Wrong):
+        pass
+
+    registry: Registry[Exchanging] = Registry("method", half="client", protocols=(Exchanging,))
+    registry.register("right")(Right)
+    for number, wrong in enumerate((Wrong, Below)):
+        with pytest.raises(ConfigError, match="'exchange': did you mean 'exchanges'"):
+            registry.register(f"wrong-{number}")(wrong)
+    assert list(registry) == ["right"]

@@ -297,4 +297,19 @@ def own_losses_of(half: ClientMethod) -> frozenset[LocalLoss]:
     return frozenset(getattr(half, "own_losses", ()))
 
 
-client_methods: Registry[ClientMethod] = Registry("method", half="client", home="protofed.client.methods")
+client_methods: Registry[ClientMethod] = Registry(
+    "method",
+    half="client",
+    home="protofed.client.methods",
+    protocols=(
+        ClientMethod,
+        ExchangingMethod,
+        GlobalModelMethod,
+        ComparingMethod,
+        MixingMethod,
+        OwnLossMethod,
+        SummableMethod,
+        PrivateMethod,
+        RefiningMethod,
+    ),
+)

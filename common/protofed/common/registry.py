@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -51,10 +52,19 @@ class Registry(Generic[T]):
         half: of methods, which half these classes are; a name that is not registered may then be a plug-in's.
         home: the package whose import registers the classes of protofed; it is imported when one is first asked for,
             so that nobody who asks can have forgotten to.
+        protocols: all that a class may declare beside its fields and what begins with `_`: a declaration that is
+            misspelt would be one that is not made. None: a class may have any member.
     """
 
-    def __init__(self, kind: str, half: Literal["client", "server"] | None = None, home: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        half: Literal["client", "server"] | None = None,
+        home: str = "",
+        protocols: Sequence[type] | None = None,
+    ) -> None:
         self._kind, self._half, self._home = kind, half, home
+        self._members = None if protocols is None else frozenset(chain.from_iterable(map(_public, protocols)))
         self._classes: dict[str, type[Any]] = {}
         self._foreign: dict[str, tuple[str, ...]] = {}
         self._methods: dict[str, Method] = {}
@@ -72,6 +82,7 @@ class Registry(Generic[T]):
         foreign |= {name: method.client_options for name, method in methods.items()} | names_with_options
 
         def enter(cls: C) -> C:
+            self._check_members(cls)
             for name, options in foreign.items():
                 if name in self._classes:
                     raise ConfigError(f"{self._kind} '{name}' is registered twice")
@@ -145,7 +156,17 @@ class Registry(Generic[T]):
         cls: type[T] = import_object(path, label) if ":" in path else self.get(path)
         if not isinstance(cls, type) or not hasattr(cls, "__dataclass_fields__"):
             raise ConfigError(f"{label}: {path} is no dataclass; expected the {self._half} half of a method")
+        self._check_members(cls)
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
+
+    def _check_members(self, cls: type[Any]) -> None:
+        """Raises ConfigError: it has a member that no protocol knows."""
+        if self._members is None:
+            return
+        known = self._members | _fields(cls)
+        for member in sorted({name for base in cls.__mro__[:-1] for name in _public(base)} - known):
+            hint = unknown(f"member of the {self._half} half {cls.__name__}", member, known)
+            raise ConfigError(f"{hint}; a member of its own begins with `_`")
 
     def _plugin(self, name: str, allowed: Container[str] | None = None) -> MethodPlugin:
         """A method that is not registered; errors as of `build`."""
@@ -159,3 +180,8 @@ class Registry(Generic[T]):
 
 def _fields(cls: type[Any]) -> set[str]:
     return {field.name for field in dataclasses.fields(cls)}
+
+
+def _public(cls: type[Any]) -> set[str]:
+    """The members that a class itself declares."""
+    return {name for name in {*vars(cls), *vars(cls).get("__annotations__", {})} if not name.startswith("_")}

@@ -189,7 +189,12 @@ def joined(method: ServerMethod, state: Payload, update: Update) -> Payload:
     return cast("JoiningMethod", method).joined(state, update) if hasattr(method, "joined") else state
 
 
-server_methods: Registry[ServerMethod] = Registry("method", half="server", home="protofed.server.methods")
+server_methods: Registry[ServerMethod] = Registry(
+    "method",
+    half="server",
+    home="protofed.server.methods",
+    protocols=(ServerMethod, ClasswiseMethod, SummableMethod, OwnStartMethod, JoiningMethod, RefiningMethod),
+)
 
 
 def weight_of(update: Update, weighting: Weighting) -> float:

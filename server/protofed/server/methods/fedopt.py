@@ -73,13 +73,13 @@ class FedOptServer(ABC):
                     continue
                 w, paths = state[part][name], {moment: f"{moment}.{part}.{name}" for moment in MOMENTS}
                 known = {moment: old[path] for moment, path in paths.items() if path in old}
-                stepped, new = self.step(w, towards - w, known)
+                stepped, new = self._step(w, towards - w, known)
                 model[part][name] = np.asarray(stepped)  # of a 0-d array NumPy makes a scalar
                 moments |= {paths[moment]: np.asarray(array) for moment, array in new.items()}
         return {**model, Part.PRIVATE: moments}
 
     @abstractmethod
-    def step(self, w: Array, delta: Array, old: Tensors) -> tuple[Array, Tensors]:
+    def _step(self, w: Array, delta: Array, old: Tensors) -> tuple[Array, Tensors]:
         """ServerOpt: a tensor [...] one step along the pseudo-gradient, and its moments, which are `old` next time."""
 
 
@@ -90,7 +90,7 @@ class FedAvgMServer(FedOptServer):
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta
 
-    def step(self, w: Array, delta: Array, old: Tensors) -> tuple[Array, Tensors]:
+    def _step(self, w: Array, delta: Array, old: Tensors) -> tuple[Array, Tensors]:
         """SGD with momentum."""
         m = self.momentum * old.get("m", 0.0) + delta
         return w + self.server_lr * m, {"m": m}
@@ -105,14 +105,14 @@ class AdaptiveServer(FedOptServer):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     tau: Annotated[float, Field(gt=0)] = 1e-3  # v begins as tau^2: the larger, the less adaptive
 
-    def step(self, w: Array, delta: Array, old: Tensors) -> tuple[Array, Tensors]:
+    def _step(self, w: Array, delta: Array, old: Tensors) -> tuple[Array, Tensors]:
         """A step for each weight by how large its pseudo-gradients have been."""
         m = self.beta1 * old.get("m", 0.0) + (1 - self.beta1) * delta
-        v = self.second(old.get("v", np.full_like(w, self.tau**2)), delta**2)
+        v = self._second(old.get("v", np.full_like(w, self.tau**2)), delta**2)
         return w + self.server_lr * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
 
     @abstractmethod
-    def second(self, v: Array, squared: Array) -> Array:
+    def _second(self, v: Array, squared: Array) -> Array:
         """The next v, from this one and delta^2."""
 
 
@@ -121,7 +121,7 @@ class AdaptiveServer(FedOptServer):
 class FedAdamServer(AdaptiveServer):
     """m <- beta1 m + (1 - beta1) delta; v <- beta2 v + (1 - beta2) delta^2; w <- w + eta m / (sqrt(v) + tau)."""
 
-    def second(self, v: Array, squared: Array) -> Array:
+    def _second(self, v: Array, squared: Array) -> Array:
         """Forgets by the same share, whatever comes."""
         return self.beta2 * v + (1 - self.beta2) * squared
 
@@ -131,6 +131,6 @@ class FedAdamServer(AdaptiveServer):
 class FedYogiServer(AdaptiveServer):
     """As FedAdam, but v <- v - (1 - beta2) delta^2 sign(v - delta^2)."""
 
-    def second(self, v: Array, squared: Array) -> Array:
+    def _second(self, v: Array, squared: Array) -> Array:
         """Forgets by no more than what comes."""
         return np.asarray(v - (1 - self.beta2) * squared * np.sign(v - squared))
