@@ -44,10 +44,9 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
         _note(journal, GIVEN_UP, lost)
     if adopted := sorted(kept - promised.keys()):
         log.warning(
-            "the journal lacked promises that the ledger has: a server that was killed leaves a few; many, and it was "
-            "cut, removed, or another server's. See the runbook: An audit log or journal that was changed",
+            "the journal lacked promises that the ledger has: a server that was killed leaves a few; of many see "
+            "the runbook on a journal that was changed",
             promises=len(adopted),
-            journal=str(path),
         )
     _note(journal, ADOPTED, adopted)
     return journal
@@ -62,10 +61,9 @@ def compare_audit(journal: Path, newest: int) -> None:
     seen = [record.facts["records"] for record in records(journal) if record.event == AUDIT]
     if seen and isinstance(seen[-1], int) and newest < seen[-1]:
         log.error(
-            "the audit log was cut or removed while no server used it: the journal has seen more records. See the "
-            "runbook: An audit log or journal that was changed",
-            records=newest,
-            seen=seen[-1],
+            "the audit log was cut or removed while no server used it: the journal has seen more records",
+            counted=newest,
+            needed=seen[-1],
         )
 
 
