@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
-from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+from pydicom.uid import UID, ExplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage
 
 from protofed.common.config.recipe import Data, Input
 
@@ -57,7 +57,7 @@ def classes(root: Path, names: Mapping[str, int], first: int = 0) -> Path:
 def dicom(path: Path, pixels: NDArray[Any], bits: int = 16, syntax: str = ExplicitVRLittleEndian, **more: Any) -> Path:
     """A file of these stored values, [H, W] or [H, W, 3], with a patient's name in it."""
     meta = FileMetaDataset()
-    meta.TransferSyntaxUID = UID(syntax)
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian if syntax == RLELossless else UID(syntax)
     meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
     meta.MediaStorageSOPInstanceUID = UID("1.2.3")
     found = Dataset()
@@ -74,5 +74,7 @@ def dicom(path: Path, pixels: NDArray[Any], bits: int = 16, syntax: str = Explic
     found.PixelData = pixels.tobytes()
     for name, value in more.items():
         setattr(found, name, value)
+    if syntax == RLELossless:
+        found.compress(RLELossless, generate_instance_uid=False)
     found.save_as(path, enforce_file_format=True)
     return path

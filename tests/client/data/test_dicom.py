@@ -14,7 +14,11 @@ from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_windowing
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
     JPEGLosslessSV1,
+    RLELossless,
+    SecondaryCaptureImageStorage,
 )
 from tests.support.image_files import dicom as made
 from tests.support.image_files import input_
@@ -113,7 +117,7 @@ def test_colours_of_eight_bits_stay_so(tmp_path: Path) -> None:
     got = decode(made(tmp_path / "a", pixels, 8), input_((3, 2, 2)))
     assert got.dtype == np.uint8
     assert np.array_equal(got, pixels.transpose(2, 0, 1))
-    with pytest.raises(UnreadableImageError, match="RGB with uint16"):
+    with pytest.raises(UnreadableImageError, match="RGB with 16 bits a colour"):
         decode(made(tmp_path / "b", pixels.astype(np.uint16)), input_((3, 2, 2)))
 
 
@@ -143,10 +147,10 @@ def test_it_is_fitted_as_other_images_are(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ({"NumberOfFrames": 2, "PixelData": bytes(8)}, "several frames"),
-        ({"PerFrameFunctionalGroupsSequence": [Dataset()]}, "several frames"),
-        ({"PixelData": bytes(2)}, "truncated, damaged"),
+        ({"PerFrameFunctionalGroupsSequence": [Dataset(), Dataset()]}, "several frames"),
+        ({"PixelData": bytes(2)}, "truncated or damaged"),
         ({"Rows": 60_000, "Columns": 60_000}, "60000 x 60000 pixels"),
-        ({"PhotometricInterpretation": "ODD"}, "ODD|damaged"),
+        ({"PhotometricInterpretation": "ODD"}, "colours other than RGB"),
         ({"WindowCenter": 1, "WindowWidth": 9, "VOILUTFunction": "CURVE"}, "unknown VOI LUT function"),
     ],
 )
@@ -186,6 +190,65 @@ def test_no_name_of_a_patient_is_read(tmp_path: Path) -> None:
     found = dicom._checked(made(tmp_path / "a", pair(0, 1)))
     assert "PatientName" not in found
     assert "PixelData" in found
+
+
+@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, ExplicitVRLittleEndian])
+@pytest.mark.parametrize("meta", [True, False])
+def test_a_file_without_a_preamble_is_read(syntax: str, meta: bool, tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 65535), syntax=syntax, SOPClassUID=SecondaryCaptureImageStorage)
+    content = path.read_bytes()[132:]
+    if not meta:  # the group 2 begins with its own length
+        content = content[12 + int.from_bytes(content[8:12], "little") :]
+    path.write_bytes(content)
+    assert dicom.is_dicom(path)
+    assert decode(path, PAIR)[0, 0].tolist() == [0, 1]
+
+
+def test_without_a_preamble_and_an_image_it_is_refused_as_dicom(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\x08\0\x05\0CS\x0a\0ISO_IR 100")
+    with pytest.raises(UnreadableImageError, match="DICOM without an image"):
+        decode(tmp_path / "a", PAIR)
+
+
+def test_a_deflated_file_without_a_preamble_is_not_inflated(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 1), syntax=DeflatedExplicitVRLittleEndian)
+    path.write_bytes(path.read_bytes()[132:])
+    with pytest.raises(UnreadableImageError, match="deflated"):
+        decode(path, PAIR)
+
+
+def test_a_compressed_file_that_does_not_say_how_is_refused(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", pair(0, 1), syntax=RLELossless, SOPClassUID=SecondaryCaptureImageStorage)
+    content = path.read_bytes()[132:]
+    path.write_bytes(content[12 + int.from_bytes(content[8:12], "little") :])
+    with pytest.raises(UnreadableImageError, match="does not say how it is compressed; expected"):
+        decode(path, PAIR)
+
+
+def enhanced(path: Path, shared: bool) -> Path:
+    """One frame, whose slope, intercept and window are in functional groups."""
+    rescale, window, group = Dataset(), Dataset(), Dataset()
+    rescale.RescaleSlope, rescale.RescaleIntercept, rescale.RescaleType = 1, -1024, "HU"
+    window.WindowCenter, window.WindowWidth, window.VOILUTFunction = 50, 200, "LINEAR_EXACT"
+    group.PixelValueTransformationSequence, group.FrameVOILUTSequence = [rescale], [window]
+    groups: dict[str, Any] = {"SharedFunctionalGroupsSequence": [group if shared else Dataset()]}
+    groups["PerFrameFunctionalGroupsSequence"] = [Dataset() if shared else group]
+    return made(path, pair(1024, 1124), NumberOfFrames=1, **groups)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_an_enhanced_file_of_one_frame_is_read_with_its_groups_units_and_window(shared: bool, tmp_path: Path) -> None:
+    path = enhanced(tmp_path / "a", shared)
+    np.testing.assert_allclose(decode(path, PAIR)[0, 0], [0.25, 0.75])  # -50..150
+    np.testing.assert_allclose(decode(path, input_((1, 1, 2), window=(0, 400)))[0, 0], [0.5, 0.75])
+
+
+def test_a_tables_first_value_may_be_negative_though_written_without_a_sign(tmp_path: Path) -> None:
+    table = Dataset()
+    table.LUTDescriptor, table.LUTData = [2, 65536 - 1024, 16], [0, 65535]
+    table["LUTData"].VR = "US"
+    path = made(tmp_path / "a", pair(0, 1), RescaleSlope=1, RescaleIntercept=-1024, VOILUTSequence=[table])
+    assert decode(path, PAIR)[0, 0].tolist() == [0, 1]
 
 
 def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,8 @@ _TAGS = [
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames"),
     *("BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData", "ExtendedOffsetTable"),
     *("ExtendedOffsetTableLengths", "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "VOILUTSequence"),
-    *("WindowCenter", "WindowWidth", "VOILUTFunction", "PerFrameFunctionalGroupsSequence"),
+    *("WindowCenter", "WindowWidth", "VOILUTFunction", "SharedFunctionalGroupsSequence"),
+    "PerFrameFunctionalGroupsSequence",
     *(
         f"{colour}PaletteColorLookupTable{part}"
         for colour in ("Red", "Green", "Blue")
@@ -31,12 +34,33 @@ _TAGS = [
     *(f"Segmented{colour}PaletteColorLookupTableData" for colour in ("Red", "Green", "Blue")),
 ]
 _DEFLATED = "1.2.840.10008.1.2.1.99"
+# The first element of a file without a preamble: of group 2 or 8, with a VR or (implicit) a length below 65536.
+_BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|..\0\0)|\0[\x02\x08]\0.[A-Z]{2}", re.DOTALL)
+# Of an enhanced image these are in sequences for the frame, and in those that all frames share.
+_IN_GROUPS = {
+    "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept"),
+    "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction"),
+}
+_MAY_BE_EMPTY = (
+    "RescaleSlope",
+    "RescaleIntercept",
+    "ModalityLUTSequence",
+    "VOILUTSequence",
+    *sum(_IN_GROUPS.values(), ()),
+)
+_RGB = ("RGB", "YBR_FULL", "YBR_FULL_422")
+_RGB_BY_JPEG_2000 = ("YBR_ICT", "YBR_RCT")  # its decoders give RGB; elsewhere nothing converts them
 
 
 def is_dicom(path: Path) -> bool:
-    """Whether a file is DICOM: 128 bytes of preamble, then `DICM` (PS3.10, 7.1)."""
+    """Whether a file is DICOM: 128 bytes of preamble, then `DICM` (PS3.10, 7.1); or it begins with an element."""
     with path.open("rb") as file:
-        return file.read(132)[128:] == b"DICM"
+        start = file.read(132)
+    return _has_preamble(start) or _BARE.match(start) is not None
+
+
+def _has_preamble(start: bytes) -> bool:
+    return start[128:] == b"DICM"
 
 
 def read(path: Path, window: tuple[float, float] | None) -> Image:
@@ -59,29 +83,76 @@ def read(path: Path, window: tuple[float, float] | None) -> Image:
     if kind in ("MONOCHROME1", "MONOCHROME2"):
         plane = _unit(dataset, window)
         return Image.fromarray(1 - plane if kind == "MONOCHROME1" else plane)
-    array = _colours(dataset, kind)
-    if array.dtype != np.uint8 or array.ndim != 3:
-        raise UnreadableImageError(f"DICOM in {kind} with {array.dtype} values; expected 8 bits a colour")
-    return Image.fromarray(array)
+    return Image.fromarray(_palette_colours(dataset) if kind == "PALETTE COLOR" else _colours(dataset, kind))
 
 
 def _checked(path: Path) -> Dataset:
     """The elements of `_TAGS`, after all checks that need no pixels."""
-    pydicom = _library()
-    meta = pydicom.filereader.read_file_meta_info(path)
-    if meta.TransferSyntaxUID == _DEFLATED:  # pydicom would inflate all of it, however large, before any check
-        raise UnreadableImageError("a deflated DICOM file; expected another transfer syntax")
-    dataset: Dataset = pydicom.dcmread(path, specific_tags=_TAGS)
+    dataset = _elements(path)
     if "PixelData" not in dataset:
         raise UnreadableImageError("DICOM without an image")
-    if int(dataset.get("NumberOfFrames") or 1) != 1 or "PerFrameFunctionalGroupsSequence" in dataset:
+    if any(name not in dataset for name in ("Rows", "Columns", "PhotometricInterpretation", "BitsStored")):
+        raise UnreadableImageError("DICOM whose image has no size, colours or depth")
+    frames = dataset.get("PerFrameFunctionalGroupsSequence") or []
+    if int(dataset.get("NumberOfFrames") or 1) != 1 or len(frames) > 1:
         raise UnreadableImageError("DICOM of several frames; expected one image a file")
     if dataset.Rows * dataset.Columns > MOST_PIXELS:
         raise UnreadableImageError(f"{dataset.Columns} x {dataset.Rows} pixels; expected at most {MOST_PIXELS:,}")
-    syntax = meta.TransferSyntaxUID
-    if syntax.is_compressed and not pydicom.pixels.get_decoder(syntax).is_available:
-        raise UnreadableImageError(f"DICOM compressed as {syntax.name}, for which pydicom has no decoder here")
+    _check_syntax(dataset)
+    _lift(dataset)
     return dataset
+
+
+def _elements(path: Path) -> Dataset:
+    """The elements of `_TAGS`; of functional groups pydicom reads all, and `_lift` drops what pixels do not need."""
+    pydicom = _library()
+    with path.open("rb") as file:
+        file.seek(132 if _has_preamble(file.read(132)) else 0)
+        meta = pydicom.filereader.read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group != 2)
+    if meta.get("TransferSyntaxUID") == _DEFLATED:  # pydicom would inflate it, however large, before any check
+        raise UnreadableImageError("a deflated DICOM file; expected another transfer syntax")
+    dataset: Dataset = pydicom.dcmread(path, specific_tags=_TAGS, force=True)
+    return dataset
+
+
+def _check_syntax(dataset: Dataset) -> None:
+    """Check that pydicom can decode the pixels; a file that does not say how it is encoded is as pydicom reads it."""
+    from pydicom import uid
+
+    if "TransferSyntaxUID" not in dataset.file_meta:
+        if dataset["PixelData"].is_undefined_length:
+            raise UnreadableImageError("DICOM that does not say how it is compressed; expected a transfer syntax")
+        implicit, little = dataset.original_encoding
+        explicit = uid.ExplicitVRLittleEndian if little else uid.ExplicitVRBigEndian
+        dataset.file_meta.TransferSyntaxUID = uid.ImplicitVRLittleEndian if implicit else explicit
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax.is_compressed and not _library().pixels.get_decoder(syntax).is_available:
+        raise UnreadableImageError(
+            f"DICOM compressed as {syntax.name}, for which pydicom has no decoder here: install pylibjpeg, or "
+            "decompress the file"
+        )
+
+
+def _lift(dataset: Dataset) -> None:
+    """Move what an enhanced image says of its frame to where other images say it; drop elements without a value."""
+    groups = [*_first(dataset, "SharedFunctionalGroupsSequence"), *_first(dataset, "PerFrameFunctionalGroupsSequence")]
+    for group in groups:
+        for sequence, names in _IN_GROUPS.items():
+            for item in _first(group, sequence):
+                for name in filter(item.__contains__, names):
+                    dataset.add(item[name])
+    for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        dataset.pop(name, None)
+    for name in _MAY_BE_EMPTY:
+        if name in dataset and dataset[name].is_empty:
+            del dataset[name]
+    if not all("LUTDescriptor" in item and "LUTData" in item for item in _first(dataset, "VOILUTSequence")):
+        del dataset.VOILUTSequence
+
+
+def _first(dataset: Dataset, sequence: str) -> list[Dataset]:
+    """The first item of a sequence, if there is one."""
+    return list(dataset.get(sequence) or [])[:1]
 
 
 def _library() -> Any:
@@ -94,23 +165,69 @@ def _library() -> Any:
     return pydicom
 
 
+def _stored(dataset: Dataset) -> Values:
+    """The stored values [H, W] or [H, W, 3], of `BitsStored` bits; colours as RGB."""
+    allocated, stored, high = int(dataset.BitsAllocated), int(dataset.BitsStored), int(dataset.HighBit)
+    syntax = dataset.file_meta.TransferSyntaxUID
+    moved = high != stored - 1  # by old writers; pydicom takes the lowest bits, whatever HighBit says
+    if moved and (syntax.is_compressed or not stored <= high + 1 <= allocated):
+        raise UnreadableImageError("DICOM whose HighBit does not match its BitsStored; expected BitsStored - 1")
+    if moved:
+        dataset.pixel_array_options(correct_unused_bits=False)
+    try:
+        cells: Values = dataset.pixel_array
+    except RuntimeError as error:
+        if not syntax.is_compressed:
+            raise
+        raise UnreadableImageError(
+            f"DICOM compressed as {syntax.name}, which no decoder here can decode: it is damaged, or needs pylibjpeg"
+        ) from error
+    return cells << (allocated - 1 - high) >> (allocated - stored) if moved else cells
+
+
 def _unit(dataset: Dataset, window: tuple[float, float] | None) -> NDArray[np.float32]:
     """Grey values [H, W] in 0..1."""
-    from pydicom.pixels.processing import apply_modality_lut
-
-    values = apply_modality_lut(dataset.pixel_array, dataset)
+    values, low, high = _rescaled(dataset)
     if window is not None:
         unit = linear(values, *window)
     elif "VOILUTSequence" in dataset:
-        unit = _by_lookup_table(values, dataset)
+        unit = _by_voi_table(values, dataset, signed=low < 0)
     elif dataset.get("WindowCenter") is not None:
         unit = _own_window(values, dataset)
     else:
-        low, high = sorted(float(end) for end in apply_modality_lut(_stored_ends(dataset), dataset))
         unit = linear(values, (low + high) / 2, high - low)
     if not np.isfinite(unit).all():
         raise UnreadableImageError("DICOM whose window or range is no number")
     return unit.clip(0, 1).astype(np.float32)
+
+
+def _rescaled(dataset: Dataset) -> tuple[Values, float, float]:
+    """Values [H, W] by the file's modality LUT or slope and intercept, and the range that its bits can represent."""
+    from pydicom.pixels.processing import apply_modality_lut
+
+    stored = _stored(dataset)
+    if "ModalityLUTSequence" in dataset:
+        entries, first, bits = _descriptor(dataset.ModalityLUTSequence[0].LUTDescriptor)
+        if bits not in (8, 16):
+            raise UnreadableImageError("DICOM with a modality LUT of other than 8 or 16 bits")
+        table = apply_modality_lut(np.arange(first, first + entries), dataset)
+        return _looked_up(stored, first, table), 0, (1 << bits) - 1
+    low, high = sorted(float(end) for end in apply_modality_lut(_stored_ends(dataset), dataset))
+    return apply_modality_lut(stored, dataset), low, high
+
+
+def _descriptor(numbers: Sequence[int]) -> tuple[int, int, int]:
+    """Number of entries, the value of the first one, and bits of an entry (PS3.3, C.11.1.1.1); 0 entries are 65536."""
+    entries, first, bits = (int(number) for number in numbers)
+    return entries or 1 << 16, first, bits
+
+
+def _looked_up(values: Values, first: int, table: NDArray[Any]) -> NDArray[Any]:
+    """Values [H, W] in a table [entries, ...]; those beyond an end get that end's entry.
+
+    pydicom looks values up in the table's own integers, where those far beyond an end wrap. So it only reads the table.
+    """
+    return table[np.clip(values.astype(np.float64) - first, 0, len(table) - 1).astype(np.intp)]
 
 
 def linear(values: Values, centre: float, width: float) -> Values:
@@ -140,15 +257,23 @@ def _own_window(values: Values, dataset: Dataset) -> Values:
             raise UnreadableImageError("DICOM with an unknown VOI LUT function")
 
 
-def _by_lookup_table(values: Values, dataset: Dataset) -> Values:
-    """Values [H, W] through the first of the file's VOI LUTs (PS3.3, C.11.2.1.1)."""
+def _by_voi_table(values: Values, dataset: Dataset, *, signed: bool) -> Values:
+    """Values [H, W] through the first of the file's VOI LUTs (PS3.3, C.11.2.1.1).
+
+    Args:
+        signed: the values may be negative.
+    """
     from pydicom.pixels.processing import apply_voi
 
-    entries, _, bits = (int(number) for number in dataset.VOILUTSequence[0].LUTDescriptor)
-    if bits == 8 and not 0 < entries <= 256:  # pydicom indexes such a table with 8 bits
-        raise UnreadableImageError("DICOM with a VOI LUT of 8 bits and more than 256 entries")
-    unit: Values = apply_voi(values.astype(np.int64), dataset) / ((1 << bits) - 1)
-    return unit
+    entries, first, bits = _descriptor(dataset.VOILUTSequence[0].LUTDescriptor)
+    if bits not in (8, *range(10, 17)) or (bits == 8 and entries > 256):  # pydicom indexes 8 bits with 8 bits
+        raise UnreadableImageError(
+            "DICOM with a VOI LUT of other than 8 or 10 to 16 bits, or of 8 and over 256 entries"
+        )
+    table = apply_voi(np.arange(first, first + entries), dataset) / ((1 << bits) - 1)
+    if signed and first >= 1 << 15:  # a negative first value, read as one without a sign
+        first -= 1 << 16
+    return _looked_up(values, first, table)
 
 
 def _stored_ends(dataset: Dataset) -> NDArray[np.int64]:
@@ -157,12 +282,28 @@ def _stored_ends(dataset: Dataset) -> NDArray[np.int64]:
     return np.array([-(1 << bits - 1), (1 << bits - 1) - 1] if signed else [0, (1 << bits) - 1])
 
 
-def _colours(dataset: Dataset, kind: str) -> NDArray[Any]:
-    """[H, W, 3], RGB; pydicom converts YBR on the way, and a palette is applied here."""
+def _colours(dataset: Dataset, kind: str) -> NDArray[np.uint8]:
+    """[H, W, 3], RGB; pydicom converts YBR on the way."""
+    from pydicom.uid import JPEG2000TransferSyntaxes
+
+    jpeg_2000 = dataset.file_meta.TransferSyntaxUID in JPEG2000TransferSyntaxes
+    if kind not in (*_RGB, *(_RGB_BY_JPEG_2000 if jpeg_2000 else ())):
+        raise UnreadableImageError(f"DICOM in colours other than {', '.join(_RGB)} or PALETTE COLOR")
+    if int(dataset.BitsAllocated) != 8 or int(dataset.BitsStored) != 8:
+        raise UnreadableImageError(f"DICOM in {kind} with {dataset.BitsStored} bits a colour; expected 8")
+    return _stored(dataset)
+
+
+def _palette_colours(dataset: Dataset) -> NDArray[np.uint8]:
+    """[H, W, 3], RGB, of 8 bits. Where all of a palette is below 256 its 16 bits hold 8, as of some old writers."""
     from pydicom.pixels.processing import apply_color_lut
 
-    array: NDArray[Any] = dataset.pixel_array
-    if kind != "PALETTE COLOR":
-        return array
-    coloured = apply_color_lut(array, dataset)
-    return coloured if coloured.dtype == np.uint8 else (coloured >> 8).astype(np.uint8)
+    if not dataset.original_encoding[1]:
+        raise UnreadableImageError("DICOM in PALETTE COLOR and big endian; expected little endian")
+    entries, first, _ = _descriptor(dataset.RedPaletteColorLookupTableDescriptor)
+    table = apply_color_lut(np.arange(first, first + entries), dataset)
+    if table.dtype == np.uint8 and entries > 256:  # pydicom indexes 8 bits with 8 bits
+        raise UnreadableImageError("DICOM with a palette of 8 bits and more than 256 entries; expected 16 bits")
+    if table.max() > 255:
+        table >>= 8
+    return _looked_up(_stored(dataset), first, table.astype(np.uint8))
