@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from structlog.testing import capture_logs
+from tests.support import tiff_files
 from tests.support.image_files import GREY, RGB, input_, ramp, save
 
+from protofed.client.data import decoding
 from protofed.client.data.decoding import decode
 from protofed.client.data.image_error import UnreadableImageError
 from protofed.common.config.recipe import Input
@@ -181,6 +186,82 @@ def test_another_size_is_refused_unless_it_is_to_be_fitted(tmp_path: Path) -> No
     path = save(tmp_path / "a.png", ramp(5, 4))
     with pytest.raises(UnreadableImageError, match=r"input\.fit"):
         decode(path, RGB)
+
+
+def phone(path: Path) -> Path:
+    """A JPEG with a second, darker picture behind the first, as phones write a preview or a depth map."""
+    photograph, preview = (Image.fromarray(np.full((4, 4, 3), shade, np.uint8)) for shade in (200, 20))
+    photograph.save(path, "MPO", save_all=True, append_images=[preview])
+    return path
+
+
+def test_of_a_phones_jpeg_with_two_pictures_the_first_is_read_and_it_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_first_picture", Lock())
+    paths = [phone(tmp_path / f"{number}.jpg") for number in range(3)]
+    with Image.open(paths[0]) as image:
+        assert image.format == "MPO"
+    with capture_logs() as logs:
+        shades = [decode(path, RGB).mean() for path in paths]
+    assert np.abs(np.array(shades) - 200).max() <= 2
+    assert [line["event"] for line in logs] == [
+        "JPEG files hold several pictures; only the first picture of each such file is read"
+    ]
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "stretch"])
+@pytest.mark.parametrize("size", [(1, 10_000), (10_000, 1)])
+def test_a_thin_image_is_fitted_in_memory_that_the_result_bounds(
+    fit: str, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resized: list[int] = []
+    resize = Image.Image.resize
+
+    def counted(image: Image.Image, wanted: tuple[int, int], *rest: Any) -> Image.Image:
+        # Pillow resizes rows first: the width that is wanted, of all rows of the box or image.
+        box = rest[1] if len(rest) > 1 and rest[1] is not None else (0, 0, *image.size)
+        resized.append(wanted[0] * max(wanted[1], math.ceil(box[3] - box[1])))
+        return resize(image, wanted, *rest)
+
+    monkeypatch.setattr(Image.Image, "resize", counted)
+    monkeypatch.setattr(decoding, "MOST_PIXELS", 100_000)
+    Image.new("L", size, 255).save(tmp_path / "a.png")
+    made = decode(tmp_path / "a.png", input_((1, 224, 224), fit=fit))
+    assert made.shape == (1, 224, 224)
+    assert made.max() == 255
+    assert max(resized) <= 100_000
+
+
+def test_crop_is_the_middle_of_the_whole_scaled_image(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 91, 3), np.uint8)
+    made = decode(save(tmp_path / "a.png", pixels), input_((3, 24, 16), fit="crop"))
+    whole = np.asarray(Image.fromarray(pixels).resize((59, 24), Image.Resampling.BILINEAR))
+    assert np.abs(made.astype(int) - first(whole[:, 21:37])).max() <= 1
+
+
+def test_where_zero_is_white_a_window_means_brightness(tmp_path: Path) -> None:
+    values = np.array([[0, 900], [1000, 65535]], np.uint16)
+    stored = tiff_files.write(tmp_path / "a.tif", 65535 - values, 16, tiff_files.WHITE_IS_ZERO)
+    made = decode(stored, input_((1, 2, 2), window=(1000, 400)))
+    np.testing.assert_allclose(made[0], [[0, 0.25], [0.5, 1]], atol=1e-7)
+
+
+def test_twelve_packed_bits_keep_their_units_for_a_window(tmp_path: Path) -> None:
+    stored = tiff_files.write(tmp_path / "a.tif", np.array([[900, 1000]]), 12, tiff_files.BLACK_IS_ZERO)
+    np.testing.assert_allclose(decode(stored, input_((1, 1, 2), window=(1000, 400)))[0], [[0.25, 0.5]], atol=1e-7)
+
+
+def test_thirty_two_bits_without_a_sign_do_not_become_negative(tmp_path: Path) -> None:
+    values = np.array([[0, 3_000_000_000]], np.uint32)
+    stored = tiff_files.write(tmp_path / "a.tif", values, 32, tiff_files.BLACK_IS_ZERO)
+    assert decode(stored, input_((1, 1, 2), window=(1e5, 2e5)))[0, 0].tolist() == [0, 1]
+
+
+def test_a_transparent_value_of_sixteen_bits_is_alpha_too(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", np.array([[7, 9]], np.uint16), transparency=9)
+    with pytest.raises(UnreadableImageError, match="transparent"):
+        decode(path, input_((1, 1, 2)))
 
 
 def test_stretch_is_pillows_bilinear_resize(tmp_path: Path) -> None:

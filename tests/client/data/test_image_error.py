@@ -55,7 +55,7 @@ def cut_short() -> bytes:
         (cut_short(), "truncated"),
         (png(20_000, 20_000), "at most 100,000,000"),
         (png(10_001, 10_000), "expected at most 100,000,000"),
-        (png(4, 4, depth=16), "colours of 16 bits"),
+        (png(4, 4, depth=16), "colours of more than 8 bits"),
         (frames("GIF"), "2 frames"),
         (frames("TIFF"), "2 frames"),
         (frames("PNG"), "2 frames"),

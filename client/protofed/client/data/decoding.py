@@ -10,13 +10,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
-from protofed.client.data import dicom
+from protofed.client.data import dicom, stored_grey
 from protofed.client.data.image_error import MOST_FILE_BYTES, MOST_PIXELS, UnreadableImageError
+from protofed.client.data.stored_grey import DEEP, StoredGrey
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
 
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
 Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF", "WEBP", "JPEG2000")
 _GREYS = ("L", "F")
-_DEEP = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's 16-bit modes
+_MAGIC = {b"II": "a TIFF file", b"MM": "a TIFF file", b"\xff\xd8": "a JPEG file", b"BM": "a BMP file"}
+_first_picture = Lock()  # is acquired once, never released: by the first file of which only one picture is read
+log = structlog.get_logger()
 
 
 def decode(path: Path, input_: Input) -> Pixels:
@@ -100,14 +105,20 @@ def open_image(path: Path, window: tuple[float, float] | None) -> Image:
     except (DataError, MemoryError):
         raise
     except Exception as error:  # decoders raise anything on damaged files; their texts may quote the content
-        raise UnreadableImageError(_reason(error)) from error
+        raise UnreadableImageError(_reason(error, path)) from error
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, path: Path) -> str:
     from PIL.Image import DecompressionBombError
 
     if isinstance(error, DecompressionBombError):
         return f"far too many pixels; expected at most {MOST_PIXELS:,}"
+    if dicom.is_dicom(path):
+        return "DICOM that is truncated or damaged"
+    with path.open("rb") as file:
+        type_ = _MAGIC.get(file.read(2))
+    if type_ is not None:
+        return f"{type_} that is truncated, damaged or of a kind that Pillow does not read: save it as PNG"
     return "truncated, damaged or of no known type"
 
 
@@ -126,21 +137,27 @@ def _read(path: Path, window: tuple[float, float] | None) -> Image:
     from PIL import Image, ImageOps
 
     with Image.open(path, formats=FORMATS) as image:
-        if (frames := getattr(image, "n_frames", 1)) != 1:
-            raise UnreadableImageError(f"{frames} frames or pages; expected one image a file")
-        if image.width * image.height > MOST_PIXELS:
-            raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
-        # Pillow reads colours of 16 bits as 8 bits without a word; only the raw mode of its tiles shows it.
-        if image.mode not in ("I", *_DEEP) and any(";16" in str(tile.args) for tile in image.tile):
-            raise UnreadableImageError("colours of 16 bits; expected 8 bits, or 16 in grey")
+        _check_header(image)
+        grey = stored_grey.read_header(image, path)
         image.load()  # only now are pixels decoded: all checks above read the header
-        return _simplified(ImageOps.exif_transpose(image), window)
+        return _simplified(ImageOps.exif_transpose(image), grey, window)
 
 
-def _simplified(image: Image, window: tuple[float, float] | None) -> Image:
+def _check_header(image: Image) -> None:
+    frames = getattr(image, "n_frames", 1)
+    if image.format == "MPO":  # a phone's JPEG: the picture, then a preview, a depth map or the like
+        if _first_picture.acquire(blocking=False):
+            log.info("JPEG files hold several pictures; only the first picture of each such file is read")
+    elif frames != 1:
+        raise UnreadableImageError(f"{frames} frames or pages; expected one image a file")
+    if image.width * image.height > MOST_PIXELS:
+        raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
+
+
+def _simplified(image: Image, grey: StoredGrey, window: tuple[float, float] | None) -> Image:
     """Pillow's many modes reduced to L, RGB, or F in 0..1."""
-    if image.mode in (*_DEEP, "I", "F"):
-        return _floats(_deep(image, window))
+    if image.mode in (*DEEP, "I", "F"):
+        return _floats(_deep(image, grey, window))
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         image = _opaque(image)
     if image.mode == "P":
@@ -152,19 +169,22 @@ def _simplified(image: Image, window: tuple[float, float] | None) -> Image:
     return image
 
 
-def _deep(image: Image, window: tuple[float, float] | None) -> NDArray[np.float32]:
-    """[H, W], values of more than 8 bits scaled to 0..1: by the run's window, or 16 bits by 65535."""
-    values = np.asarray(image).astype(np.float64)  # native byte order, whatever the file's
+def _deep(image: Image, grey: StoredGrey, window: tuple[float, float] | None) -> NDArray[np.float32]:
+    """[H, W], values of more than 8 bits scaled to 0..1: by the run's window, or by all that their bits can hold."""
+    values = grey.values(image)
     if not np.isfinite(values).all():
         raise UnreadableImageError("values that are no numbers")
+    if "transparency" in image.info and (values == image.info["transparency"]).any():
+        raise UnreadableImageError("partly transparent; expected an opaque image")
     if window is not None:
         return _windowed(values, window)
-    most = 1.0 if image.mode == "F" else 65535.0
-    if values.min() < 0 or values.max() > most:
+    if grey.most is None:
         raise UnreadableImageError(
-            f"values outside 0 to {most:g}, which need input.window; expected 8 bits or 16 without a sign"
+            "values of 32 bits or with a sign, which need input.window; expected 8 or 16 bits without a sign"
         )
-    return (values / most).astype(np.float32)
+    if values.min() < 0 or values.max() > grey.most:
+        raise UnreadableImageError(f"values outside 0 to {grey.most:g}, which need input.window")
+    return (values / grey.most).astype(np.float32)
 
 
 def _opaque(image: Image) -> Image:
@@ -221,29 +241,41 @@ def _fitted(image: Image, input_: Input) -> Pixels:
         case "stretch":
             return _resized(image, width, height)
         case "crop":
-            return _centred(_scaled(image, max(ratios)), height, width)
+            return _cropped(image, max(ratios), height, width)
         case "pad":
-            return _centred(_scaled(image, min(ratios)), height, width)
+            return _padded(_resized(image, *_scaled(image, min(ratios))), height, width)
 
 
-def _scaled(image: Image, factor: float) -> Pixels:
-    return _resized(image, max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+def _scaled(image: Image, factor: float) -> tuple[int, int]:
+    """Width and height, at least 1."""
+    return max(1, round(image.width * factor)), max(1, round(image.height * factor))
 
 
-def _resized(image: Image, width: int, height: int) -> Pixels:
+def _cropped(image: Image, factor: float, height: int, width: int) -> Pixels:
+    """The middle [height, width, ...] of the scaled image. Only that part is computed: the whole may be huge."""
+    scaled_width, scaled_height = _scaled(image, factor)
+    left, top = (scaled_width - width) // 2, (scaled_height - height) // 2
+    # Multiplied before divided: an end that rounding puts outside of the image is an error.
+    columns = (left * image.width / scaled_width, (left + width) * image.width / scaled_width)
+    rows = (top * image.height / scaled_height, (top + height) * image.height / scaled_height)
+    return _resized(image, width, height, (columns[0], rows[0], columns[1], rows[1]))
+
+
+def _resized(image: Image, width: int, height: int, box: tuple[float, float, float, float] | None = None) -> Pixels:
+    """[height, width, ...]: the image, or the part of it in `box` (left, top, right, bottom)."""
     from PIL.Image import Resampling
 
-    pixels = np.asarray(image.resize((width, height), Resampling.BILINEAR))
+    if box is None and width * image.height > MOST_PIXELS:
+        # Pillow resizes rows first; of a thin image that would be more pixels than any image may have.
+        image = image.resize((image.width, height), Resampling.BILINEAR)
+    pixels = np.asarray(image.resize((width, height), Resampling.BILINEAR, box))
     return pixels.clip(0, 1) if image.mode == "F" else pixels  # interpolation may exceed 1 by rounding
 
 
-def _centred(pixels: Pixels, height: int, width: int) -> Pixels:
-    """[height, width, ...]: crop to the middle where the image is larger, pad with black where it is smaller."""
+def _padded(pixels: Pixels, height: int, width: int) -> Pixels:
+    """[height, width, ...]: the image in the middle of black."""
+    margins = [(0, 0)] * pixels.ndim
     for axis, size in enumerate((height, width)):
         spare = size - pixels.shape[axis]
-        if spare < 0:
-            pixels = np.take(pixels, np.arange(-spare // 2, -spare // 2 + size), axis)
-        margins = [(0, 0)] * pixels.ndim
-        margins[axis] = (max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2)
-        pixels = np.pad(pixels, margins)
-    return pixels
+        margins[axis] = (spare // 2, spare - spare // 2)
+    return np.pad(pixels, margins)
