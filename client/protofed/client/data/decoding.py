@@ -113,6 +113,8 @@ def _reason(error: Exception, path: Path) -> str:
 
     if isinstance(error, DecompressionBombError):
         return f"far too many pixels; expected at most {MOST_PIXELS:,}"
+    if isinstance(error, OSError) and error.errno is not None:  # of the system; decoders' own have no number
+        return f"{error.strerror}".lower()
     if dicom.is_dicom(path):
         return "DICOM that is truncated or damaged"
     with path.open("rb") as file:
