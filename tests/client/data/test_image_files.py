@@ -57,7 +57,12 @@ def test_folders_may_be_split_already(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [".DS_Store", "Thumbs.db", "desktop.ini", ".hidden/a.png", "__MACOSX/a.png", "@eaDir/a.png", "DICOMDIR"]
+    "name",
+    [
+        *[".DS_Store", "Thumbs.db", "desktop.ini", ".hidden/a.png", "__MACOSX/a.png", "@eaDir/a.png", "DICOMDIR"],
+        *["#recycle/a.png", "@Recycle/a.png", "$RECYCLE.BIN/a.png", ".Trash-1000/a.png", "lost+found/a.png"],
+        *["readme.txt", "labels.CSV", "a.json", "a.xml", "LICENSE.md", "a.pdf", "a.ini", "a.db"],
+    ],
 )
 def test_what_systems_leave_behind_is_left_out_by_name(name: str, tmp_path: Path) -> None:
     classes(tmp_path, {"nv": 1})
@@ -66,15 +71,80 @@ def test_what_systems_leave_behind_is_left_out_by_name(name: str, tmp_path: Path
         (place / name).write_bytes(b"x")
     found = folder(tmp_path)
     assert ([item.name for item in found.items], list(found.misplaced)) == (["nv/00.png"], [])
+    first = name.split("/")[0]
+    assert list(found.left_out) == sorted([first, f"nv/{first}"])
+    found.check()
+
+
+@pytest.mark.parametrize(
+    "names", [("Train", "Test"), ("Training", "Testing"), ("training", "validation", "test"), ("TRAIN", "valid")]
+)
+def test_splits_are_known_by_their_usual_spellings(names: Sequence[str], tmp_path: Path) -> None:
+    for name in names:
+        classes(tmp_path / name, {"nv": 1})
+    found = folder(tmp_path)
+    found.check()
+    splits = {"tr": "train", "va": "val", "te": "test"}
+    assert {item.name.split("/")[0]: item.split for item in found.items} == {
+        name: splits[name[:2].lower()] for name in names
+    }
+
+
+def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_path: Path) -> None:
+    quality = classes(tmp_path / "quality", {"valid": 1, "invalid": 1})
+    assert [item.label for item in folder(quality, ("invalid", "valid")).items] == ["invalid", "valid"]
+    beside = classes(tmp_path / "beside" / "Training", {"nv": 1}).parent
+    classes(beside, {"mel": 1})
+    with pytest.raises(DataError, match="'Training' are splits and no classes, name the folders train, val and test"):
+        folder(beside).check()
+    (beside / "Testing").mkdir()
+    with pytest.raises(DataError, match=r"'Testing' beside 1 others; .* move or rename"):
+        folder(beside)
+    for name in ("Train", "training"):
+        classes(tmp_path / "twice" / name, {"nv": 1})
+    with pytest.raises(DataError, match="two folders for one split among Train, training"):
+        folder(tmp_path / "twice")
+
+
+def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path) -> None:
+    classes(tmp_path / "site 1" / "test", {"nv": 1})
+    classes(tmp_path / "site 2" / "train", {"mel": 1})
+    save(tmp_path / "site 1" / "loose.png")
+    save(tmp_path / "looser.png")
+    found = folder(tmp_path, partition={"kind": "column"})
+    found.check()
+    assert [(item.name, item.site, item.label, item.split) for item in found.items] == [
+        ("site 1/test/nv/00.png", "site 1", "nv", "test"),
+        ("site 2/train/mel/00.png", "site 2", "mel", "train"),
+    ]
+    assert list(found.misplaced) == ["looser.png", "site 1/loose.png"]
+    classes(tmp_path / "site 3", {"nv": 1})
+    with pytest.raises(DataError, match="only some sites have folders train and test"):
+        folder(tmp_path, partition={"kind": "column"})
+    (tmp_path / "test").mkdir()
+    with pytest.raises(DataError, match="'test' where partition 'column' expects sites; expected SITE/CLASS"):
+        folder(tmp_path, partition={"kind": "column"})
+
+
+def test_patients_of_two_sites_are_two_whatever_their_names(tmp_path: Path) -> None:
+    for name in ("a/nv/P1_x", "b/nv/P1_x"):
+        save(tmp_path / f"{name}.png")
+    found = folder(tmp_path, partition={"kind": "column"}, group_pattern=r"/(P\d)_")
+    assert [item.group for item in found.items] == ["a/P1", "b/P1"]
+
+
+def test_groups_are_found_however_their_letters_are_composed(tmp_path: Path) -> None:
+    save(tmp_path / "nv" / f"{unicodedata.normalize('NFD', 'Zoë')}_1.png")
+    assert folder(tmp_path, group_pattern="/(Zoë)_").items[0].group == "Zoë"
 
 
 def test_what_lies_in_no_class_is_astray_and_what_is_unknown_an_item(tmp_path: Path) -> None:
     classes(tmp_path, {"nv": 1})
-    (tmp_path / "readme.txt").write_text("about")
-    (tmp_path / "nv" / "notes.txt").write_text("about")
+    (tmp_path / "loose").write_text("about")
+    (tmp_path / "nv" / "1.2.840.5").write_text("about")
     found = folder(tmp_path)
-    assert list(found.misplaced) == ["readme.txt"]
-    assert [item.name for item in found.items] == ["nv/00.png", "nv/notes.txt"]
+    assert list(found.misplaced) == ["loose"]
+    assert [item.name for item in found.items] == ["nv/00.png", "nv/1.2.840.5"]
     for name in ("train", "test"):
         classes(tmp_path / "split" / name, {"nv": 1})
     save(tmp_path / "split" / "train" / "loose.png")

@@ -99,7 +99,7 @@ def damaged(root: Path, *names: str) -> None:
 
 def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path) -> None:
     classes(tmp_path, {"mel": 10, "nv": 10})
-    damaged(tmp_path, "nv/Doe.png", "Doe.txt", "Roe.txt")
+    damaged(tmp_path, "nv/Doe.png", "Doe.bin", "Roe")
     (tmp_path / "mel" / "Doe.png").touch()
     with pytest.raises(
         DataError, match=r"4 of 24 images .*: 2 in no class's folder, 1 .*, 1 .*allows 0: remove .* raise it"
@@ -110,7 +110,7 @@ def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path)
 
 
 def test_a_share_that_is_tolerated_is_left_out_and_logged_as_a_count(tmp_path: Path) -> None:
-    damaged(split(tmp_path, mel=2, nv=2), "train/nv/Doe.png", "test/mel/00.png", "Doe.txt")
+    damaged(split(tmp_path, mel=2, nv=2), "train/nv/Doe.png", "test/mel/00.png", "Doe.bin")
     with capture_logs() as logs:
         source = folder(tmp_path, max_unreadable_fraction=0.35)
     assert (shades(source.train.images), shades(source.test.images)) == ([0, 1, 10, 11], [101, 110, 111])
@@ -119,6 +119,35 @@ def test_a_share_that_is_tolerated_is_left_out_and_logged_as_a_count(tmp_path: P
     assert line == {"event": "images cannot be read and are left out", "log_level": "warning", "count": 3}
     with pytest.raises(DataError, match=r"3 of 10 images cannot be read"):
         folder(tmp_path, max_unreadable_fraction=0.29)
+
+
+def test_what_is_left_out_by_its_name_is_told_once_as_a_count(tmp_path: Path) -> None:
+    classes(tmp_path, {"mel": 10, "nv": 10})
+    damaged(tmp_path, "readme.txt", "nv/Doe.pdf", "nv/@Recycle/Doe.png")
+    with capture_logs() as logs:
+        source = folder(tmp_path)
+    assert len(source.train) + len(source.test) == 20
+    (line,) = logs
+    assert (line["count"], "left out" in line["event"], "Doe" in str(line)) == (3, True, False)
+
+
+def test_own_folders_of_sites_are_cut_into_sites(tmp_path: Path) -> None:
+    for place, site in enumerate(("site 1", "site 2")):
+        split(tmp_path / site, mel=2 + place, nv=1)
+    data = settings("folder", tmp_path, partition={"kind": "column"})
+    first, second = load_sites(data, RGB, 2, RUN)
+    assert (len(first.train), len(second.train)) == (3, 4)
+    assert first.local_test is not None
+    assert second.local_test is not None
+    assert (len(first.local_test), len(second.local_test), len(first.test)) == (3, 4, 7)
+    assert len(load_site(data, 1, RGB, 2, RUN).train) == 4
+
+
+def test_a_site_too_small_for_a_test_set_that_is_held_out_by_class_takes_part(tmp_path: Path) -> None:
+    classes(tmp_path / "large", {"mel": 30, "nv": 30})
+    classes(tmp_path / "small", {"mel": 1}, first=100)
+    sites = load_sites(settings("folder", tmp_path, partition={"kind": "column"}), RGB, 2, RUN)
+    assert [site.local_test is not None for site in sites] == [True, False]
 
 
 def test_a_file_that_becomes_unreadable_moves_no_other(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -76,6 +77,9 @@ ONE_MORE: dict[str, tuple[Added, bool]] = {
     "an empty file": (file_of("mel/P90_1.png", b""), False),
     "a file in no class's folder": (file_of("P90_1.png", noise(900)), False),
     "a label that is no class": (file_of("cyst/P90_1.png", noise(900)), False),
+    "a deleted file": (file_of("mel/#recycle/P90_1.png", noise(900)), False),
+    "a file that is no image by its name": (file_of("mel/P90_1.txt", b"about"), False),
+    "a pipe": (lambda root: os.mkfifo(root / "mel" / "P90_1.png"), False),
     "an image of 16 bits": (file_of("mel/P90_1.png", noise(900, np.uint16)), True),
 }
 
@@ -298,9 +302,33 @@ def test_a_site_in_a_column_of_which_no_test_row_is_takes_part(tmp_path: Path) -
     }
     np.savez(tmp_path / "a.npz", **known, **tested)
     data = settings("npz", tmp_path / "a.npz", partition={"kind": "column"})
-    with pytest.raises(DataError, match="test_site"):
+    with pytest.raises(DataError, match="none in the test set"):
         load_site(data, 1, RGB, 2)
     assert len(load_site(data, 1, RGB, 2, noisy=True).train) == 10
+
+
+def test_a_row_that_cannot_be_used_is_left_out_by_itself(tmp_path: Path) -> None:
+    """Rows whose label is not clear, or whose name several files have, or none."""
+    for number in range(20):
+        put(tmp_path / "all" / f"{number}.png", noise(number))
+    lines = ["image,mel,nv", *(f"{number},{number % 2},{1 - number % 2}" for number in range(20))]
+    (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8")
+    data = settings("manifest", tmp_path / "list.csv", path_column="image", label_column=["mel", "nv"])
+    before = rows(load_site(data, 0, GREY, 2, NAMES, noisy=True))
+    for name in ("b/90.png", "c/90.png", "b/91.png", "b/92.png", "b/93.png"):
+        put(tmp_path / name, noise(900))
+    lines += ["90,1,0", "91,1,1", "92,0,0", "93,-1,0", "94,1,0"]
+    (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8")
+    assert rows(load_site(data, 0, GREY, 2, NAMES, noisy=True)) == before
+
+
+def test_sites_that_are_found_by_their_images_have_noise_bound_nothing(tmp_path: Path) -> None:
+    for site in ("a", "b"):
+        folder(tmp_path, first=site)
+    data = settings("folder", tmp_path, partition={"kind": "column"}, local_test_fraction=0.25)
+    with pytest.raises(DataError, match=r"finds sites by their images.*this site's own folder"):
+        load_site(data, 1, GREY, 2, NAMES, noisy=True)
+    assert len(load_sites(data, GREY, 2, NAMES, noisy=True)) == 2, "a simulation hides nobody"
 
 
 def test_one_row_without_a_number_moves_no_other_group() -> None:

@@ -16,7 +16,10 @@ from protofed.common.errors import ConfigError
     [
         ({"source": "medmnist"}, "expected dataset with source medmnist, and with no other"),
         ({"source": "folder", "dataset": "dermamnist"}, "expected dataset with source medmnist"),
-        ({"source": "manifest", "group_pattern": "(a)"}, "for source manifest add a column `group`"),
+        ({"source": "manifest", "group_pattern": "(a)", "group_column": "b"}, "both name the groups; remove one"),
+        ({"source": "folder", "path_column": "a"}, "path_column is of source manifest"),
+        ({"source": "manifest", "site_column": "a"}, "site_column is of partition"),
+        ({"source": "manifest", "label_column": ["a"]}, "label_column"),
         ({"source": "npz", "group_pattern": "(a)"}, "for source npz add arrays train_group and test_group"),
         ({"source": "digits", "group_pattern": "(a)"}, "for source digits remove it"),
         ({"source": "folder", "group_pattern": "a"}, r"expected a regular expression with one \(group\)"),
@@ -71,3 +74,10 @@ def test_a_relative_root_lies_in_the_common_folder(
         monkeypatch.setenv("PROTOFED_DATA", common)
     found = Data.model_validate({"source": "manifest", "root": root}).place
     assert found == (None if place is None else Path(place))
+
+
+def test_settings_that_were_read_are_read_again() -> None:
+    for table in ({"source": "digits"}, {"source": "manifest", "label_column": ["a", "b"]}):
+        data = Data.model_validate(table)
+        assert Data.model_validate(data.model_dump()) == data
+        assert Data.model_validate_json(data.model_dump_json()) == data

@@ -269,8 +269,8 @@ def test_image_files_that_cannot_be_read_are_named_up_to_what_is_allowed(
 def test_a_file_beside_the_class_folders_is_named(
     tmp_path: Path, folder: dict[str, Any], named: SiteUnderCheck
 ) -> None:
-    (tmp_path / "images" / "notes.txt").write_text("x", encoding="utf-8")
-    assert "notes.txt: in no class's folder (" in look(tmp_path, named, data=folder)["data"].message
+    (tmp_path / "images" / "notes").write_text("x", encoding="utf-8")
+    assert "notes: in no class's folder (" in look(tmp_path, named, data=folder)["data"].message
     assert findings(look(tmp_path, named, data={**folder, "max_unreadable_fraction": 0.1})) == []
 
 

@@ -145,8 +145,9 @@ def test_rare_classes_of_a_drawn_test_set_are_named(check: Check, run: Run, tmp_
         image(root / name / f"{number}.png", number)
     settings = SETTINGS.format(root=root) + "test_fraction = 0.3\nlocal_test_fraction = 0.25\n"
     code, found = check(settings=settings)
-    assert (code, found["taken"]["tests_on"]) == (0, [6, 5, 0])
+    assert (code, found["taken"]["tests_on"]) == (93, [6, 5, 0])
     assert found["taken"]["own_test_set"] == [5, 0, 0]
+    assert ["own test set has one class alone, benign" in text for text in found["but"]] == [True]
     assert found["not_scored"] == {"test_set": ["naevus"], "own_test_set": ["malignant", "naevus"]}
     shown = run(settings=settings)[1]
     assert "test set has no image of them: naevus" in shown
@@ -173,12 +174,71 @@ def test_images_that_are_alike_are_named_within_and_across_splits(check: Check, 
     image(folder / "train" / "malignant" / "b-again.png", 1)  # as benign/b
     image(folder / "test" / "malignant" / "c-again.png", 2)  # as malignant/c
     code, found = check()
-    assert code == 0
+    assert code == 93
     assert found["alike"] == [
         ["train/benign/b.png (benign, train)", "train/malignant/b-again.png (malignant, train)"],
         ["test/malignant/c-again.png (malignant, test)", "train/malignant/c.png (malignant, train)"],
     ]
     assert (found["alike_with_several_labels"], found["test_images_trained_on"]) == (1, 1)
+
+
+def test_the_verdict_comes_first_and_names_what_makes_scores_untrue(run: Run, check: Check, folder: Path) -> None:
+    code, out = run()
+    assert code == 0
+    assert "The daemon would take part in skin with these data.\n" in out
+    image(folder / "train" / "malignant" / "b-again.png", 1)  # as benign/b
+    image(folder / "test" / "malignant" / "c-again.png", 2)  # as malignant/c
+    code, found = check()
+    assert (code, found["refusal"], found["scores_untrue"]) == (93, None, True)
+    assert found["but"] == [
+        "test images that are also trained on: 1; with them scores are too good: remove them on one side",
+        "images that occur under several labels: 1; no model can be right on all of them: correct the labels",
+    ]
+    code, out = run()
+    said = " ".join(out.split())
+    assert code == 93
+    assert said.index("would take part in skin with these data, but:") < said.index("also trained on")
+    assert said.index("that occur under several labels") < said.index("Classes")
+
+
+def test_a_single_class_and_several_bit_depths_are_named_by_the_verdict(check: Check, tmp_path: Path) -> None:
+    root = tmp_path / "single"
+    for number in range(20):
+        image(root / "benign" / f"{number}.png", number, mode="L")
+    settings = SETTINGS.format(root=root)
+    grey = ("--set", "input.shape=[1,4,4]")
+    code, found = check(*grey, settings=settings)
+    assert (code, len(found["but"])) == (93, 2)
+    assert "all images to train on are of one class, benign" in found["but"]
+    assert any("the test set has one class alone, benign" in text for text in found["but"])
+    for number in range(20):
+        image(root / "malignant" / f"{number}.png", 50 + number, mode="L")
+    Image.fromarray(np.full((6, 8), 3000, np.uint16)).save(root / "malignant" / "deep.png")
+    code, found = check(*grey, settings=settings)
+    assert (code, found["scores_untrue"]) == (0, False), "several depths are said, and scores may be true"
+    (text,) = found["but"]
+    assert "several bit depths (40 with 8 bits, 1 with 16 bits)" in text
+
+
+def test_what_is_left_out_by_its_name_is_listed_once(run: Run, check: Check, folder: Path) -> None:
+    for place in ("train/benign", "train/malignant"):
+        image(folder / place / "#recycle" / "old.png", 50)
+        (folder / place / "readme.txt").write_text("about", encoding="utf-8")
+    code, found = check()
+    assert (code, found["unreadable"]) == (0, [])
+    assert found["taken"]["trains_on"] == [2, 1, 2]
+    assert len(found["left_out"]) == 4
+    assert "as deleted: #recycle, readme.txt\n" in run()[1]
+
+
+def test_a_pipe_is_named_and_does_not_hang_the_check(check: Check, folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(folder / "train" / "benign" / "pipe.png")
+    code, found = check()
+    assert code == 65
+    assert found["unreadable"] == [{"file": "train/benign/pipe.png", "why": "no regular file"}]
+    os.mkfifo(tmp_path / "list.csv")
+    code, found = check(settings=f"[data]\nsource = 'manifest'\nroot = '{tmp_path / 'list.csv'}'\n")
+    assert (code, "neither a folder nor a file" in found["refusal"]) == (65, True)
 
 
 def test_groups_in_train_and_test_are_refused_and_their_names_not_told(run: Run, check: Check, folder: Path) -> None:
@@ -257,8 +317,8 @@ def test_where_nothing_could_be_looked_at_there_is_no_table(run: Run, tmp_path: 
     code, out = run(settings=SETTINGS.format(root=tmp_path / "nowhere"))
     assert code == 65
     assert [line for line in out.splitlines() if line and " " not in line and line.isalpha()] == [
-        "Preparation",
         "Verdict",
+        "Preparation",
     ]
 
 
@@ -277,7 +337,7 @@ def test_arrays_have_their_numbers_mapped_and_compared(check: Check, tmp_path: P
     assert code == 65, "numbers without a map are classes of that number, and the run has no class 3"
     mapped = settings + 'label_map = { "1" = "benign", "2" = "malignant", "3" = "naevus" }\n'
     code, found = check(settings=mapped)
-    assert (code, found["refusal"]) == (0, None)
+    assert (code, found["refusal"]) == (93, None)
     assert found["stored"] == {"train": [3, 3, 2], "test": [1, 1, 1]}
     assert found["ignored"] == {"9": 1}
     assert found["alike"] == [["train 0 (1, train)", "test 2 (3, test)"]]
@@ -305,7 +365,7 @@ def test_the_sheet_has_every_pixel_as_the_model_sees_it(run: Run, folder: Path, 
     colours = {"benign": (200, 10, 10), "malignant": (10, 200, 10), "Nevi": (10, 10, 200)}
     for file in folder.glob("*/*/*.png"):
         Image.new("RGB", (8, 6), colours.get(file.parent.name)).save(file)
-    assert run("--contact-sheet", tmp_path / "sheet.png")[0] == 0
+    assert run("--contact-sheet", tmp_path / "sheet.png")[0] == 93, "the images of a class are equal"
     with Image.open(tmp_path / "sheet.png") as picture:
         counted = {colour: count for count, colour in picture.getcolors(1 << 24) or ()}
     each = {

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 Split: TypeAlias = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+_SPLIT_NAMES: Mapping[str, Split] = {
+    **{name: name for name in SPLITS},
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
 
 
 @dataclass(frozen=True)
@@ -22,6 +30,8 @@ class FileEntry:
         group: examples of one group, such as a patient, stay together; None: there are no groups. Not in the repr,
             as it may identify a patient.
         row: of a manifest, as a spreadsheet counts (the heading is row 1); None: not from a manifest.
+        site: whose it is, where the source has several sites' files; None: the source does not say.
+        ambiguous: several files have the name that a manifest gives.
     """
 
     path: Path
@@ -30,6 +40,28 @@ class FileEntry:
     split: Split | None = None
     group: str | None = field(default=None, repr=False)
     row: int | None = None
+    site: str | None = None
+    ambiguous: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All files of a source, none of them opened.
+
+    Attributes:
+        entries: the files that have a label.
+        misplaced: names of files outside of any class folder.
+        left_out: names of files and folders that their name tells to be no images, or deleted ones.
+    """
+
+    entries: Sequence[FileEntry]
+    misplaced: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+
+
+def split_of(name: str) -> Split | None:
+    """The split that a folder's name, or a table's cell, means in any of its usual spellings; None: none."""
+    return _SPLIT_NAMES.get(name.casefold())
 
 
 def leaves_root(path: Path, root: Path) -> bool:

@@ -1,94 +1,232 @@
-"""The source `folder`: images in a folder for each class, `root/class/...` or `root/{train,val,test}/class/...`."""
+"""The source `folder`: images in a folder for each class, with splits and sites above it, or not.
+
+`root/class/...` or `root/{train,val,test}/class/...`; cut by the column of sites, `root/site/` before either.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
-from protofed.client.data.file_entry import SPLITS, FileEntry, Split, leaves_root
+from protofed.client.data.file_entry import FileEntry, Listing, Split, leaves_root, split_of
 from protofed.client.data.labels import normalise
 from protofed.common.errors import DataError
 
 # Names, in lower case, that operating systems and servers leave in folders; hidden names are left out, too.
 _LEFTOVERS = frozenset(
-    {"thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "__macosx", "@eadir", "lost+found", "$recycle.bin"}
-    | {"system volume information", "icon\r"}
+    {"thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "__macosx", "lost+found", "found.000"}
+    | {"system volume information", "network trash folder", "temporary items"}
+    # What people deleted: at Windows, QNAP and Synology. An image there would be an example again.
+    | {"$recycle.bin", "recycler", "recycled", "@recycle", "#recycle", "@recently-snapshot", "#snapshot", "@eadir"}
+)
+# A file with such a suffix is no image. Any other one is opened: DICOM files often have none, or part of a UID.
+_NO_IMAGES = frozenset(
+    [
+        "txt",
+        "csv",
+        "tsv",
+        "json",
+        "jsonl",
+        "xml",
+        "md",
+        "rst",
+        "pdf",
+        "ini",
+        "cfg",
+        "toml",
+        "yaml",
+        "yml",
+        "log",
+        "html",
+        "htm",
+        "db",
+        "sqlite",
+        "rtf",
+        "doc",
+        "docx",
+        "odt",
+        "xls",
+        "xlsx",
+        "ods",
+        "ppt",
+        "pptx",
+        "zip",
+        "gz",
+        "tar",
+        "tgz",
+        "7z",
+        "rar",
+        "py",
+        "ipynb",
+        "sh",
+        "bat",
+        "exe",
+        "lnk",
+        "url",
+        "tmp",
+        "part",
+        "crdownload",
+    ]
 )
 
 
-def read(root: Path, group: str | None) -> tuple[list[FileEntry], list[str]]:
+def read(root: Path, group: str | None, *, by_site: bool = False) -> Listing:
     """All files below `root`, sorted by name.
 
     Args:
-        group: regex with one (group), searched in each file's path below the root.
-
-    Returns:
-        The files in class folders, at any depth, and the names of files outside of any.
+        group: regex with one (group), searched in each file's path below the root, or below its site's folder.
+        by_site: the first folders are sites, each read as a root: patients of two sites are two, whatever their name.
 
     Raises:
         DataError: no such folder, a folder that cannot be read, links out of it, a split beside class folders.
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {root}; expected one with a folder of images for each class")
-    has_splits = _has_splits(root)
+    found = walk(root)
+    found.check(root)
     entries, misplaced = list[FileEntry](), list[str]()
-    for name in sorted(files(root)):
-        *folders, _ = name.split("/")
-        split: Split | None = next((split for split in SPLITS if has_splits and folders[:1] == [split]), None)
-        if len(folders) < 1 + has_splits:
-            misplaced.append(normalise(name))
-            continue
-        label = normalise(folders[has_splits])
-        entries.append(FileEntry(root / name, normalise(name), label, split, _group(name, group)))
-    return entries, misplaced
+    if by_site:
+        _check_sites(root)
+    for site, names in _sites(sorted(found.files)) if by_site else [(None, sorted(found.files))]:
+        has_splits = _has_splits(root if site is None else root / site)
+        for name in names:
+            entry = _entry(root, name, site, group, has_splits=has_splits)
+            entries += [entry] if entry is not None else []
+            misplaced += [normalise(name)] if entry is None else []
+    return Listing(entries, misplaced, found.left_out)
 
 
-def files(root: Path) -> Iterator[str]:
-    """Paths of files below `root`, relative and unordered, without hidden ones and `_LEFTOVERS`.
+@dataclass(frozen=True)
+class Tree:
+    """What is below a folder, unordered, by relative path.
+
+    Attributes:
+        files: that may be images.
+        left_out: files and folders that are left out by their name, as of `Listing`.
+        outside: number of links that lead out of it, or to another folder.
+    """
+
+    files: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    outside: int = 0
+
+    def check(self, root: Path) -> None:
+        """Refuse links that lead out.
+
+        Raises:
+            DataError: there is one.
+        """
+        if self.outside:
+            raise DataError(
+                f"{root}: {self.outside} links lead out of it or to another folder; expected the files themselves, or "
+                "links to files in it"
+            )
+
+
+def walk(root: Path) -> Tree:
+    """List what is below `root`; no file is opened, and nothing that is left out is entered.
 
     Raises:
-        DataError: a folder that cannot be read, links out of the root.
+        DataError: a folder cannot be read.
     """
     real, outside = root.resolve(), 0
+    files, left_out = list[str](), list[str]()
 
     def fail(error: OSError) -> None:
         raise DataError(f"cannot read a folder in {root}: {error.strerror}; make it readable for this user") from error
 
     for folder, folders, names in os.walk(root, onerror=fail):
         here = Path(folder)
+        left_out += [_below(root, here / name) for name in folders if _left_over(name)]
         folders[:] = [name for name in folders if not _left_over(name)]
         # Links to folders are refused even within the root: their files would count twice.
         outside += sum((here / name).is_symlink() for name in folders)
         for name in names:
-            if not _left_over(name):
-                outside += leaves_root(here / name, real)
-                yield (here / name).relative_to(root).as_posix()
-    if outside:
-        raise DataError(
-            f"{root}: {outside} links lead out of it or to another folder; expected the files themselves, or links to "
-            "files in it"
-        )
+            if _left_over(name) or _no_image(name):
+                left_out.append(_below(root, here / name))
+                continue
+            outside += leaves_root(here / name, real)
+            files.append((here / name).relative_to(root).as_posix())
+    return Tree(files, sorted(left_out), outside)
+
+
+def _below(root: Path, path: Path) -> str:
+    return normalise(path.relative_to(root).as_posix())
+
+
+def _sites(names: Sequence[str]) -> Iterable[tuple[str | None, Iterable[str]]]:
+    """Each site with its files' names; files beside the sites' folders come as those of no site."""
+    return groupby(names, lambda name: name.split("/")[0] if "/" in name else None)
+
+
+def _entry(root: Path, name: str, site: str | None, group: str | None, *, has_splits: bool) -> FileEntry | None:
+    """The file of this name; None: it is in no class's folder."""
+    below = name if site is None else name[len(site) + 1 :]
+    *folders, _ = below.split("/")
+    if len(folders) < 1 + has_splits:
+        return None
+    split: Split | None = split_of(folders[0]) if has_splits else None
+    of_group, of_site = _group(normalise(below), group), None if site is None else normalise(site)
+    if of_site is not None and of_group is not None:
+        of_group = f"{of_site}/{of_group}"
+    return FileEntry(root / name, normalise(name), normalise(folders[has_splits]), split, of_group, site=of_site)
 
 
 def _has_splits(root: Path) -> bool:
-    """Whether the folders are train, val and test, or some of them, in place of classes."""
+    """Whether the folders are train, val and test, or some of them, in place of classes.
+
+    Other spellings than these three may be classes (`valid` beside `invalid`): two different ones are splits, or one
+    that has nothing beside it and is no `valid`.
+    """
+    folders = _folders(root)
+    splits = {name: split for name in folders if (split := split_of(name)) is not None}
+    meant = set(splits.values())
+    if not splits or (meant == {"val"} and "val" not in splits):
+        return False
+    if len(splits) < len(folders):
+        if len(meant) < 2 and not meant & splits.keys():
+            return False
+        raise DataError(
+            f"{root} has a folder '{min(splits)}' beside {len(folders) - len(splits)} others; expected train, val and "
+            "test with a folder for each class in them, or folders of classes alone: move or rename the others"
+        )
+    if len(splits) > len(meant):
+        raise DataError(
+            f"{root} has two folders for one split among {', '.join(sorted(splits))}; expected one: put them together"
+        )
+    return True
+
+
+def _check_sites(root: Path) -> None:
+    """Check that the first folders are no splits, and that all of them have splits, or none."""
+    sites = sorted(_folders(root))
+    if named := [name for name in sites if split_of(name) is not None]:
+        raise DataError(
+            f"{root} has a folder '{named[0]}' where partition 'column' expects sites; expected SITE/CLASS or "
+            "SITE/train/CLASS: move the splits into the folders of the sites"
+        )
+    if len({_has_splits(root / name) for name in sites}) > 1:
+        raise DataError(f"{root}: only some sites have folders train and test; expected them at every site, or at none")
+
+
+def _folders(root: Path) -> list[str]:
     try:
-        folders = {entry.name for entry in root.iterdir() if entry.is_dir() and not _left_over(entry.name)}
+        return [entry.name for entry in root.iterdir() if entry.is_dir() and not _left_over(entry.name)]
     except OSError as error:
         raise DataError(f"cannot read {root}: {error.strerror}; make it readable for this user") from error
-    splits = folders & set(SPLITS)
-    if splits and folders - splits:
-        raise DataError(
-            f"{root} has a folder '{min(splits)}' beside {len(folders - splits)} others; expected train, val and test "
-            "with a folder for each class in them, or folders of classes alone"
-        )
-    return bool(splits)
 
 
 def _left_over(name: str) -> bool:
     return name.startswith(".") or name.lower() in _LEFTOVERS
+
+
+def _no_image(name: str) -> bool:
+    _, dot, suffix = name.rpartition(".")
+    return bool(dot) and suffix.lower() in _NO_IMAGES
 
 
 def _group(name: str, pattern: str | None) -> str | None:

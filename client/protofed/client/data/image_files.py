@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protofed.client.data import folder, manifest
-from protofed.client.data.file_entry import FileEntry
+from protofed.client.data.file_entry import FileEntry, Listing
 from protofed.client.data.labels import LabelMap
-from protofed.common.config.data import Data, data_folder
+from protofed.common.config.data import ColumnPartition, Data, data_folder
 from protofed.common.errors import DataError
 
 
@@ -32,6 +32,8 @@ class Scan:
         misplaced: names of files outside of any class folder; they count as unreadable.
         ungrouped: items that `data.group_pattern` does not match; `check` refuses any.
         crossing: items of groups that are in both train and test of the files' own split; `check` refuses any.
+        ambiguous: items of whose name there are several files; `check` refuses any.
+        left_out: names of files and folders that their name tells to be no images, or deleted ones.
         labels: maps the site's labels to the run's classes.
     """
 
@@ -41,14 +43,16 @@ class Scan:
     misplaced: Sequence[str]
     ungrouped: Sequence[IndexedFile]
     crossing: Sequence[IndexedFile]
+    ambiguous: Sequence[IndexedFile]
+    left_out: Sequence[str]
     labels: LabelMap
 
     def check(self) -> None:
         """Check that the items can be used.
 
         Raises:
-            DataError: there are unmapped labels (the text names each, with the nearest class), or ungrouped or crossing
-                items.
+            DataError: there are unmapped labels (the text names each, with the nearest class), or ungrouped, crossing
+                or ambiguous items.
         """
         self.labels.check(self.unmapped)
         if self.ungrouped:
@@ -63,10 +67,15 @@ class Scan:
                 f"{groups} groups are in both train and test{where}; expected each on one side: "
                 "`protofed client check` lists their images"
             )
+        if self.ambiguous:
+            raise DataError(
+                f"row {self.ambiguous[0].row} of the manifest gives a name that several files below its folder have; "
+                "expected one: write the path with its folders; `protofed client check` lists the others"
+            )
 
     def usable(self) -> list[IndexedFile]:
         """The items but those that `check` refuses: with noise a site leaves each of these out by itself."""
-        refused = {item.name for item in (*self.ungrouped, *self.crossing)}
+        refused = {item.name for item in (*self.ungrouped, *self.crossing, *self.ambiguous)}
         return [item for item in self.items if item.name not in refused]
 
 
@@ -88,22 +97,24 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
             f"the recipe has no `class_names`: labels of source {data.source} are names, and the run must name its own"
         )
     labels = LabelMap.of(data, class_names)
-    entries, misplaced = list_files(data)
-    items = [_item(entry, labels.classes[entry.label]) for entry in entries if entry.label in labels.classes]
-    rest = [entry.label for entry in entries if entry.label not in labels.classes]
+    listing = list_files(data)
+    items = [_item(entry, labels.classes[entry.label]) for entry in listing.entries if entry.label in labels.classes]
+    rest = [entry.label for entry in listing.entries if entry.label not in labels.classes]
     return Scan(
         items=items,
         ignored=Counter(label for label in rest if label in labels.ignored),
         unmapped=Counter(label for label in rest if label not in labels.ignored),
-        misplaced=misplaced,
+        misplaced=listing.misplaced,
         ungrouped=[item for item in items if data.group_pattern is not None and item.group is None],
         crossing=[] if data.merge_test_into_train else _crossing(items),
+        ambiguous=[item for item in items if item.ambiguous],
+        left_out=listing.left_out,
         labels=labels,
     )
 
 
-def list_files(data: Data) -> tuple[list[FileEntry], list[str]]:
-    """All files of a source `folder` or `manifest` with their own labels, and the names of misplaced ones.
+def list_files(data: Data) -> Listing:
+    """All files of a source `folder` or `manifest` with their own labels.
 
     Raises:
         DataError: as `scan`, except for labels.
@@ -112,12 +123,21 @@ def list_files(data: Data) -> tuple[list[FileEntry], list[str]]:
     if root is None:
         what = "folder with a folder of images for each class" if data.source == "folder" else "manifest, a .csv file"
         raise DataError(f"source {data.source} has no data.root; set it to the {what}")
-    return folder.read(root, data.group_pattern) if data.source == "folder" else (manifest.read(root), [])
+    if data.source == "folder":
+        return folder.read(root, data.group_pattern, by_site=isinstance(data.partition, ColumnPartition))
+    return Listing(manifest.read(root, data))
 
 
 def with_root(data: Data) -> Data:
-    """`data` with its root resolved: a relative or missing one is in the folder that `PROTOFED_DATA` names, if set."""
-    return data.model_copy(update={"root": data.place or data_folder()})
+    """`data` with its root resolved: a relative or missing one is in the folder that `PROTOFED_DATA` names, if set.
+
+    Raises:
+        DataError: it is neither a folder nor a file.
+    """
+    root = data.place or data_folder()
+    if root is not None and root.exists() and not (root.is_dir() or root.is_file()):  # opening a pipe would never end
+        raise DataError(f"{root} is neither a folder nor a file; correct data.root")
+    return data.model_copy(update={"root": root})
 
 
 def _item(entry: FileEntry, index: int) -> IndexedFile:

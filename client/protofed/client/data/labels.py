@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from protofed.client.data.file_entry import split_of
 from protofed.client.data.partition import Indices, Labels
 from protofed.common.config.recipe import Data
 from protofed.common.errors import DataError, short
@@ -65,6 +66,7 @@ class LabelMap:
             raise LabelsError(
                 f"labels that are no class of the run: {_listed(names, self.class_names)}; "
                 'say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels'
+                + _hint(names)
             )
 
 
@@ -127,6 +129,17 @@ def _listed(names: Sequence[str], class_names: Sequence[str]) -> str:
     listed = [_with_nearest(name, class_names) for name in names[:MOST_NAMED]]
     more = len(names) - len(listed)
     return ", ".join(listed) + (f" and {more} more" if more else "")
+
+
+def _hint(names: Sequence[str]) -> str:
+    """What to do where a label is the name of a split: folders of splits that are none to `folder.read`."""
+    splits = [f"'{name}'" for name in names if split_of(name) is not None]
+    if not splits:
+        return ""
+    return (
+        f"; if {', '.join(splits)} are splits and no classes, name the folders train, val and test, with nothing else "
+        "beside them and a folder for each class in them"
+    )
 
 
 def _with_nearest(name: str, class_names: Sequence[str]) -> str:

@@ -47,6 +47,8 @@ def read(data: Data, input_: Input, class_names: Sequence[str], *, noisy: bool =
         UnreadableImagesError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
     files = scan(data, class_names, len(class_names))
+    if files.left_out:
+        log.info("deleted files, and files that are no images by their name, are left out", count=len(files.left_out))
     if not noisy:
         files.check()
     usable = files.usable() if noisy else files.items
@@ -165,6 +167,6 @@ def _examples(
 ) -> DataSplit:
     """The split of `items[rows]`, whose images are `images[place]`."""
     labels = torch.tensor([items[row].index for row in rows], dtype=torch.int64)
-    groups = [items[row].group for row in rows]
-    group = np.array(groups) if items[0].group is not None else None
-    return DataSplit(Examples(torch.from_numpy(images[place]), labels), group=group)
+    columns = ([items[row].site for row in rows], items[0].site), ([items[row].group for row in rows], items[0].group)
+    site, group = (None if first is None else np.array(column) for column, first in columns)
+    return DataSplit(Examples(torch.from_numpy(images[place]), labels), site, group)

@@ -77,6 +77,8 @@ def _number(unit: bytes, key: bytes) -> int:
 
 def _of_file(path: Path) -> str:
     try:
+        if not path.is_file():  # opening a pipe would never end
+            return _digest(b"").hex()
         with path.open("rb") as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_BYTES)).hexdigest()
     except OSError:  # it is left out, on whichever side

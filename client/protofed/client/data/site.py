@@ -15,7 +15,7 @@ from protofed.client.data.hold_out import hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.sides import held_out
 from protofed.client.data.site_data import Examples, SiteData, check_labels
-from protofed.client.data.sources import Column, Source, load
+from protofed.client.data.sources import LABELLED_BY_NAME, Column, Source, load
 from protofed.common.config import data as kinds
 from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import Data, Input
@@ -94,6 +94,11 @@ def _check_by_unit(data: Data) -> None:
     """
     if data.source not in _OWN and data.source in SOURCES:
         return
+    if isinstance(data.partition, kinds.ColumnPartition) and data.source in LABELLED_BY_NAME:
+        raise DataError(
+            "partition 'column' finds sites by their images, and the run has [plan.dp], whose noise hides single "
+            "patients: remove data.partition, and set data.root to this site's own folder or list"
+        )
     divided = not isinstance(data.partition, kinds.Whole | kinds.ColumnPartition)
     named = {"partition": divided, "long_tail": data.long_tail, "auxiliary_per_class": data.auxiliary_per_class}
     for key, chosen in named.items():
@@ -175,7 +180,9 @@ def _cut(source: Source, data: Data) -> _Cut:
         local = partition.by_class(_labels(source.train), sites, _labels(source.test), rng)
         return _Cut(sites, source.test, local)
     if isinstance(data.partition, kinds.ColumnPartition) and source.test_site_column is not None:
-        own = _own_rows(_column(source), source.test_site_column, may_lack=source.units is not None)
+        # A test set that was held out by class may have nothing of a small site.
+        may_lack = source.units is not None or source.drawn
+        own = _own_rows(_column(source), source.test_site_column, may_lack=may_lack)
         return _Cut(sites, source.test, own)
     return _Cut(sites, source.test, [])
 
@@ -250,19 +257,19 @@ def _by_plugin(kind: str, options: dict[str, Any], labels: Labels, rng: np.rando
 def _column(source: Source) -> Column:
     if source.site_column is None:
         raise DataError(
-            "partition 'column' needs a source with a site column; add train_site, and with "
-            "data.merge_test_into_train test_site, to the .npz"
+            "partition 'column' needs a source that names the sites: an .npz with train_site (and, with "
+            "data.merge_test_into_train, test_site), a manifest with a column site, or folders SITE/CLASS"
         )
     return source.site_column
 
 
 def _own_rows(column: Column, test_column: Column, *, may_lack: bool) -> list[Indices]:
-    """Each site's indices into the test set, by its site column; with noise a site may have none."""
+    """Each site's indices into the test set, by its site column."""
     sites = np.unique(column)
     rows = [np.flatnonzero(test_column == site) for site in sites]
     for site, own in zip(sites, rows, strict=True):
         if not len(own) and not may_lack:
-            raise DataError(f"site {site} of train_site has no example in test_site; expected at least one")
+            raise DataError(f"site {site} trains on examples, and has none in the test set; expected at least one")
     return rows
 
 

@@ -119,12 +119,12 @@ def infer_class_names(data: Data) -> tuple[str, ...]:
         return ()
     ignored = set(map(normalise, data.ignore_labels))
     mapped = {normalise(own): normalise(name) for own, name in data.label_map.items()}
-    entries, _ = image_files.list_files(data)
+    entries = image_files.list_files(data).entries
     return tuple(sorted({mapped.get(entry.label, entry.label) for entry in entries if entry.label not in ignored}))
 
 
 def _first_shape(data: Data) -> Input:
-    entries, _ = image_files.list_files(data)
+    entries = image_files.list_files(data).entries
     for entry in entries[:_TRIED]:
         try:
             with silence_decoders():

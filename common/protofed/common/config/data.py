@@ -75,7 +75,7 @@ class Shards(StrictModel):
 
 
 class ColumnPartition(StrictModel):
-    """One site for each value of the source's own site column, in sorted order."""
+    """One site for each value of the source's own site column, in sorted order; of folders, for each first folder."""
 
     kind: Literal["column"]
 
@@ -134,7 +134,7 @@ Source: TypeAlias = Literal[
     "digits", "spiral", "npz", "folder", "manifest", "medmnist", "cifar10", "cifar100", "mnist", "fashion-mnist"
 ]
 SOURCES: tuple[str, ...] = get_args(Source)
-_GROUPS = {"manifest": "add a column `group`", "npz": "add arrays train_group and test_group"}
+_GROUPS = {"npz": "add arrays train_group and test_group"}
 
 
 def data_folder() -> Path | None:
@@ -147,6 +147,10 @@ def _check_source(source: str) -> str:
     if source not in SOURCES and not is_plugin(PluginKind.DATASET, source):
         raise ValueError(str(unknown("source", source, SOURCES)))
     return source
+
+
+_Heading: TypeAlias = Annotated[str, Field(min_length=1)]
+_COLUMNS = ("path_column", "label_column", "group_column", "site_column")
 
 
 class Data(StrictModel):
@@ -163,8 +167,13 @@ class Data(StrictModel):
         0.0  # share of image files that may be left out as unreadable
     )
     group_pattern: str | None = (
-        None  # folder only: regex over the path below root; what its (group) matches stays together
+        None  # folder and manifest: regex over the path below root; what its (group) matches stays together
     )
+    path_column: _Heading = "path"  # manifest only: its heading for a path, name or image id
+    # manifest only: its heading for the label; or several, of which the label's own has a 1 and the others have a 0
+    label_column: _Heading | Annotated[tuple[_Heading, ...], Field(min_length=2)] = "label"
+    group_column: _Heading | None = None  # manifest only: its heading for the group; else `group`, if there is one
+    site_column: _Heading = "site"  # manifest only: its heading for the site, with partition "column"
     preprocessing_digest: Annotated[str, Field(min_length=1)] | None = (
         None  # digest that a run's must equal, or it is refused
     )
@@ -196,10 +205,19 @@ class Data(StrictModel):
             raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
             raise ValueError("expected dataset with source medmnist, and with no other")
-        if self.group_pattern is not None and self.source != "folder":
+        if self.group_pattern is not None and self.source not in ("folder", "manifest"):
             raise ValueError(
-                f"group_pattern is of source folder; for source {self.source} {_GROUPS.get(self.source, 'remove it')}"
+                f"group_pattern is of sources folder and manifest; for source {self.source} "
+                f"{_GROUPS.get(self.source, 'remove it')}"
             )
+        if self.group_pattern is not None and self.group_column is not None:
+            raise ValueError("group_pattern and group_column both name the groups; remove one")
+        # By their values: a recipe that was read and written again has all keys.
+        columns = [key for key in _COLUMNS if getattr(self, key) != type(self).model_fields[key].default]
+        if columns and self.source != "manifest":
+            raise ValueError(f"{columns[0]} is of source manifest; remove it")
+        if "site_column" in columns and not isinstance(self.partition, ColumnPartition):
+            raise ValueError('site_column is of partition = { kind = "column" }; set that, or remove it')
         if self.group_pattern is not None and _group_count(self.group_pattern) != 1:
             raise ValueError("group_pattern: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
         if both := sorted(self.ignore_labels & set(self.label_map)):

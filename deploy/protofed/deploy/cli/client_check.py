@@ -16,6 +16,7 @@ from protofed.common import plugins
 from protofed.common.errors import ConfigError, DataError, PolicyViolationError, StateError
 from protofed.deploy.cli.client_plan import PlanView, plan_view
 from protofed.deploy.cli.overrides import Set, needs_recipe
+from protofed.deploy.doctor.diagnoses import diagnosis
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
@@ -55,7 +56,9 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every file by name.")] = False,
     assignments: Set = None,
 ) -> None:
-    """Read the site's data as a run would read them. Sends nothing. Exit code 65 if the data do not fit the run.
+    """Read the site's data as a run would read them. Sends nothing.
+
+    Exit code 65 if the data do not fit the run, 93 if they do and its scores would not be true.
 
     Example: `protofed client check RECIPE --settings site.toml --preview`
     """
@@ -94,6 +97,8 @@ def check(
         raise typer.Exit(DataError.exit_code)
     if view is not None and view.refused:
         raise typer.Exit(PolicyViolationError.exit_code)
+    if any(concern.untrue for concern in result.concerns):
+        raise typer.Exit(diagnosis("scores-untrue").code)
 
 
 def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> PlanView | None:

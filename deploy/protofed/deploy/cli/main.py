@@ -102,7 +102,7 @@ def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
         help="Federated learning for sites whose classes are skewed.",
         epilog="Exit codes: 0 done · 1 a run failed, or not ready · 2 wrong arguments · 65 data · 69 server or port "
         "unavailable · 70 internal · 74 state folder · 76 protocol or version · 77 policy · 78 recipe or setting · "
-        "130 interrupted · 10 to 63, 80 to 90: problems found by doctor",
+        "130 interrupted · 10 to 63, 80 to 93: found by doctor or check",
     )
     made.callback()(_global)
     for name in names:

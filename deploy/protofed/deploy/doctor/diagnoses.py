@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 90, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 93, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -117,9 +117,12 @@ MET = (Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: proto
 NOTIFY = (
     Diagnosis("notify-unusable", 90, "Correct the table [notify]; then protofed server notify sends a test message."),
 )
+CHECK = (  # of `client check`, not of the doctor
+    Diagnosis("scores-untrue", 93, "Correct what the verdict names after `but`: equal images, labels, one class."),
+)
 DIAGNOSES = {
     entry.name: entry
-    for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY, *MET)
+    for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY, *MET, *CHECK)
 }
 
 

@@ -77,7 +77,9 @@ def images_of(path: Path, input_: Input) -> Images:
         raise DataError(f"there is no folder {path}; expected one with images, or an .npz file")
     if (channels := input_.shape[0]) not in MODES:
         raise ConfigError(f"the model takes images of {channels} channels, which image files do not have; give an .npz")
-    files_found = [path / name for name in sorted(folder.files(path)) if _is_image(path / name)]
+    tree = folder.walk(path)
+    tree.check(path)
+    files_found = [path / name for name in sorted(tree.files) if _is_image(path / name)]
     if not files_found:
         raise DataError(f"{path} has no images; expected files {', '.join(sorted(SUFFIXES))}, at any level")
     return FolderImages(path, files_found, prepared(input_))
@@ -86,7 +88,7 @@ def images_of(path: Path, input_: Input) -> Images:
 def _is_image(file: Path) -> bool:
     """By its suffix; DICOM files often have none, so a file without one is opened."""
     try:
-        return file.suffix.lower() in SUFFIXES or (not file.suffix and dicom.is_dicom(file))
+        return file.suffix.lower() in SUFFIXES or (not file.suffix and file.is_file() and dicom.is_dicom(file))
     except OSError:
         return True  # unreadable: keep it, so that it is reported
 

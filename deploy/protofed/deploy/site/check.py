@@ -26,7 +26,7 @@ from protofed.deploy.site.offer import as_offered
 from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage, mean_and_std, survey_arrays, survey_files
 
 _MEMORY = Path("/proc/meminfo")
-_EMPTY_SCAN = Scan([], Counter(), Counter(), [], [], [], LabelMap({}, frozenset(), ()))
+_EMPTY_SCAN = Scan([], Counter(), Counter(), [], [], [], [], [], LabelMap({}, frozenset(), ()))
 
 
 def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int | None, bar: Bar) -> SiteCheck:
@@ -51,6 +51,8 @@ def site_check(settings: ClientSettings, recipe: Recipe | None, min_samples: int
         used=_used(loaded, request.classes),
         unscored=_unscored(settings, loaded, request),
         misplaced=scan.misplaced,
+        left_out=scan.left_out,
+        ambiguous=[item.name for item in scan.ambiguous],
         groups=len({item.group for item in scan.items} - {None}) or None,
         crossing=[item.name for item in scan.crossing],
         ungrouped=[item.name for item in scan.ungrouped],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +16,7 @@ from protofed.common.config.recipe import Input, Recipe
 from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage
 
 TRAIN, TEST, OWN_TEST = "trains on", "tests on", "own test set"
+SETS = {TEST: "test set", OWN_TEST: "own test set"}
 FAR = 1.0  # a channel's mean may differ from the recipe's by this many of the recipe's stds without a warning
 WIDE = 3.0  # and its std may be this many times larger or smaller
 Counts: TypeAlias = NDArray[np.int64]  # [C]
@@ -55,6 +58,18 @@ class Duplicates:
     across: int | None
 
 
+@dataclass(frozen=True)
+class Concern:
+    """Something that does not keep the daemon from taking part, and that the site's people should know before it does.
+
+    Attributes:
+        untrue: with it the scores of these data say something else than how good the model is.
+    """
+
+    text: str
+    untrue: bool
+
+
 @dataclass(frozen=True, eq=False)
 class SiteCheck:
     """What data a site has, and whether its daemon would take part in a run with them.
@@ -65,6 +80,8 @@ class SiteCheck:
         used: examples that the daemon works with, [C] each, by TRAIN, TEST and OWN_TEST; empty if it refuses.
         unscored: names of the classes that a test set has no image of, by the set's name; complete sets are left out.
         misplaced: files in no class's folder, by name below the root.
+        left_out: files and folders that their name tells to be no images, or deleted ones.
+        ambiguous: names in a manifest that several files have.
         groups: number of groups (of patients, say); None: the data have none.
         crossing: images whose group is in both train and test.
         ungrouped: images that have no group although others have.
@@ -82,6 +99,8 @@ class SiteCheck:
     used: Mapping[str, Counts]
     unscored: Mapping[str, Sequence[str]]
     misplaced: Sequence[str]
+    left_out: Sequence[str]
+    ambiguous: Sequence[str]
     groups: int | None
     crossing: Sequence[str]
     ungrouped: Sequence[str]
@@ -110,6 +129,40 @@ class SiteCheck:
         """Names of classes that have examples, but fewer than the policy requires."""
         some = (self.training > 0) & (self.training < (self.min_samples or 0))
         return [self.request.name(int(index)) for index in np.flatnonzero(some)]
+
+    @property
+    def concerns(self) -> list[Concern]:
+        """What the verdict names beside that the daemon would take part."""
+        return [*self._about_duplicates(), *self._about_single_classes(), *self._about_depths()]
+
+    def _about_duplicates(self) -> Iterator[Concern]:
+        if across := self.duplicates.across:
+            text = f"test images that are also trained on: {across:,}; with them scores are too good"
+            yield Concern(f"{text}: remove them on one side", untrue=True)
+        if differing := self.duplicates.differing:
+            text = f"images that occur under several labels: {differing:,}; no model can be right on all of them"
+            yield Concern(f"{text}: correct the labels", untrue=True)
+
+    def _about_single_classes(self) -> Iterator[Concern]:
+        trained, *more = np.flatnonzero(self.training)[:2].tolist() or [None]
+        if trained is not None and not more:
+            yield Concern(f"all images to train on are of one class, {self.request.name(trained)}", untrue=False)
+        for name in (TEST, OWN_TEST):
+            tested = np.flatnonzero(self.used.get(name, ()))
+            if len(tested) == 1:
+                only = self.request.name(int(tested[0]))
+                yield Concern(
+                    f"the {SETS[name]} has one class alone, {only}: any model that names it is right", untrue=True
+                )
+
+    def _about_depths(self) -> Iterator[Concern]:
+        formats = [image.format for image in self.survey.images if image.problem is None]
+        bits = [int(found[1]) for stored in formats if (found := re.search(r"([0-9]+) bits?$", stored))]
+        depths = Counter(max(8, depth) for depth in bits)  # 1 bit is read as 8
+        if len(depths) > 1:
+            listed = ", ".join(f"{count:,} with {depth} bits" for depth, count in sorted(depths.items()))
+            text = f"the images have several bit depths ({listed}): compare their brightness by --contact-sheet"
+            yield Concern(text, untrue=False)
 
     @property
     def deviations(self) -> list[str]:

@@ -21,7 +21,7 @@ _SPLITS = {"train": "train", "val": "val (not used)", "test": "test", DRAWN: "im
 
 
 def show(check: SiteCheck, console: Console) -> None:
-    """Print the result, section by section."""
+    """Print the result, section by section, and the verdict first."""
     console.print(_heading(check), highlight=False)
     survey = check.survey
     data_sections = (
@@ -34,7 +34,7 @@ def show(check: SiteCheck, console: Console) -> None:
         ("Memory", _memory),
     )
     has_data = survey.images or survey.unmapped or survey.ignored or check.misplaced
-    sections = (*(data_sections if has_data else ()), ("Preparation", _preprocessing), ("Verdict", _verdict))
+    sections = (("Verdict", _verdict), *(data_sections if has_data else ()), ("Preparation", _preprocessing))
     for title, section in sections:
         if (block := section(check)) is not None:
             console.print(f"\n[bold]{title}[/bold]", highlight=False)
@@ -48,6 +48,8 @@ def plain(check: SiteCheck) -> dict[str, Any]:
         "recipe": None if request.recipe is None else request.recipe.name,
         "source": check.source,
         "refusal": check.refusal,
+        "but": [concern.text for concern in check.concerns],
+        "scores_untrue": any(concern.untrue for concern in check.concerns),
         "classes": names,
         "stored": {("all" if split == DRAWN else split): counts.tolist() for split, counts in check.stored.items()},
         "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in check.used.items()},
@@ -60,6 +62,8 @@ def plain(check: SiteCheck) -> dict[str, Any]:
         "ignored": dict(sorted(check.survey.ignored.items())),
         "unreadable": [{"file": image.name, "why": image.problem} for image in check.unreadable],
         "astray": list(check.misplaced),
+        "left_out": list(check.left_out),
+        "ambiguous": list(check.ambiguous),
         "formats": dict(_formats(check).most_common()),
         "sizes": dict(_sizes(check).most_common()),
         "groups": check.groups,
@@ -159,6 +163,11 @@ def _files(check: SiteCheck) -> RenderableType:
     if check.misplaced:
         lines.append(Text(f"{_count(len(check.misplaced), 'file')} in no class's folder (they count as unreadable)"))
         lines += _truncated(check.misplaced, lambda name: f"- {name}")
+    if check.ambiguous:
+        lines.append(Text("names that several files have (write the path with its folders):", style="red"))
+        lines += _truncated(check.ambiguous, lambda name: f"- {name}")
+    if check.left_out:
+        lines.append(Text(f"left out by its name, as no image or as deleted: {_listed(check.left_out)}"))
     for title, counted in (("stored as", _formats(check)), ("width x height", _sizes(check))):
         kinds = [f"{name} ({count:,})" for name, count in counted.most_common(MOST)]
         more = [f"and {len(counted) - MOST} others"] if len(counted) > MOST else []
@@ -227,18 +236,31 @@ def _preprocessing(check: SiteCheck) -> RenderableType | None:
     )
 
 
-def _verdict(check: SiteCheck) -> Text:
+def _verdict(check: SiteCheck) -> RenderableType:
     if check.refusal is not None:
         return Text(f"The daemon would take no part: {check.refusal}", style="red")
-    if check.request.recipe is None:
-        return Text("To compare the data with a run, name its recipe: protofed client check RECIPE --settings FILE")
-    taking_part = f"The daemon would take part in {check.request.recipe.name} with these data."
-    left_out = "\nThe run has noise: images that cannot be used are left out, and do not have it refused."
-    return Text(taking_part + (left_out if _noisy(check) else ""), style="green")
+    recipe, concerns = check.request.recipe, check.concerns
+    fits = (
+        "The images can be read" if recipe is None else f"The daemon would take part in {recipe.name} with these data"
+    )
+    lines = [Text(f"{fits}, but:" if concerns else f"{fits}.", style="yellow" if concerns else "green")]
+    lines += [Text(f"- {concern.text}", style="red" if concern.untrue else "yellow") for concern in concerns]
+    if recipe is None:
+        lines.append(Text("To compare them with a run, name its recipe: protofed client check RECIPE --settings FILE"))
+    if _noisy(check):
+        lines.append(Text("The run has noise: images that cannot be used are left out, and do not have it refused."))
+    return Group(*lines)
 
 
 def _noisy(check: SiteCheck) -> bool:
     return check.request.recipe is not None and check.request.recipe.plan.dp is not None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first `MOST` of names, each once without its folders: systems leave the same in every folder."""
+    known = sorted({name.rpartition("/")[2] for name in names})
+    more = f" and {len(known) - MOST} more (--json lists all)" if len(known) > MOST else ""
+    return ", ".join(map(short, known[:MOST])) + more
 
 
 def _truncated(items: Sequence[T], line: Callable[[T], str]) -> list[Text]:

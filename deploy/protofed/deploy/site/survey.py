@@ -124,7 +124,7 @@ def survey_arrays(data: Data, class_names: Sequence[str], on_image: Callable[[],
 def _format_of(path: Path) -> tuple[str, tuple[int, int] | None]:
     """Format, width and height from a file's header, without decoding it; empty and None if it cannot be read."""
     try:
-        return _header(path)
+        return _header(path) if path.is_file() else ("", None)  # opening a pipe would never end
     except Exception:  # decoders of damaged files raise anything
         return "", None
 
