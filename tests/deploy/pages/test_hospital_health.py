@@ -204,6 +204,31 @@ def test_data_that_do_not_fit_a_run_are_explained(
     assert 'id="outdated"' in browser.get("/runs/skin/check")
 
 
+def test_what_makes_scores_untrue_stands_in_place_of_a_clean_verdict(
+    site: Callable[..., tuple[Browser, Examiner]], state: Path, tmp_path: Path
+) -> None:
+    for number in range(60):
+        name = "benign" if number % 2 else "malignant"
+        (file := tmp_path / "images" / name / f"{number}.png").parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number // 2).integers(0, 256, (6, 8, 3), np.uint8)
+        Image.fromarray(pixels).save(file)
+    (tmp_path / "images" / "readme.txt").write_text("about", encoding="utf-8")
+    allowed = SKIN.replace("mlp", "digits-cnn").replace("4, 4]", "8, 8]")
+    fits = allowed + "federation = { secure = true, min_sites = 3 }\n"
+    (tmp_path / "skin.toml").write_text(fits, encoding="utf-8")
+    offer(state, read_recipe(tmp_path / "skin.toml"))
+    browser, examiner = site(f'[data]\nsource = "folder"\nroot = "{tmp_path / "images"}"\n')
+    browser.order("/runs/skin/check")
+    found = ended(examiner, "skin")
+    assert found.data is not None, found.problem
+    assert (found.data["refusal"], found.data["scores_untrue"]) == (None, True)
+    text = browser.get("/runs/skin/check")
+    assert 'id="but"' in text
+    assert 'id="fits"' not in text
+    assert "images that occur under several labels: 30" in text
+    assert "readme.txt" in text
+
+
 def test_one_at_a_time_followed_line_by_line_and_stopped_by_a_person(
     site: Callable[..., tuple[Browser, Examiner]], stand_in: Callable[[str], None]
 ) -> None:
