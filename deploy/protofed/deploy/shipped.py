@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from protofed.common.config.paths import is_path
 from protofed.common.config.recipe import Recipe, parse, read_recipe
 from protofed.common.config.toml_files import read_extended, read_table
 from protofed.common.errors import ConfigError, unknown
@@ -56,20 +57,20 @@ def recipe_file(name_or_path: str) -> Path:
 def policy(name_or_path: str) -> Path:
     """The file of a policy: a word is the name of one that comes with protofed, all else is a path.
 
-    A site must not get a policy other than the one that it meant: a word that is both is refused.
+    A site must not get a policy other than the one that it meant: a word that is also a file's name is refused.
 
     Raises:
-        ConfigError: there is no policy of that name; or a file here has the name, too.
+        ConfigError: there is no policy of that name; or a file here has the name.
     """
-    path, shipped = Path(name_or_path), files("policies")
-    if "/" in name_or_path or path.suffix == ".toml":
+    path = Path(name_or_path)
+    if is_path(name_or_path):
         return path
-    if path.is_file() and name_or_path in shipped:
+    if path.is_file():
         raise ConfigError(
-            f"policy '{name_or_path}' comes with protofed, and there is a file of that name here: for the file write "
-            f"'./{name_or_path}'; for the other one rename the file"
+            f"policy '{name_or_path}': a word is the name of a policy that comes with protofed, and there is a file of "
+            f"that name here; for the file write './{name_or_path}'; for the other one rename the file"
         )
-    return path if path.is_file() else named("policy", name_or_path)
+    return named("policy", name_or_path)
 
 
 def what(file: Path) -> str:

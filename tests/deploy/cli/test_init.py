@@ -61,7 +61,8 @@ def test_settings_of_each_layout_can_be_read(source: str, shown: bool, protofed:
         file.write_text(every_key(file.read_text()))
     settings = read_settings(ClientSettings, file, {})
     assert (settings.site, settings.server, settings.data.source) == ("north", "hub.example:7443", source)
-    assert (settings.policy, settings.identity, settings.state) == ("policy.toml", Path("identity"), Path("state"))
+    policy, identity, state = str(tmp_path / "policy.toml"), tmp_path / "identity", tmp_path / "state"
+    assert (settings.policy, settings.identity, settings.state) == (policy, identity, state)
     assert (settings.proxy is not None) == shown
 
 
@@ -141,7 +142,7 @@ def test_at_a_terminal_it_asks_for_what_is_not_given(
     assert (settings.server, settings.data.source, settings.data.root) == (
         "hub.example:7443",
         "manifest",
-        Path("list.csv"),
+        tmp_path / "list.csv",
     )
     assert (tmp_path / "policy.toml").read_bytes() == (shipped.folder("policies") / "standard.toml").read_bytes()
 

@@ -261,10 +261,10 @@ def test_the_option_changes_the_address_and_keeps_the_rest_of_the_settings(tmp_p
         '[metrics]\nlisten = "127.0.0.1:1"\ntoken = "token"\n'
     )
     assert read_settings(ClientSettings, file, {"metrics": None}).metrics == Monitoring(
-        listen="127.0.0.1:1", token=Path("token")
+        listen="127.0.0.1:1", token=tmp_path / "token"
     )
     assert read_settings(ClientSettings, file, {"metrics": {"listen": "127.0.0.1:2"}}).metrics == Monitoring(
-        listen="127.0.0.1:2", token=Path("token")
+        listen="127.0.0.1:2", token=tmp_path / "token"
     )
     file.write_text(file.read_text() + "port = 3\n")
     with pytest.raises(ConfigError, match=r"'metrics\.port'"):

@@ -1,5 +1,5 @@
 """Settings of the daemons: a TOML file, overridden by PROTOFED_SERVER_… and PROTOFED_CLIENT_… in the environment,
-overridden by the command line.
+overridden by the command line. A path in the file is taken from the file's folder, any other from the working folder.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from protofed.common.config.notify import Notify
+from protofed.common.config.paths import DatabaseUrl, NameOrFile, anchored
 from protofed.common.config.problems import explain
 from protofed.common.config.recipe import Data, StrictModel
 from protofed.common.config.tables import Secret
@@ -21,10 +22,6 @@ from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import Id
 from protofed.common.protocol.consortium import check_name
 from protofed.common.protocol.messages import Role
-
-
-def _as_text(value: object) -> object:
-    return os.fspath(value) if isinstance(value, Path) else value
 
 
 def _can_be_shown(institution: str) -> str:
@@ -48,19 +45,20 @@ class ServerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="PROTOFED_SERVER_", env_nested_delimiter="__", extra="forbid")
 
     plugins: frozenset[str] = frozenset()  # methods beside protofed's that a run may name: code that you trust
-    recipes: list[Path] = []  # queued at the start, if the ledger does not know them; more by `protofed runs start`
+    # files, or shipped names; queued at the start, if the ledger does not know them; more by `protofed runs start`
+    recipes: list[NameOrFile] = []
     listen: str = "127.0.0.1:7443"  # host:port; port 0 takes a free one
     identity: Path | None = None  # folder with the server's certificate, and `operators/` with the first operators'
     plaintext: bool = False  # in place of an identity, on a loopback address only
     max_connections: Annotated[int, Field(ge=1)] = 4096  # silent ones leave after 10 s; the process's limit may be less
     state: Path = Path("protofed-server")  # ledger, blobs, journal and audit
-    ledger: str | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
+    ledger: DatabaseUrl | None = None  # URL of a database, as postgresql+psycopg://…; None: SQLite in the state folder
     blobs: Path | None = None  # folder that is there, as on a shared disk; None: in the state folder
     keep_rounds: Annotated[int, Field(ge=0)] = 2  # behind the newest: can be verified, rolled back to; 0: all
     metrics: Monitoring | None = None  # where /metrics and /readyz are answered; None: nowhere
     notify: Notify | None = None  # who is told when something happens; None: nobody
     tensorboard: Path | None = None  # folder for event files of every run, for TensorBoard
-    mlflow: str | None = None  # tracking URI
+    mlflow: DatabaseUrl | None = None  # tracking URI
     memory_limit_mb: Annotated[int, Field(ge=1)] | None = None  # no upload begins above it; None: 90 % of its cgroup
 
 
@@ -74,7 +72,7 @@ class ClientSettings(BaseSettings):
     roles: Annotated[frozenset[Role], Field(min_length=1)] = frozenset(
         {Role.TRAINER}
     )  # evaluator: scores the global model
-    policy: Annotated[str, BeforeValidator(_as_text), Field(min_length=1)]  # what may leave: a file, or `standard`, …
+    policy: NameOrFile  # what may leave: a file, or `standard`, …
     state: Path  # memory, receipts
     data: Data  # where the images are
     partition_index: Annotated[int, Field(ge=0)] = 0  # which of data.partition's sites this is, counted from 0
@@ -114,11 +112,20 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
     if isinstance(values.get("metrics"), str):  # the command line has only an address; its other keys are in the file
         values["metrics"] = {"listen": values["metrics"]}
     try:
-        return _layered(model, table)(**values)
+        return _layered(model, {} if file is None else _of_file(model, table, file))(**anchored(values, model, Path()))
     except SettingsError as error:  # of a list or a table in the environment, which pydantic-settings reads as JSON
         raise ConfigError(f"environment: {error}; expected JSON there") from error
     except ValidationError as error:
         raise ConfigError(f"{_source(file, values, error)}: {explain(error, model, table)}") from error
+
+
+def _of_file(model: type[BaseSettings], table: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """What a file says, its paths from its own folder; so are paths by default, as a server's state folder."""
+    defaults = {name: field.default for name, field in model.model_fields.items() if isinstance(field.default, Path)}
+    try:
+        return anchored({**defaults, **table}, model, file.absolute().parent)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
 
 
 def _source(file: Path | None, given: Mapping[str, Any], error: ValidationError) -> str:
@@ -148,7 +155,11 @@ def _layered(model: type[S], table: dict[str, Any]) -> type[S]:
     class Layered(model):  # type: ignore[valid-type, misc]
         @classmethod
         def settings_customise_sources(cls, settings_cls: Any, **sources: Any) -> Any:  # noqa: ARG003
-            return sources["init_settings"], sources["env_settings"], lambda: table
+            return (
+                sources["init_settings"],
+                lambda: anchored(sources["env_settings"](), model, Path()),  # `~` alone: nobody expands it there
+                lambda: table,
+            )
 
     Layered.__name__ = model.__name__
     return Layered

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from protofed.deploy.cli import doctor
+from protofed.deploy.cli import completion, doctor
 from protofed.deploy.cli.init import init_server
 from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished, health, log_as_daemon
 from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
@@ -29,7 +29,11 @@ def start(
     context: typer.Context,
     settings: Settings = None,
     recipe: Annotated[
-        list[Path] | None, typer.Option(help="Recipe of a run. May be repeated; runs execute in this order.")
+        list[str] | None,
+        typer.Option(
+            help="Recipe of a run: a file, or a shipped name. May be repeated; runs execute in this order.",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     listen: Annotated[str | None, typer.Option(help="host:port; port 0 picks a free one.")] = None,
     identity: Annotated[

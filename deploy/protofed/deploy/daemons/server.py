@@ -21,6 +21,7 @@ from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
+from protofed.deploy import shipped
 from protofed.deploy.daemons import core_dumps
 from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
 from protofed.deploy.daemons.signals import ENDING, check_hang_up
@@ -57,7 +58,7 @@ def recipes_of(settings: ServerSettings, assignments: Sequence[str]) -> list[Rec
     table = read_overrides(assignments)
     if table and not settings.recipes:
         raise ConfigError("--set changes recipes, and none was given; add --recipe")
-    return [with_overrides(read_recipe(path), table) for path in settings.recipes]
+    return [with_overrides(read_recipe(shipped.recipe_file(name)), table) for name in settings.recipes]
 
 
 def run_server(
