@@ -271,6 +271,20 @@ def test_the_option_changes_the_address_and_keeps_the_rest_of_the_settings(tmp_p
         read_settings(ClientSettings, file, {})
 
 
+def test_a_state_folder_of_another_site_is_refused_and_its_audit_log_stays_as_it_is(
+    unused_port: int, tmp_path: Path
+) -> None:
+    watcher = Watcher(tmp_path, f"127.0.0.1:{unused_port}", RULES)
+    watcher.watch(lambda: watcher.until(lambda: watcher.get("/healthz")[0] == 200, "it starts"))
+    before = (watcher.state / FILE).read_bytes()
+    watcher.settings = watcher.settings.model_copy(update={"site": "ben"})
+    with pytest.raises(
+        ConfigError, match=rf"{watcher.state} belongs to site 'ann', and this is site 'ben': .* --state"
+    ):
+        client.run_client(watcher.settings, until_finished=False, give_up_after_s=None)
+    assert (watcher.state / FILE).read_bytes() == before
+
+
 def test_an_address_that_cannot_be_had_ends_the_daemon_before_it_takes_part(tmp_path: Path) -> None:
     watcher = Watcher(tmp_path, "127.0.0.1:1", RULES)
     wrong = watcher.settings.model_copy(update={"metrics": Monitoring(listen="nonsense")})

@@ -19,6 +19,7 @@ from tests.support.doctor_rows import findings, rows, skipped
 
 from protofed.client.agent import device
 from protofed.client.privacy.approval import FOLDER, Approvals
+from protofed.client.state.owner import claim
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.protocol.messages import Assignment
@@ -33,10 +34,12 @@ POLICY = "open"
 OWN = ("state folder", "disk", "cache", "metrics", "device", "shared memory", "data")
 
 
-def look(folder: Path, site: SiteUnderCheck | None = None, **changes: Any) -> dict[str, CheckRow]:
+def look(folder: Path, under_check: SiteUnderCheck | None = None, **changes: Any) -> dict[str, CheckRow]:
     """The checks that need no server."""
     told = {"site": "a", "policy": POLICY, "state": folder / "state", "data": {"source": "digits"}, **changes}
-    checks = ClientDoctor(lambda: ClientSettings.model_validate(told), site or SiteUnderCheck(quick=True)).checks()
+    checks = ClientDoctor(
+        lambda: ClientSettings.model_validate(told), under_check or SiteUnderCheck(quick=True)
+    ).checks()
     return rows([Check(one.name, one.run, one.otherwise) for one in checks if one.name in OWN])
 
 
@@ -81,6 +84,15 @@ def test_a_disk_without_room_for_the_probe(tmp_path: Path, mount: Mount) -> None
     mount(tmp_path / "state", "size=4k")
     (tmp_path / "state" / "all").write_bytes(bytes(4096))
     assert findings(look(tmp_path))[0] == ("state folder", "disk-full")
+
+
+def test_a_state_folder_of_another_site(tmp_path: Path) -> None:
+    (state := tmp_path / "state").mkdir()
+    claim(state, "a")
+    assert findings(look(tmp_path)) == []
+    found = look(tmp_path, site="b")
+    assert findings(found) == [("state folder", "state-of-another")]
+    assert "belongs to site 'a', and this is site 'b'" in found["state folder"].message
 
 
 def test_a_daemon_that_runs_is_no_finding(tmp_path: Path) -> None:

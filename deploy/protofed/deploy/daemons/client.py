@@ -98,6 +98,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         from protofed.client.agent.metrics import ClientMetrics
         from protofed.client.privacy.policy_file import PolicyFile
         from protofed.client.state.disk_store import DiskStore
+        from protofed.client.state.owner import claim
         from protofed.client.transport.audit import FILE, ClientAudit
 
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
@@ -107,6 +108,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         store, status = DiskStore(settings.state), DaemonStatus()
         setup.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
         stack.callback(store.close)
+        claim(settings.state, settings.site)  # under the store's lock, and before anything is written for the site
         journal = Journal(settings.state / FILE, SEGMENT_BYTES)
         stack.callback(journal.close)
         audit = ClientAudit(journal, store.check)

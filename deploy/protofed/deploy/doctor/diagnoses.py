@@ -120,9 +120,12 @@ NOTIFY = (
 CHECK = (  # of `client check`, not of the doctor
     Diagnosis("scores-untrue", 93, "Correct what the verdict names after `but`: equal images, labels, one class."),
 )
+OWNER = (Diagnosis("state-of-another", 92, "Give each site a --state folder of its own, or correct `site`."),)
 DIAGNOSES = {
     entry.name: entry
-    for entry in (*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY, *MET, *CHECK)
+    for entry in (
+        *(*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY, *MET, *CHECK, *OWNER),
+    )
 }
 
 

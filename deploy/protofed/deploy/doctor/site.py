@@ -45,10 +45,16 @@ class SiteUnderCheck:
     quick: bool = False
 
     def state(self, settings: ClientSettings) -> str:
-        """The state folder is writable, whether a daemon runs on it, and whether a person has paused the site."""
+        """The state folder is writable and this site's, whether a daemon runs there, and whether a person paused it."""
         from protofed.client.privacy.pause import FILE, SitePause
+        from protofed.client.state.owner import check_owner
 
-        message, pause = machine.writable(settings.state), SitePause(settings.state / FILE).current()
+        message = machine.writable(settings.state)
+        try:
+            check_owner(settings.state, settings.site)
+        except ConfigError as error:
+            raise CheckFailedError("state-of-another", str(error)) from error
+        pause = SitePause(settings.state / FILE).current()
         running = "; the daemon is running" if machine.has_running_daemon(settings.state) else ""
         return f"{message}{running}" if pause is None else f"{message}{running}; the site is {pause}"
 
