@@ -34,8 +34,10 @@ from protofed.deploy.doctor.diagnoses import DIAGNOSES
 from protofed.deploy.operator import snapshot
 from protofed.server.method import server_methods
 from protofed.server.metrics import METRICS as SERVER_METRICS
+from protofed.server.notifications import wording
 
 ROOT = Path(__file__).parents[2]
+RUNBOOK = ROOT / "docs/how-to/alerts.md"
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
@@ -166,13 +168,26 @@ def test_every_finding_of_the_doctor_is_in_the_table() -> None:
     assert rows == [(str(one.code), one.name) for one in DIAGNOSES.values()]
 
 
-def test_every_alert_has_its_row_and_its_weight() -> None:
+def test_every_alert_has_its_section_with_its_weight_and_no_other_is_there() -> None:
     rules = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text(encoding="utf-8"))
     alerts = {rule["alert"]: rule["labels"]["severity"] for group in rules["groups"] for rule in group["rules"]}
-    section = _text(ROOT / "docs/how-to/monitoring.md").partition("\n## Alerts\n")[2].partition("\n## ")[0]
-    cells = [name for row in re.findall(r"^\| ([A-Z][^|]*) \|", section, re.MULTILINE) for name in row.split(", ")]
-    listed = {name.partition(" ")[0]: "critical" if "(critical)" in name else "warning" for name in cells}
-    assert listed == alerts
+    sections = re.findall(r"^## (\w+)\n\n\*\*(\w+)\. It means\*\*:", _text(RUNBOOK), re.MULTILINE)
+    assert {name: weight.lower() for name, weight in sections} == alerts
+    assert [name for name, _ in sections] == re.findall(r"^## (.+)$", _text(RUNBOOK), re.MULTILINE), "no other section"
+
+
+def test_every_alerts_section_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
+    for section in _text(RUNBOOK).split("\n## ")[1:]:
+        asked = re.findall(r"^\*\*(?:\w+\. )?(It means|Look at|Do)\*\*", section, re.MULTILINE)
+        assert asked == ["It means", "Look at", "Do"], section
+
+
+def test_every_alert_leads_to_its_section_and_so_does_every_message() -> None:
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/rules/alerts.yml").read_text(encoding="utf-8"))
+    place = RUNBOOK.relative_to(ROOT).as_posix()
+    led = {rule["alert"]: rule["annotations"]["runbook_url"] for group in rules["groups"] for rule in group["rules"]}
+    assert led == {name: f"{place}#{name.lower()}" for name in led}
+    assert f"{place}#" == wording.RUNBOOK
 
 
 @pytest.mark.parametrize("part", [part for part in Part if part not in NOT_ON_THE_WIRE])

@@ -24,6 +24,7 @@ installed = pytest.mark.skipif(
     reason="Alertmanager is not installed (apt: prometheus-alertmanager)",
 )
 SUMMARY, DESCRIPTION = "Site north has made no progress", "Its IT should look whether the daemon runs."
+RUNBOOK = "docs/how-to/alerts.md#sitesilent"
 each = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 
 
@@ -57,6 +58,10 @@ def test_what_alerts_are_told_by_is_a_label_that_they_have(path: Path) -> None:
     assert {config["route"]["receiver"]} <= {one["name"] for one in config["receivers"]}
 
 
+def test_the_mail_of_the_example_passes_the_runbook_on() -> None:
+    assert "{{ .Annotations.runbook_url }}" in example("email")
+
+
 @contextmanager
 def alertmanager(folder: Path, text: str) -> Iterator[str]:
     """A real one, as an example says with other addresses; its host:port."""
@@ -84,7 +89,7 @@ def alertmanager(folder: Path, text: str) -> Iterator[str]:
 
 def fire(address: str, name: str, severity: str) -> None:
     labels = {"alertname": name, "severity": severity, "site": "north", "instance": "hub"}
-    alert = {"labels": labels, "annotations": {"summary": SUMMARY, "description": DESCRIPTION}}
+    alert = {"labels": labels, "annotations": {"summary": SUMMARY, "description": DESCRIPTION, "runbook_url": RUNBOOK}}
     with closing(http.client.HTTPConnection(address, timeout=60)) as connection:
         connection.request("POST", "/api/v2/alerts", json.dumps([alert]), {"Content-Type": "application/json"})
         assert connection.getresponse().status == 200
@@ -114,6 +119,7 @@ def test_a_critical_alert_goes_by_mail_to_whoever_is_on_call_and_a_warning_to_th
             body = mail.message.get_body(("plain",))
             assert body is not None
             assert DESCRIPTION in body.get_content()
+            assert f"What to do: {RUNBOOK}" in body.get_content()
             fire(address, "RoundStuck", "critical")
             assert receiver.mail().to == ["on-call@example.org"]
 
@@ -129,3 +135,4 @@ def test_a_webhook_gets_alerts_with_the_token_of_the_file(tmp_path: Path) -> Non
             post = receiver.post()
     assert post.headers["authorization"] == "Bearer t0ken"
     assert post.json["alerts"][0]["annotations"]["summary"] == SUMMARY
+    assert post.json["alerts"][0]["annotations"]["runbook_url"] == RUNBOOK

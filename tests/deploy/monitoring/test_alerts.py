@@ -58,11 +58,18 @@ def test_an_alert_says_how_bad_it_is_what_it_means_and_whom_it_concerns(rule: di
     assert isinstance(told, dict)
     assert labels == {"severity": labels["severity"]}
     assert labels["severity"] in ("critical", "warning")
-    assert set(told) == {"summary", "description"}
+    assert set(told) == {"summary", "description", "runbook_url"}
     assert re.search(r"\{\{.*\$labels\.(run|site|instance|name)", told["summary"]), "whom it concerns"
     assert len(told["summary"]) < 180
     assert len(told["description"]) > 80
     assert "{{" not in re.sub(r"\{\{[^{}]+\}\}", "", told["summary"] + told["description"])
+
+
+def test_every_scene_expects_the_section_of_its_own_alert() -> None:
+    leads = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in ALERTS}
+    cases = [case for _, test in rule_tests() for case in test["alert_rule_test"]]
+    expected = [(case["alertname"], alert["exp_annotations"]) for case in cases for alert in case.get("exp_alerts", ())]
+    assert [told["runbook_url"] for _, told in expected] == [leads[name] for name, _ in expected]
 
 
 def test_a_run_that_ended_or_is_paused_disturbs_nobody() -> None:

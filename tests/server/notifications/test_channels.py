@@ -171,6 +171,7 @@ def test_a_mail_goes_by_tls_with_the_password_to_everybody(tmp_path: Path, ident
     text = mail.message.get_content()
     assert NOTICE.text in text
     assert NOTICE.todo in text
+    assert "More: docs/how-to/alerts.md#runfailed" in text
 
 
 def test_a_mail_server_without_starttls_or_of_another_ca_gets_nothing(tmp_path: Path, identity: Path) -> None:

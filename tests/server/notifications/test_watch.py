@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.server.conftest import Clock, Later
+from tests.support.dashboards import rules
 from tests.support.operator_lab import OperatorLab, operator_lab
 from tests.support.pki import Authority
 
@@ -64,6 +65,9 @@ class Told:
         for each in news.occurrences:
             made = notice(each, "hub", self.now())
             assert made.todo
+            assert made.runbook or made.severity == "info" or "aborted" in made.title
+            section = made.runbook.partition("#")[2]
+            assert not section or section in {rule["alert"].lower() for rule in rules("alerts")}
             self.known[each.key] = outbox.Told.by(made)
         return news.occurrences
 

@@ -33,6 +33,7 @@ class Notice:
         run, site: whom it is about; None: neither.
         title: in a line; `text`: what happened; `todo`: what to do.
         facts: more, by event; the reference lists them.
+        runbook: the section of the documents that says what to do, in more words; empty: nothing is to be done.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Notice:
     text: str
     todo: str
     facts: Mapping[str, Fact]
+    runbook: str = ""  # 0.2.0's journals have none
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Notice:
@@ -74,5 +76,6 @@ class Notice:
         message["Auto-Submitted"] = "auto-generated"  # RFC 3834: no answer by a machine
         rows = {"event": self.event, "server": self.server, "run": self.run, "site": self.site, "at": self.at}
         listed = "\n".join(f"{name:<8}{value}" for name, value in rows.items() if value is not None)
-        message.set_content(f"{self.text}\n\nWhat to do: {self.todo}\n\n{listed}\n")
+        more = f"\nMore: {self.runbook}" if self.runbook else ""
+        message.set_content(f"{self.text}\n\nWhat to do: {self.todo}{more}\n\n{listed}\n")
         return message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, assert_never
 
 from blake3 import blake3
 
@@ -17,6 +17,7 @@ from protofed.server.rounds.waiting import WaitReason
 from protofed.server.verdicts import RoundOutcome
 
 OVERDUE, ABANDONED = "overdue", "abandoned"  # why a run does not go on, beside the reasons that a run waits for
+RUNBOOK: Final = "docs/how-to/alerts.md#"  # each alert has a section; what is told here is of the same kinds
 Words = tuple[str, str]
 
 
@@ -67,6 +68,11 @@ _STALLED: Final[Mapping[str, Words]] = {
         "Look at the server's log and disk; after a restart with the same state folder it goes on with the same round.",
     ),
 }
+_STALLED_ALERTS: Final = {
+    WaitReason.BACK_OFF: "RoundsDegraded",
+    ABANDONED: "RoundsDegraded",
+    OVERDUE: "RoundStuck",
+}
 _ENDED: Final[Mapping[str, tuple[str, str, str]]] = {  # severity, what happened, what to do
     RoundOutcome.COMPLETED: (
         "info",
@@ -98,7 +104,8 @@ def notice(occurrence: Occurrence, server: str, now: float) -> Notice:
     at = stamp(datetime.fromtimestamp(now, UTC))
     number = blake3(f"{server}\n{occurrence.key}\n{at}".encode()).hexdigest()[:32]
     named = occurrence.run, occurrence.site
-    return Notice(number, occurrence.event.value, severity, at, server, *named, title, text, todo, occurrence.facts)
+    facts, runbook = occurrence.facts, _runbook(occurrence)
+    return Notice(number, occurrence.event.value, severity, at, server, *named, title, text, todo, facts, runbook)
 
 
 def trial_notice(server: str, now: float) -> Notice:
@@ -171,6 +178,25 @@ _WORDS: Final[Mapping[NotifyEvent, Callable[[Occurrence], tuple[str, str, str, s
     NotifyEvent.SITE_BACK: _site_back,
     NotifyEvent.CERTIFICATE_ENDS: _certificate_ends,
 }
+
+
+def _runbook(of: Occurrence) -> str:
+    """The section on the alert of the same kind, which a Prometheus would raise; empty: nothing is to be done."""
+    match of.event:
+        case NotifyEvent.RUN_ENDED:
+            alert = "RunFailed" if of.facts["outcome"] == RoundOutcome.FAILED else ""
+        case NotifyEvent.RUN_STALLED:
+            alert = _STALLED_ALERTS.get(str(of.facts["reason"]), "RunWaiting")
+        case NotifyEvent.SITE_SILENT:
+            alert = "SiteSilent"
+        case NotifyEvent.CERTIFICATE_ENDS:
+            days = of.facts["days_left"]
+            alert = f"CertificateExpires{7 if isinstance(days, int) and days < 7 else 30}Days"
+        case NotifyEvent.RUN_GOES_ON | NotifyEvent.SITE_BACK:
+            alert = ""
+        case _:
+            assert_never(of.event)
+    return f"{RUNBOOK}{alert.lower()}" if alert else ""
 
 
 def _duration(seconds: Fact) -> str:
