@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ServerSettings, read_settings
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, ProtofedError
 from protofed.deploy import shipped
 from protofed.deploy.cli.main import app
 from protofed.deploy.daemons.server import recipes_of
@@ -35,6 +35,23 @@ def test_another_method_does_not_keep_the_options_of_the_first() -> None:
 @pytest.mark.parametrize("assignment", ["plan.lrr=0.1", "plan.lr=fast", "plan.lr", 'plan.lr="fast"', "rounds=0"])
 def test_what_a_recipe_cannot_have_is_refused(assignment: str) -> None:
     with pytest.raises(ConfigError):
+        shipped.recipe("digits-fednh", [assignment])
+
+
+def test_an_assignment_of_nothing_removes_a_key() -> None:
+    assert shipped.recipe("digits-fednh-dp").plan.dp is not None
+    assert shipped.recipe("digits-fednh-dp", ["plan.dp="]).plan.dp is None
+    default = type(shipped.recipe("digits-fednh").plan).model_fields["lr"].default
+    assert shipped.recipe("digits-fednh", ["plan.lr=0.5", "plan.lr ="]).plan.lr == default
+    assert shipped.recipe("digits-fednh", ["plan.lr=", "plan.lr=0.5"]).plan.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [("plan.dpp=", "did you mean 'plan.dp'"), ("rounds=", "'rounds' is missing"), ("plan.lr", "KEY= removes the key")],
+)
+def test_a_key_that_cannot_be_removed_is_named(assignment: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
         shipped.recipe("digits-fednh", [assignment])
 
 
@@ -92,6 +109,36 @@ def test_a_dry_run_refuses_what_a_method_does_not_know(words: tuple[object, ...]
     found = dry(*folder_of(words, tmp_path), "--set", "method.momentun=0.5")
     assert isinstance(found.exception, ConfigError)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+def test_a_dry_run_refuses_what_the_start_of_every_run_refuses(words: tuple[object, ...], tmp_path: Path) -> None:
+    sets = ("--set", 'method.name="solo"', "--set", 'federation.robust="median"')
+    found = dry(*folder_of(words, tmp_path), *sets)
+    assert isinstance(found.exception, ConfigError)
+    assert "no mean of the sites' updates" in str(found.exception)
+    assert found.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--set", "federation.min_sites=50"), "50 trainers are needed"),
+        (("--set", "data.partition.min_examples=9999"), "examples"),
+        (("--policy", "standard"), "no site takes part"),
+        (("--device", "cuda:99"), "cuda"),
+    ],
+)
+def test_a_dry_run_of_a_simulation_looks_at_sites_data_policy_and_device(words: tuple[str, ...], said: str) -> None:
+    found = dry("simulate", RECIPE, *words)
+    assert isinstance(found.exception, ProtofedError)
+    assert said in str(found.exception)
+
+
+def test_a_dry_run_of_a_server_needs_what_its_start_needs(tmp_path: Path) -> None:
+    found = dry("server", "start", "--recipe", RECIPE, "--identity", tmp_path / "none")
+    assert isinstance(found.exception, ConfigError)
+    assert str(tmp_path / "none") in str(found.exception)
 
 
 def test_only_a_simulation_needs_data_in_its_recipe(tmp_path: Path) -> None:

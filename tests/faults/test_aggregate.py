@@ -358,7 +358,7 @@ def test_row_72_if_too_few_are_left_the_round_is_abandoned_and_the_state_stays(
     assert lab.address == before
     row = lab.ledger.rounds("test")[1]
     assert row.abandoned is not None
-    assert row.abandoned.startswith("2 updates are left, quorum 3 (bob: blob ")
+    assert row.abandoned.startswith("2 updates left, quorum 3 (bob: blob ")
     lab.later(10.0)
     lab.round(ann=1.0, bob=2.0, cyd=3.0)
     assert lab.value == 2.0
@@ -392,8 +392,8 @@ def test_row_73_below_quorum_at_the_deadline_the_round_is_tried_again_and_at_las
         lab.later(0.0, alive=TRAINERS)
         assert lab.address == before
     abandoned = [row.abandoned for row in lab.ledger.rounds("test")[1:]]
-    assert abandoned == ["1 updates at the deadline, quorum 2"] * 3
-    reason = "round 1 was abandoned 3 times: 1 updates at the deadline, quorum 2"
+    assert abandoned == ["1 update at the deadline, quorum 2"] * 3
+    reason = "round 1 was abandoned 3 times: 1 update at the deadline, quorum 2"
     assert lab.phase == phases.FinishedPhase(reason, RoundOutcome.FAILED)
 
 

@@ -201,7 +201,13 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> ConfigError:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The one of `known` that a typo made `name` of; empty: none is so similar. "solo" is not, of "scaffold"."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.65)), "")
+    folded = {one.casefold(): one for one in sorted(known, reverse=True)}
+    return next((folded[one] for one in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.65)), "")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 round`, `2 rounds`, `3 classes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def short(text: str, limit: int = 80) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(hint, name=error.name) from error
 
 from protofed.common.config.recipe import Recipe, parse
+from protofed.common.config.toml_files import parse_toml
 from protofed.common.errors import ConfigError, RunFailedError
 from protofed.deploy import shipped
 from protofed.deploy.console.progress import progress
@@ -119,10 +119,7 @@ def load_recipe(recipe: str | Path | Recipe, **overrides: Any) -> Recipe:
         ConfigError: there is none, or it cannot be used.
     """
     if isinstance(recipe, str) and "\n" in recipe:
-        try:
-            recipe = parse(tomllib.loads(recipe), Recipe, "recipe")
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"the recipe's text is not TOML: {error}") from error
+        recipe = parse(parse_toml(recipe, "the recipe's text is not TOML"), Recipe, "recipe")
     read = recipe if isinstance(recipe, Recipe) else shipped.recipe(str(recipe))
     return with_overrides(read, from_keywords(overrides))
 

@@ -156,6 +156,8 @@ def test_links_out_of_the_folder_are_refused_and_counted(tmp_path: Path) -> None
     (root / "nv" / "again.png").symlink_to(root / "nv" / "00.png")
     assert len(folder(root).items) == 2
     (root / "nv" / "a.png").symlink_to(other / "nv" / "00.png")
+    with pytest.raises(DataError, match="a link leads out of it"):
+        folder(root)
     (root / "nv" / "b.png").symlink_to("../../out/nv/gone.png")
     (root / "mel").symlink_to(other / "nv")
     with pytest.raises(DataError, match="3 links lead out of it or to another folder"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.support.image_files import RGB, settings, shade
 
-from protofed.client.data.labels import by_number
+from protofed.client.data.labels import LabelMap, by_number
 from protofed.client.data.site import load_sites
 from protofed.client.data.sources import load
 from protofed.common.config.recipe import Data
@@ -37,6 +37,14 @@ def test_numbers_with_names_are_the_runs_by_name() -> None:
         mapped(("a", "b"), label_map={"0": "b"})
     with pytest.raises(DataError, match=r"data\.label_map.*class_names"):
         mapped(label_map={"0": "b"})
+
+
+def test_a_map_that_is_the_wrong_way_round_is_said_to_be() -> None:
+    run = ("mel", "nv")
+    with pytest.raises(DataError, match=r'wrong way round: .*write "Melanoma" = "mel"$'):
+        LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"mel": "Melanoma", "nv": "Naevus"}}), run)
+    with pytest.raises(DataError, match=r"no class of the run: 'Melanoma'"):
+        LabelMap.of(Data.model_validate({"source": "folder", "label_map": {"M": "Melanoma", "nv": "Naevus"}}), run)
 
 
 def npz(path: Path, groups: dict[str, list[str]], counts: tuple[int, int] = (6, 4), **more: Any) -> Data:

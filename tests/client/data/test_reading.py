@@ -102,10 +102,10 @@ def test_unreadable_files_are_refused_by_count_and_never_by_name(tmp_path: Path)
     damaged(tmp_path, "nv/Doe.png", "Doe.bin", "Roe")
     (tmp_path / "mel" / "Doe.png").touch()
     with pytest.raises(
-        DataError, match=r"4 of 24 images .*: 2 in no class's folder, 1 .*, 1 .*allows 0: remove .* raise it"
+        DataError, match=r"4 of 24 images .*: 2 × in no class's folder, 1 × .*, 1 × .*allows 0: remove .* raise it"
     ) as said:
         folder(tmp_path)
-    assert "1 empty" in str(said.value)
+    assert "1 × empty" in str(said.value)
     assert "Doe" not in str(said.value)
 
 
@@ -221,5 +221,5 @@ def test_a_manifest_is_loaded_in_its_own_order(tmp_path: Path) -> None:
     assert (shades(source.train.images), source.train.labels.tolist()) == ([3, 1, 4], [0, 0, 1])
     assert shades(source.test.images) == [2]
     (tmp_path / "images" / "4.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 4 images cannot be read: 1 no such file"):
+    with pytest.raises(DataError, match=r"1 of 4 images cannot be read: 1 × no such file"):
         load(data, RGB, RUN)

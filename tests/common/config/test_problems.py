@@ -12,7 +12,7 @@ from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.problems import HALLMARKS
 from protofed.common.config.recipe import Recipe, parse, read_toml
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
-from protofed.common.config.toml_files import read_table
+from protofed.common.config.toml_files import parse_toml, read_table
 from protofed.common.errors import ConfigError, nearest
 from protofed.common.ids import check_id
 from protofed.deploy import shipped
@@ -79,7 +79,12 @@ def test_a_file_of_another_kind_is_named(kind: str, expected: str, tmp_path: Pat
         (recipe(alpha=0.5), "it is called 'beta', of [data.partition]"),
         (recipe(label_map={}), "it belongs into [data]"),
         (recipe(plan={"quorm": 1}), "remove it"),  # no key of [plan], and the like one is another table's
+        (recipe(plan={"quorm": 1}), "expected one of: amp, augmentation, batch_size"),
+        (recipe(plan={"learning_rate": 1}), "it is called 'lr'"),
+        (recipe(plan__learning_rate=1), "write 'plan.lr'"),
+        (recipe(plan__epoch=1), "write 'plan.epochs'"),
         (recipe(plan={"epoch": 1}), "did you mean 'epochs'?"),
+        (recipe(plan={"Epochs": 1}), "did you mean 'epochs'?"),
         (recipe(data={"source": "digits", "partition": {"kind": "shards", "sites": 2, "shard": 2}}), "'shards'?"),
         (
             recipe(data={"source": "digits", "partition": {"kind": "shards", "sites": 2, "shards": 2, "bta": 1}}),
@@ -115,10 +120,50 @@ def test_a_path_has_the_keys_that_were_written_and_no_kind_between_them(partitio
         ("alpha", ("amp", "lr"), ""),
         ("fedhn", ("fednh", "fedprp"), "fednh"),
         ("cvs", ("csv", "json"), "csv"),
+        ("fedNH", ("fednh", "fedprp"), "fednh"),
+        ("FEDAVG", ("fednh", "fedavg"), "fedavg"),
     ],
 )
 def test_only_what_a_typo_makes_is_suggested(name: str, known: tuple[str, ...], similar: str) -> None:
     assert nearest(name, known) == similar
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method": "fedavg"}, 'method = { name = "fedavg" }'),
+        ({"model": "mlp"}, 'model = { name = "mlp" }'),
+        ({"data": {"source": "digits", "partition": "whole"}}, 'data.partition = { kind = "whole" }'),
+        ({"data": "digits"}, 'data = { source = "digits" }'),
+        ({"input": [1, 2]}, "[input] with its keys: colours, fit, mean"),
+    ],
+)
+def test_a_value_in_place_of_a_table_is_answered_by_what_to_write(changes: dict[str, Any], said: str) -> None:
+    refused = refusal(recipe(**changes), Recipe)
+    assert f"expected a table; write {said}" in refused
+    assert "NamedOptions" not in refused
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = \u201cmine\u201d\n", 'line 1 has a typographic quote (\u201c); write " in its place'),
+        ("a = 1\nname = \u2018mine\u2019\n", "line 2 has a typographic quote (\u2018)"),
+        ('root = "C:\\Users\\ann"\n', 'line 1 has a \\ in double quotes; write a path as "C:/images"'),
+        ('a = 1\nroot = "C:\\images"\n', "line 2 has a \\ in double quotes"),
+        ("= 1", "Invalid"),
+    ],
+)
+def test_what_a_text_processor_or_a_path_of_windows_makes_of_toml_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        parse_toml(text, "f is not TOML")
+    assert str(found.value).startswith(f"f is not TOML: {said}")
+
+
+def test_a_path_of_windows_that_toml_takes_is_refused(tmp_path: Path) -> None:
+    (file := tmp_path / "s.toml").write_text('state = "C:\\temp"\n')
+    with pytest.raises(ConfigError, match=r"state = .*control character"):
+        read_settings(ServerSettings, file, {})
 
 
 @pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])

@@ -100,7 +100,7 @@ def test_it_is_told_which_check_is_being_made() -> None:
 @pytest.mark.parametrize(
     ("seen", "strict", "name", "said"),
     [
-        ([FINE, GONE], True, None, "all well: 1 checks, 1 did not apply"),
+        ([FINE, GONE], True, None, "all well: 1 check, 1 did not apply"),
         ([FINE, WARNED], False, None, "all well but for 1 warning: 2 checks"),
         ([FINE, WARNED], True, "disk-low", "1 warning; disk-low: exit code 27"),
         ([WARNED, BAD, GONE, WORSE], False, "disk-full", "2 findings, 1 warning; the first is disk-full: exit code 26"),

@@ -51,7 +51,7 @@ def summed(number: int, *dropped: str, **fields: Any) -> dict[str, Any]:
 def fits(number: int = 2, outcome: str = "published", **statuses: dict[str, Any]) -> dict[str, Any]:
     """An attempt at a round whose sites' fits have these fields."""
     tasks = [task(name, **statuses.get(name, {})) for name in SITES]
-    reason = "1 updates at the deadline, quorum 2" if outcome == "abandoned" else ""
+    reason = "1 update at the deadline, quorum 2" if outcome == "abandoned" else ""
     state = "" if outcome in ("abandoned", "open") else f"{number:064d}"
     return attempt(number, outcome=outcome, tasks=tasks, state=state, reason=reason)
 
@@ -231,7 +231,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "repeated": (
         {"rounds": [attempt(0), fits(1, "abandoned"), attempt(1, attempt=2), attempt(2)]},
-        ["1 attempt at a round had to be abandoned, the last one in round 1: 1 updates at the deadline"],
+        ["1 attempt at a round had to be abandoned, the last one in round 1: 1 update at the deadline"],
         [WENT_WELL, "no round was repeated"],
     ),
     # What operators did

@@ -79,7 +79,7 @@ def test_after_its_scores_a_round_waits_for_the_next(lab: Lab) -> None:
 def test_an_abandoned_attempt_says_why_and_the_next_one_counts_anew(lab: Lab) -> None:
     lab.push("ann", lab.model(1.0))
     lab.later(100.0, alive=SITES)
-    assert seen(lab).phase == "abandoned: 1 updates at the deadline, quorum 2"
+    assert seen(lab).phase == "abandoned: 1 update at the deadline, quorum 2"
     lab.later(0.0)
     assert (seen(lab).phase, seen(lab).invited, seen(lab).reported) == ("collecting", 3, 0)
 

@@ -113,7 +113,7 @@ def test_an_abandoned_attempt_stays_beside_the_one_that_counts(lab: Lab) -> None
     lab.later(0.0)
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
     attempts = [(one["round"], one["attempt"], one["outcome"], one["reason"]) for one in seen(lab)["rounds"]]
-    assert attempts[1:3] == [(1, 1, "abandoned", "1 updates at the deadline, quorum 2"), (1, 2, "published", "")]
+    assert attempts[1:3] == [(1, 1, "abandoned", "1 update at the deadline, quorum 2"), (1, 2, "published", "")]
 
 
 def test_a_run_that_ended_before_its_first_round_says_so(make: MakeLab) -> None:

@@ -348,7 +348,7 @@ def test_too_few_updates_that_can_still_be_read_abandon_the_attempt_and_leave_th
     assert (lab.phase.round, lab.phase.attempt, lab.phase.tries) == (1, 2, 1)
     abandoned = lab.ledger.rounds("test")[1].abandoned
     assert abandoned is not None
-    assert abandoned.startswith("1 updates are left, quorum 2 (ann: blob")
+    assert abandoned.startswith("1 update left, quorum 2 (ann: blob")
 
 
 def test_a_site_that_must_take_part_is_not_done_without_when_its_update_rots(rotting: Callable[..., Lab]) -> None:

@@ -536,7 +536,7 @@ def test_at_the_deadline_a_quorum_closes_the_round_whoever_is_missing() -> None:
 def test_at_the_deadline_without_a_quorum_the_same_round_begins_again() -> None:
     phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(100.0))
     assert phase == Idle(1, tries=1)
-    assert effects == [Abandon(1, 1, "1 updates at the deadline, quorum 2")]
+    assert effects == [Abandon(1, 1, "1 update at the deadline, quorum 2")]
 
 
 def test_the_deadline_counts_from_the_opening_not_from_zero() -> None:

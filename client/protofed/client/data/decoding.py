@@ -151,7 +151,7 @@ def _check_header(image: Image) -> None:
         if _first_picture.acquire(blocking=False):
             log.info("JPEG files hold several pictures; only the first picture of each such file is read")
     elif frames != 1:
-        raise UnreadableImageError(f"{frames} frames or pages; expected one image a file")
+        raise UnreadableImageError(f"{frames} frames or pages, expected one image a file")
     if image.width * image.height > MOST_PIXELS:
         raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
 

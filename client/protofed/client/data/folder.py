@@ -121,9 +121,10 @@ class Tree:
             DataError: there is one.
         """
         if self.outside:
+            links = "a link leads" if self.outside == 1 else f"{self.outside} links lead"
             raise DataError(
-                f"{root}: {self.outside} links lead out of it or to another folder; expected the files themselves, or "
-                "links to files in it"
+                f"{root}: {links} out of it or to another folder; expected the files themselves, or links to files in "
+                "it"
             )
 
 

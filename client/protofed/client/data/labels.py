@@ -48,6 +48,12 @@ class LabelMap:
         indices = {normalise(name): index for index, name in enumerate(class_names)}
         mapped = {normalise(own): normalise(name) for own, name in data.label_map.items()}
         if wrong := sorted(set(mapped.values()) - set(indices)):
+            if all(own in indices for own, name in mapped.items() if name in wrong):
+                own, name = next((own, name) for own, name in data.label_map.items() if normalise(name) in wrong)
+                raise LabelsError(
+                    f'data.label_map is the wrong way round: expected "own" = "the run\'s"; write '
+                    f'"{short(name)}" = "{short(own)}"'
+                )
             raise LabelsError(
                 f"data.label_map leads to what is no class of the run: {_listed(wrong, class_names)}; "
                 f"expected one of: {', '.join(map(short, class_names[:MOST_NAMED]))}"

@@ -151,7 +151,7 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
     count, total = len(unreadable), len(reasons) + len(files.misplaced)
     if count > data.max_unreadable_fraction * total:
         counts = Counter(reason for _, reason in unreadable)
-        listed = ", ".join(f"{times} {reason}" for reason, times in counts.most_common(MOST_REASONS))
+        listed = ", ".join(f"{times} × {reason}" for reason, times in counts.most_common(MOST_REASONS))
         raise UnreadableImagesError(
             f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MOST_REASONS else ''}; "
             f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}: remove or replace these files, "

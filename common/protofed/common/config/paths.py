@@ -75,6 +75,11 @@ def _walk(annotation: Any) -> Iterator[Any]:
 
 
 def _below(folder: Path, path: str | Path, key: str) -> Path:
+    if any(sign in str(path) for sign in "\t\n\r\f\b"):  # what TOML reads in "C:\temp": a tab
+        raise ConfigError(
+            f"{key} = {short(repr(str(path)))}: in double quotes a \\ begins a control character; write a path as "
+            "\"C:/temp\", or as 'C:\\temp' in single ones"
+        )
     try:
         return folder / Path(path).expanduser()
     except RuntimeError as error:

@@ -17,7 +17,22 @@ HALLMARKS: Mapping[str, frozenset[str]] = {
     "a server's settings": frozenset({"recipes", "listen", "max_connections", "ledger", "blobs", "memory_limit_mb"}),
     "a policy": frozenset({"methods", "parts", "telemetry", "dtypes", "example_count", "approval", "limits"}),
 }
-_ELSEWHERE = {"alpha": "beta"}  # other software's word -> ours: of a Dirichlet draw
+# Other software's word -> ours; too far from it for `nearest`.
+_OTHERS: Mapping[str, str] = {
+    "alpha": "beta",  # of a Dirichlet draw
+    "learning_rate": "lr",
+    "local_epochs": "epochs",
+    "num_epochs": "epochs",
+    "num_rounds": "rounds",
+    "num_classes": "classes",
+    "num_clients": "sites",
+    "clients": "sites",
+    "algorithm": "method",
+    "strategy": "method",
+    "dataset": "source",
+    "path": "root",
+}
+_NO_TABLE = ("model_type", "model_attributes_type", "dict_type", "mapping_type")
 
 
 def explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any] | None = None) -> str:
@@ -36,9 +51,21 @@ def explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, 
     if problem["type"] == "missing":
         return f"'{path}' is missing; add it"
     text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in _NO_TABLE:
+        text = _table_expected(model, problem["loc"], problem["input"])
     if path and _holds_secret(model, problem["loc"]):  # of which perhaps nothing is wrong
         return f"{path}: {text}"
     return f"{path} = {short(repr(problem['input']))}: {text}" if path else text
+
+
+def _table_expected(model: type[BaseModel], loc: tuple[int | str, ...], given: object) -> str:
+    """What to write in place of a value where a table is expected: `method = "fedavg"`."""
+    path = ".".join(map(str, _written(model, loc)))
+    fields = {name: field for part in _models_at(model, loc) for name, field in part.model_fields.items()}
+    key = next((name for name in ("name", "kind", "source", "listen") if name in fields), None)
+    if key is not None and isinstance(given, str):
+        return f'expected a table; write {path} = {{ {key} = "{short(given)}" }}'
+    return f"expected a table; write [{path}]" + (f" with its keys: {', '.join(sorted(fields))}" if fields else "")
 
 
 def _mistaken(table: Mapping[str, Any], model: type[BaseModel]) -> str:
@@ -59,14 +86,25 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     here = {name for part in _models_at(model, loc[:-1]) for name in part.model_fields}
     if (new := RENAMED.get(".".join(map(str, loc)).removeprefix("recipe."))) in here:
         return f": it is called '{new}'"
+    tables = dict(_tables(model))
+    table, _, inner = key.replace("__", ".").rpartition(".")
+    if table in tables and inner and "__" in key:  # `plan__lr`, as in Python's keywords
+        return f": write '{table}.{_ours(inner, tables[table])}'"
     if similar := nearest(key, here):
         return f": did you mean '{similar}'?"
-    tables = dict(_tables(model))
-    for wanted in (key, _ELSEWHERE.get(key)):
+    if (ours := _OTHERS.get(key)) in here:
+        return f": it is called '{ours}'"
+    for wanted in (key, ours):
         if places := [f"[{place}]" for place, fields in tables.items() if place and wanted in fields]:
             called = "it belongs into" if wanted == key else f"it is called '{wanted}', of"
             return f": {called} {' or '.join(places)}"
-    return "; remove it"
+    return f"; expected one of: {', '.join(sorted(here))}; or remove it" if here else "; remove it"
+
+
+def _ours(key: str, here: Collection[str]) -> str:
+    """The key of a table that a word stands for; the word itself, if there is none."""
+    ours = _OTHERS.get(key, "")
+    return key if key in here else ours if ours in here else nearest(key, here) or key
 
 
 def _written(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

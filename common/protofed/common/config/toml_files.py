@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from protofed.common.errors import ConfigError, nearest, short
 
 MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
+_TYPOGRAPHIC = re.compile("[\u201c-\u201f\u2018-\u201b\u00ab\u00bb]")
+_AT_LINE = re.compile(r"at line (\d+)")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -21,13 +24,36 @@ def read_table(path: Path) -> dict[str, Any]:
     """
     try:
         # utf-8-sig: Windows' Notepad and PowerShell begin a UTF-8 file with a byte order mark.
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"), f"{path} is not TOML")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; expected a TOML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not TOML: it is not UTF-8; save it again in that encoding") from error
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """TOML text as plain tables and values.
+
+    Raises:
+        ConfigError: it is no TOML; the text begins with `where`, and says what a person may have meant.
+    """
+    try:
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # beside TOMLDecodeError: an endless integer, tables 1000 deep
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{where}: {toml_problem(text, error)}") from error
+
+
+def toml_problem(text: str, error: Exception) -> str:
+    """What is wrong with a text that is no TOML, where a text processor or a path of Windows made it so."""
+    number = _AT_LINE.search(str(error))
+    lines = text.split("\n")
+    at = int(number[1]) if number else len(lines)  # else the end of the text
+    line = lines[at - 1] if at <= len(lines) else ""
+    if quote := _TYPOGRAPHIC.search(line):
+        return f'line {at} has a typographic quote ({quote[0]}); write " in its place'
+    if "\\" in line:
+        return f"line {at} has a \\ in double quotes; write a path as \"C:/images\", or as 'C:\\images' in single ones"
+    return str(error)
 
 
 def read_extended(path: Path) -> dict[str, Any]:
@@ -56,11 +82,11 @@ def _read_chain(path: Path, extending: list[Path]) -> dict[str, Any]:
         raise ConfigError(f'{path}: unset: expected a list of keys and tables, as ["plan.max_grad_norm", "data"]')
     below = _read_chain(path.parent / str(base), [*extending, path])
     for name in unset or ():
-        below = _without(below, name, f"{path}: unset", str(base))
+        below = without(below, name, f"{path}: unset", str(base))
     return overlay(below, table)
 
 
-def _without(table: dict[str, Any], name: str, where: str, base: str) -> dict[str, Any]:
+def without(table: dict[str, Any], name: str, where: str, base: str) -> dict[str, Any]:
     """The table without a key or a table in it, by its path `plan.lr`.
 
     Raises:

@@ -99,6 +99,7 @@ def compare(
     from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
     from protofed.deploy.report.comparison import page
     from protofed.deploy.shipped import recipe
+    from protofed.deploy.simulation.start_check import check_simulation
 
     read = [recipe(name, assignments or ()) for name in recipes or []]
     request = CompareRequest(
@@ -136,6 +137,8 @@ def compare(
     if dry_run:
         asked = chosen, request.grid, request.tune_by, request.tuned_on, rounds, out
         made = tuning.search(*asked)[1] if tune else experiment.jobs_of(chosen, request.seeds, rounds, out)
+        for job in made:
+            check_simulation(job.recipe, device=device)
         show_dry_run([job.recipe for job in made], simulated=True)
         return
     compare(chosen, request, page)

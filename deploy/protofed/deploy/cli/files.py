@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, count
 from protofed.deploy.cli.options import AsJson
 
 console = Console()
@@ -46,4 +46,6 @@ def files(
         return
     for path in written:
         console.print(path, soft_wrap=True, highlight=False)
-    console.print(f"{len(written)} files written" + ("" if written else ": all are there already"), highlight=False)
+    console.print(
+        f"{count(len(written), 'file')} written" + ("" if written else ": all are there already"), highlight=False
+    )

@@ -57,15 +57,19 @@ def start(
 
     Example: `protofed runs start recipe.toml --watch`
     """
+    from protofed.common import plugins
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
     from protofed.deploy.operator.start_notes import start_notes
+    from protofed.deploy.simulation.start_check import check_queue
     from protofed.deploy.site.recipe_privacy import planned_lines
 
     loaded = shipped.recipe(recipe, assignments or ())
     if name is not None:
         loaded = loaded.model_copy(update={"name": check_id("run", name)})
     if dry_run:
+        plugins.allow(loaded.names)
+        check_queue([loaded], known_models=False)
         show_dry_run([loaded], simulated=False)
         return
     privacy = planned_lines(loaded)  # first: a method that does not work with noise is refused

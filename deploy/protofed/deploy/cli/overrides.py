@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE in TOML, as plan.lr=0.1: replace a key of the recipe. May be repeated."),
+    typer.Option(
+        "--set",
+        help="KEY=VALUE in TOML, as plan.lr=0.1: replace a key of the recipe; KEY= removes it. May be repeated.",
+    ),
 ]
 DryRun = Annotated[
     bool,

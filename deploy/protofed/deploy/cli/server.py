@@ -60,7 +60,8 @@ def start(
     with quick_imports():
         from protofed.common.config.settings import ServerSettings, read_settings
         from protofed.common.malloc import keep_memory
-        from protofed.deploy.daemons.server import recipes_of, run_server
+        from protofed.deploy.daemons.server import checked, run_server
+        from protofed.deploy.simulation.start_check import check_queue
 
     if not dry_run:
         log_as_daemon(context)
@@ -69,7 +70,9 @@ def start(
     given |= {"identity": identity, "plaintext": plaintext or None, "tensorboard": tensorboard}
     server_settings = read_settings(ServerSettings, settings, given)
     if dry_run:
-        show_dry_run(recipes_of(server_settings, assignments or ()), simulated=False)
+        recipes, _ = checked(server_settings, assignments or ())
+        check_queue(recipes, known_models=True)
+        show_dry_run(recipes, simulated=False)
         return
     run_server(
         server_settings,

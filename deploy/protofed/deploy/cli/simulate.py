@@ -61,16 +61,18 @@ def simulate(
         from protofed.deploy import shipped
         from protofed.deploy.experiments.crews import crew
         from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
+        from protofed.deploy.simulation.start_check import check_simulation
         from protofed.deploy.site.simulated_policy import check_simulated
 
     read = shipped.recipe(recipe, assignments or ())
-    if dry_run:
-        show_dry_run([read], simulated=True)
-        return
-    keep_memory()
     rules = None if policy is None else shipped.policy(policy)
     if rules is not None:
         check_simulated(read, rules)
+    if dry_run:
+        check_simulation(read, rules, device)
+        show_dry_run([read], simulated=True)
+        return
+    keep_memory()
     try:
         shown = simulate_with_progress(read, state, device, rules, crew(workers, ray, device), as_json=as_json)
     except KeyboardInterrupt:

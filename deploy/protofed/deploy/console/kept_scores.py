@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count
 
 NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no noise, and stay there (plan.dp)"
 NOT_IN_A_SUM = "–"  # a secure sum tells neither a deviation nor the worst

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count
 
 MOST_SITES = 3  # sites' own models that are named: a run may have hundreds
 

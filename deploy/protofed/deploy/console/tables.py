@@ -60,11 +60,6 @@ def styled(word: str) -> Text:
     return Text(word, STYLES.get(word, ""))
 
 
-def count(number: int, noun: str) -> str:
-    """`1 round`, `2 rounds`, `3 classes`."""
-    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
-
-
 def span(seconds: float) -> str:
     """A duration in the largest unit of which it has at least two: `119 s`, `2 min`."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):

@@ -61,6 +61,18 @@ def recipes_of(settings: ServerSettings, assignments: Sequence[str]) -> list[Rec
     return [with_overrides(read_recipe(shipped.recipe_file(name)), table) for name in settings.recipes]
 
 
+def checked(settings: ServerSettings, assignments: Sequence[str]) -> tuple[list[Recipe], LiveIdentity | None]:
+    """The recipes and the identity that a server starts with.
+
+    Raises:
+        ConfigError: a recipe, the address or the identity cannot be used.
+    """
+    plugins.allow(settings.plugins)
+    check_connection(settings.listen, settings.identity, settings.plaintext)
+    identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
+    return recipes_of(settings, assignments), identity
+
+
 def run_server(
     settings: ServerSettings,
     assignments: Sequence[str] = (),
@@ -86,10 +98,7 @@ def run_server(
     """
     core_dumps.forbid()
     setup.hide_server(settings)
-    plugins.allow(settings.plugins)
-    check_connection(settings.listen, settings.identity, settings.plaintext)
-    identity = None if settings.identity is None else LiveIdentity(settings.identity, Party.SERVER)
-    recipes, limit = recipes_of(settings, assignments), memory_limit(settings.memory_limit_mb)
+    (recipes, identity), limit = checked(settings, assignments), memory_limit(settings.memory_limit_mb)
     for recipe in recipes:
         if recipe.data is not None:
             log.info(

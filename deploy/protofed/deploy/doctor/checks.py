@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import ProtofedError, count
 from protofed.common.pki.identity import IdentityError
-from protofed.deploy.console.tables import count
 from protofed.deploy.doctor.diagnoses import INTERNAL, Diagnosis, diagnosis
 
 
@@ -102,7 +101,7 @@ def verdict(rows: Sequence[CheckRow], *, strict: bool) -> str:
         which = "the first is " if len(findings) + len(warnings) > 1 else ""
         return f"{', '.join(counts)}; {which}{worst.name}: exit code {worst.code}"
     exceptions = f" but for {', '.join(counts)}" if counts else ""
-    return f"all well{exceptions}: {len(rows) - len(skipped)} checks, {len(skipped)} did not apply"
+    return f"all well{exceptions}: {count(len(rows) - len(skipped), 'check')}, {len(skipped)} did not apply"
 
 
 def _run_check(check: Check) -> CheckRow:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from protofed.client.privacy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, Spent, read
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
 
 ACCOUNTANT = "dp-accounting"

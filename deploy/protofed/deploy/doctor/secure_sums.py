@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, PolicyViolationError, SecureSumError, StateError
+from protofed.common.errors import ConfigError, PolicyViolationError, SecureSumError, StateError, count
 from protofed.common.payload import Part, SiteId
 from protofed.common.pki import codes
 from protofed.common.pki.endorsement import check_endorsement, endorsed
 from protofed.common.pki.identity import Identity
 from protofed.common.secure_sums.context import threshold
 from protofed.common.secure_sums.groups import Groups
-from protofed.deploy.console.tables import count
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.server.rounds import start_checks
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp, utc_now
 from protofed.common.config.settings import ServerSettings
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import ProtofedError, count
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role
@@ -93,7 +93,8 @@ class ServerDoctor:
 
     def check_settings(self) -> str:
         """Keys and values of file, command line and environment."""
-        return f"listen {self.settings.listen}, state {self.settings.state}, {len(self.settings.recipes)} recipes"
+        recipes = count(len(self.settings.recipes), "recipe")
+        return f"listen {self.settings.listen}, state {self.settings.state}, {recipes}"
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""

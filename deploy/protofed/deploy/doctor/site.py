@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from protofed.client.privacy.score_disclosures import is_own, on_own_images
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, UnavailableError
+from protofed.common.errors import ConfigError, UnavailableError, count
 from protofed.common.protocol.messages import Assignment, Role
 from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.doctor import machine
@@ -161,7 +161,7 @@ def policy_summary(rules: PolicyRules, roles: Collection[Role]) -> str:
     telling = f"{own} of the site's own: they tell its label counts" if own else "none of the site's own"
     if held_out := on_own_images(roles, rules.metrics):
         telling += f"; {len(held_out)} of a test set that tell its label counts if it is held out of the site's images"
-    return "; ".join([*listed, f"{len(rules.metrics)} scores, {telling}", *disclosed, *limits])
+    return "; ".join([*listed, f"{count(len(rules.metrics), 'score')}, {telling}", *disclosed, *limits])
 
 
 def _in_sums_alone(rules: PolicyRules) -> str:

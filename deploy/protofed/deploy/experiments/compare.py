@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, RunFailedError, unknown
+from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
 from protofed.deploy.console.processes import usable_cores
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
@@ -216,7 +216,7 @@ def _run_all(recipes: Sequence[Recipe], request: CompareRequest) -> tuple[dict[E
         tuning, tried = search(recipes, *asked)
         contents = contents.model_copy(update={"tuning": tuning})
         _prepare(tried, contents, request)
-        _say(f"first a search on a validation part: {len(tried)} runs")
+        _say(f"first a search on a validation part: {count(len(tried), 'run')}")
         unsettled = [job for job in tried if job.failure() is None]
         failed = {job: why for job, why in _run(unsettled, request).items() if job.failure() is None}
         if failed:

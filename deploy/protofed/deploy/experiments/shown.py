@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from protofed.common.errors import count
 from protofed.deploy.console.model_warnings import sentences
-from protofed.deploy.console.tables import count
 from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid

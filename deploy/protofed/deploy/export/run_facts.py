@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
+from protofed.common.errors import count
 from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import recorded_spreads
 from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.console.model_warnings import MOST_SITES
 from protofed.deploy.console.site_exits import unrecorded_exits
-from protofed.deploy.console.tables import count
 
 Choice: TypeAlias = Literal["newest", "given", "best"]
 ROUND_COUNTS = ("published", "degraded")

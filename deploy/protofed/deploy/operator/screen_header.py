@@ -7,10 +7,11 @@ import textwrap
 from rich.filesize import decimal
 from rich.text import Text
 
+from protofed.common.errors import count
 from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
-from protofed.deploy.console.tables import count, span, styled
+from protofed.deploy.console.tables import span, styled
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
 from protofed.deploy.operator.waiting import blocked, sentence
 

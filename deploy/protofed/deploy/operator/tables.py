@@ -11,11 +11,12 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from protofed.common.errors import count
 from protofed.common.errors import short as cut
 from protofed.deploy.console.best_round import best_sentence
 from protofed.deploy.console.kept_scores import NOISE_KEEPS, NOT_IN_A_SUM, kept_sentence, summed_sentence
 from protofed.deploy.console.model_warnings import sentences
-from protofed.deploy.console.tables import count, plain_table, span, styled
+from protofed.deploy.console.tables import plain_table, span, styled
 from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
 from protofed.deploy.operator.model_warnings import model_warnings
 from protofed.deploy.operator.snapshot_builder import best_snapshot

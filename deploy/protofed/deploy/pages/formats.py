@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 
 from rich.filesize import decimal
 
-from protofed.deploy.console.tables import STYLES, count, span
+from protofed.common.errors import count
+from protofed.deploy.console.tables import STYLES, span
 from protofed.deploy.operator.snapshot_sites import printable
 
 T = TypeVar("T")

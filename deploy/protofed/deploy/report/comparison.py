@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.errors import count
 from protofed.common.version import VERSION
-from protofed.deploy.console.tables import count
 from protofed.deploy.experiments.code_digest import CodeDigest
 from protofed.deploy.experiments.curves import ROUNDS, Curves
 from protofed.deploy.experiments.experiment import Result

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
 from protofed.deploy.console.site_exits import unrecorded_exits
-from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
 
 NAMED_SITES = 12

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.plots import RoundSize, round_sizes, volumes
 from protofed.deploy.report.record import RunRecord, megabytes, thinned, used_sites, utc

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from protofed.common.errors import count
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.common.statistics import deviation, lower_is_better, spread
 from protofed.deploy.console.kept_scores import from_sum
-from protofed.deploy.console.tables import count
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.plots import (

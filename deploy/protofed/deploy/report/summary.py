@@ -7,10 +7,10 @@ from typing import Any
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
+from protofed.common.errors import count as counted
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.kept_scores import from_sum
-from protofed.deploy.console.tables import count as counted
 from protofed.deploy.report.document import Section, Table, Tile
 from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.problems import NAMED_SITES, problems, who

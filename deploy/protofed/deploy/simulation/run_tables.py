@@ -17,14 +17,13 @@ from rich.text import Text
 from protofed.client.agent import device as devices
 from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import RunFailedError
+from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
 from protofed.common.statistics import Spread, spreads
 from protofed.deploy.console.best_round import BestSnapshot, best_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
-from protofed.deploy.console.tables import count
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.server.operator.overview import Overview, overview

@@ -10,6 +10,7 @@ from typing import Any
 from protofed.client.sums import own_identity
 from protofed.client.sums.partners import CONFIRM, Confirmed, Partners
 from protofed.client.sums.sessions import FOLDER, Pinned, pinned_in
+from protofed.common.errors import count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.consortium import Consortium, changes
 
@@ -173,7 +174,7 @@ def described(listed: Consortium, *, with_code: bool = True) -> list[str]:
         f"  {one.site:<{width}}  {one.institution}{', which runs the server' if one.site in running else ''}"
         for one in listed.partners
     ]
-    head = f"list {listed.number}, {len(rows)} partners; {listed.coordinator} runs the server"
+    head = f"list {listed.number}, {count(len(rows), 'partner')}; {listed.coordinator} runs the server"
     return [head, *rows, *([f"code  {listed.code}"] if with_code else [])]
 
 

@@ -20,7 +20,7 @@ from protofed.client.privacy.dp_accountant import (
 from protofed.client.privacy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import Spent
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count
 
 MOST_MEANT = 10.0  # an epsilon above it promises next to nothing
 

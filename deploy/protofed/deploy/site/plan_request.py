@@ -9,8 +9,8 @@ from rich.table import Table
 
 from protofed.client.privacy.run_limits import BY_IMAGES, LimitCheck
 from protofed.common.config.recipe import DpPlan, Plan, Recipe
+from protofed.common.errors import count
 from protofed.common.payload import Payload
-from protofed.deploy.console.tables import count
 
 
 def asked(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError, count
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
@@ -136,7 +136,7 @@ class Aggregation:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
             missing = state_machine.missing(job.phase.required & excluded.keys())
             needed = max(job.phase.quorum, fewest)
-            text = f"{len(used)} updates are left, quorum {needed} ({reasons}){missing}"
+            text = f"{count(len(used), 'update')} left, quorum {needed} ({reasons}){missing}"
             self._end(phases.Insufficient(text, self._context.clock()))
             return
         of_round = self._round_context(job.phase)

@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
-from protofed.common.errors import FailureReason
+from protofed.common.errors import FailureReason, count
 from protofed.common.payload import SiteId
 from protofed.common.secure_sums.context import Subject
 from protofed.server.rounds import refining, summing
@@ -195,7 +195,7 @@ def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: S
         return closed, [Aggregate(closed, complete, groups)]
     if overdue:
         whole = f", {len(counted)} of them in whole groups" if len(counted) < len(phase.reported) else ""
-        too_few = f"{len(phase.reported)} updates at the deadline{whole}, quorum {phase.quorum}"
+        too_few = f"{count(len(phase.reported), 'update')} at the deadline{whole}, quorum {phase.quorum}"
         return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
     if len(possible) < phase.quorum or not phase.required <= possible:
         failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{reason}"

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count
 from protofed.deploy.operator import waiting
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot import ENDED, Attention

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.common.config.recipe import Recipe, parse
+from protofed.common.config.toml_files import parse_toml
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import check_id
 from protofed.deploy import shipped
@@ -90,10 +90,7 @@ def pasted(text: str) -> Recipe:
     Raises:
         ConfigError: it is no TOML, extends a file, or cannot be used.
     """
-    try:
-        table = tomllib.loads(text.replace("\r\n", "\n").lstrip("\ufeff"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"the pasted recipe is not TOML: {error}") from error
+    table = parse_toml(text.replace("\r\n", "\n").lstrip("\ufeff"), "the pasted recipe is not TOML")
     if "extends" in table:
         raise ConfigError(
             "the pasted recipe extends another file, which is not here; paste what `protofed recipes show FILE` prints"

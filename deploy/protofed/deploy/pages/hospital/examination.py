@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from protofed.common.config.settings import ClientSettings, read_settings
-from protofed.common.errors import short
-from protofed.deploy.console.tables import count
+from protofed.common.errors import count, short
 from protofed.deploy.doctor.checks import State
 
 SITE: Final = ""  # in place of a run's name: the examination of machine and settings

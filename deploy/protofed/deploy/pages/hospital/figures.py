@@ -14,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.filesize import decimal
 
-from protofed.common.errors import short
+from protofed.common.errors import count, short
 from protofed.common.protocol.score_names import LOSS
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.console.tables import count
 from protofed.deploy.experiments.curves import COLOURS
 from protofed.deploy.pages.hospital.own_scores import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch

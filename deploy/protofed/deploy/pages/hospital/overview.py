@@ -16,10 +16,9 @@ from starlette.routing import BaseRoute, Route
 from protofed.client.privacy.approval import ApprovalStatus
 from protofed.client.sums.partners import Partners
 from protofed.common.clock import utc_now
-from protofed.common.errors import ProtofedError
+from protofed.common.errors import ProtofedError, count
 from protofed.common.pki.certificate import read_certificate
 from protofed.common.pki.identity import CERTIFICATE
-from protofed.deploy.console.tables import count
 from protofed.deploy.daemons import readyz
 from protofed.deploy.doctor import machine
 from protofed.deploy.pages.hospital import privacy_curve
