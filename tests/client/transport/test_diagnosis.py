@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 import ssl
 import threading
@@ -286,3 +287,10 @@ def test_a_proxy_that_cannot_be_read_is_refused_without_telling_its_password(url
 def test_the_password_is_not_shown() -> None:
     shown = Proxy.read("http://ann:hunter2@h:1")
     assert "hunter2" not in f"{shown} {shown!r}"
+
+
+def test_an_own_identity_that_tls_does_not_take_is_no_fault_of_the_server(identity: Identity, serve: Start) -> None:
+    broken = dataclasses.replace(identity, key_pem=b"-----BEGIN PRIVATE KEY-----\n")
+    found = diagnose(serve(), broken)
+    assert found.kind is DiagnosisCode.OWN_IDENTITY
+    assert str(identity.folder) in found.text

@@ -22,15 +22,18 @@ from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.transport import diagnosis
+from protofed.client.transport.channels import BusyError
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.pki.identity import Party, read_certificate
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.server_info import ServerInfo
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
+from protofed.deploy.doctor import client as doctor_client
 from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor.checks import CheckFailedError, CheckRow, State
 from protofed.deploy.doctor.client import ClientDoctor
@@ -224,6 +227,39 @@ def test_a_proxy(status: int, name: str | None, look: Look) -> None:
     way.die()
     assert findings(found) == ([("server", name)] if name else [])
     assert findings(look(proxy="https://odd")) == [("server", "proxy-away")]
+
+
+def test_a_proxy_of_the_environment_is_said_not_to_be_used(
+    look: Look, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("grpc_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://ann:hunter2@127.0.0.1:1")
+    said = "HTTPS_PROXY, grpc_proxy of the environment are not used: the setting `proxy` alone names a proxy"
+    found = look()
+    assert findings(found) == []
+    assert found["server"].message.endswith(said)
+    away = look(server=f"127.0.0.1:{unused_port}")
+    assert findings(away) == [("server", "nothing-listens")]
+    assert away["server"].message.endswith(said)
+    assert "hunter2" not in str(found) + str(away)
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (UnavailableError("the health check failed (unavailable: DNS resolution failed)"), "call-failed"),
+        (ConfigError("gRPC would offer TLS 1.2"), "call-failed"),
+        (BusyError("it does not answer a health check"), "server-busy"),
+    ],
+)
+def test_an_error_of_this_machine_is_not_called_a_busy_server(
+    error: Exception, name: str, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(doctor_client, "fetch_server_info", fail)
+    assert findings(look()) == [("admission", name), ("version", name)]
 
 
 def test_a_server_of_another_authority(tls: TlsServer, look: Look) -> None:

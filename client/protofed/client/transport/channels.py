@@ -30,7 +30,13 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),  # else a new channel may share the old one's connection and its failures
 ]
+_BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED)
+_NOT_REACHED = ("DNS resolution failed", "failed to connect")  # in details of UNAVAILABLE: no server has said it
 _HEALTH = "/grpc.health.v1.Health/Check"
+
+
+class BusyError(UnavailableError):
+    """The server was reached and did not answer: it has no room, or hangs."""
 
 
 def fetch_server_info(
@@ -45,7 +51,8 @@ def fetch_server_info(
         What the server says of itself in the answer's metadata; None: nothing.
 
     Raises:
-        UnavailableError: there was no answer.
+        BusyError: the server was reached, and there was no answer.
+        UnavailableError: the call failed otherwise, as on this machine.
     """
     channels = Channels(address, identity, proxy)
     try:
@@ -55,7 +62,9 @@ def fetch_server_info(
             return read_server_info(dict(call.initial_metadata()))
     except grpc.RpcError as error:
         status = f"{error.code().name.lower()}: {error.details()}"[:160]
-        raise UnavailableError(f"{address} does not answer a health check ({status})") from error
+        if error.code() in _BUSY and not any(sign in str(error.details()) for sign in _NOT_REACHED):
+            raise BusyError(f"{address} does not answer a health check ({status})") from error
+        raise UnavailableError(f"the health check of {address} failed ({status})") from error
     finally:
         channels.close()
 

@@ -25,6 +25,7 @@ class DiagnosisCode(StrEnum):
     """How far a connection came."""
 
     FINE = "fine"
+    OWN_IDENTITY = "identity-unreadable"  # TLS cannot be set up with this side's files: nothing is sent
     OWN_CERTIFICATE = "own-certificate"  # of this side, expired or not valid yet: found before anything is sent
     NO_NAME = "name-unknown"
     NOTHING_LISTENS = "nothing-listens"
@@ -46,6 +47,7 @@ UNTRUSTED = frozenset({DiagnosisCode.SERVER_AUTHORITY, DiagnosisCode.SERVER_NAME
 # Waiting does not help. SERVER_DATES is not among them: the operator may renew the certificate, or a clock be set.
 LASTING = frozenset(
     {
+        DiagnosisCode.OWN_IDENTITY,
         DiagnosisCode.OWN_CERTIFICATE,
         DiagnosisCode.SERVER_AUTHORITY,
         DiagnosisCode.SERVER_NAME,
@@ -165,9 +167,14 @@ def _handshake(
     address: str, identity: Identity, proxy: Proxy | None, clock: Callable[[], datetime]
 ) -> ConnectionDiagnosis:
     host = address.rpartition(":")[0].strip("[]")
+    try:
+        context = _context(identity)
+    except (OSError, ValueError) as error:  # ssl.SSLError among them: before a connection, so it is not the server's
+        text = f"TLS cannot be set up with the identity in {identity.folder} ({error}); install its bundle again"
+        raise DiagnosisError(DiagnosisCode.OWN_IDENTITY, text) from error
     with _connect(address, proxy) as line:
         try:
-            tls = _context(identity).wrap_socket(line, server_hostname=host)
+            tls = context.wrap_socket(line, server_hostname=host)
         except ssl.SSLCertVerificationError as error:
             raise _explain_untrusted(error, address, host, identity, proxy, clock()) from error
         except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from protofed.client.transport.channels import fetch_server_info
+from protofed.client.transport.channels import BusyError, fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common import plugins
@@ -64,8 +64,8 @@ class ClientDoctor:
             Check("certificate", self.check_certificate, "identity-unreadable", ("settings", "connection", "identity")),
             Check("server", self.check_route, "proxy-away", (*server, "identity")),
             Check("tls", self.check_tls, needs=(*server, "server")),
-            Check("admission", self.check_admission, "server-busy", ("server", "tls")),
-            Check("version", self.check_version, "server-busy", ("server", "tls")),
+            Check("admission", self.check_admission, "call-failed", ("server", "tls")),
+            Check("version", self.check_version, "call-failed", ("server", "tls")),
             Check("policy", self.check_policy, "policy-invalid", software),
             Check("state folder", lambda: self.site.state(self.settings), needs=settings),
             Check("secure sums", self.check_secure_sums, "sum-identity-unusable", (*software, "identity", "policy")),
@@ -151,10 +151,11 @@ class ClientDoctor:
 
     def check_route(self) -> str:
         """Name resolution, port and proxy: whether TCP reaches the server."""
+        unused = machine.unused_proxies("the setting `proxy`")
         if self.connection.kind in UNREACHABLE:
-            raise CheckFailedError(self.connection.kind, self.connection.text)
+            raise CheckFailedError(self.connection.kind, f"{self.connection.text}{unused}")
         route = "" if self.proxy is None else f" through the proxy {self.proxy}"
-        return f"{self.settings.server} can be reached{route}"
+        return f"{self.settings.server} can be reached{route}{unused}"
 
     def check_tls(self) -> str:
         """The handshake: the server's certificate, and whether the server accepts this site's."""
@@ -167,7 +168,7 @@ class ClientDoctor:
 
     def check_admission(self) -> str:
         """Whether the server has registered this site's certificate and would answer its calls."""
-        server_info = self.server_info
+        server_info = self._ask_server()
         if self.identity is None:
             raise CheckSkippedError("in plain text the server accepts everybody")
         if server_info is None or not server_info.status:
@@ -196,7 +197,7 @@ class ClientDoctor:
 
     def check_version(self) -> str:
         """Software and protocol versions of both sides; only different protocols stop a daemon."""
-        server_info = self.server_info
+        server_info = self._ask_server()
         if server_info is None:
             raise CheckFailedError(
                 "version-differs", f"the server does not say its version: it is older than {VERSION}"
@@ -242,6 +243,13 @@ class ClientDoctor:
     def check_metrics(self) -> str:
         """Whether the daemon could listen for scrapes."""
         return machine.metrics(self.settings.metrics, running=bool(machine.has_running_daemon(self.settings.state)))
+
+    def _ask_server(self) -> ServerInfo | None:
+        """As `server_info`; a server that does not answer is a finding, and any other error is one of this machine."""
+        try:
+            return self.server_info
+        except BusyError as error:
+            raise CheckFailedError("server-busy", str(error)) from error
 
     def _own_identity(self) -> Identity | None:
         return None if self.identity is None else self.identity.current()

@@ -16,7 +16,7 @@ class Diagnosis:
     """One kind of finding.
 
     Attributes:
-        code: the exit code if this is the first finding; 10 to 63 and 80 to 93, for 64 to 78 are codes of errors.
+        code: the exit code if this is the first finding; 10 to 63 and 80 to 94, for 64 to 78 are codes of errors.
         warns: the daemon works all the same; a failure under `--strict` only.
     """
 
@@ -121,11 +121,11 @@ CHECK = (  # of `client check`, not of the doctor
     Diagnosis("scores-untrue", 93, "Correct what the verdict names after `but`: equal images, labels, one class."),
 )
 OWNER = (Diagnosis("state-of-another", 92, "Give each site a --state folder of its own, or correct `site`."),)
+CALL = (Diagnosis("call-failed", 94, "Look at what it says of this machine (names, libraries), then at versions."),)
 DIAGNOSES = {
     entry.name: entry
-    for entry in (
-        *(*BOTH, *SERVER, *CLIENT, INTERNAL, *IMAGES, *ROLES, *RUN, *SUMS, *NOISE, *NOTIFY, *MET, *CHECK, *OWNER),
-    )
+    for group in (BOTH, SERVER, CLIENT, IMAGES, ROLES, RUN, SUMS, NOISE, NOTIFY, MET, CHECK, OWNER, CALL, (INTERNAL,))
+    for entry in group
 }
 
 

@@ -29,6 +29,7 @@ from protofed.common.version import VERSION
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
 
 FULL_BYTES, LOW_BYTES = 1 << 30, 5 << 30  # free on the disk of a state folder: a finding, a warning
+PROXIES = frozenset({"grpc_proxy", "https_proxy", "http_proxy", "all_proxy"})
 CLOCK = timedelta(seconds=60)  # by which two clocks may differ
 SOON = timedelta(days=30)  # a certificate that ends within this time gives a warning
 _REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)(?:; extra == ['\"](\w+)['\"])?")
@@ -174,6 +175,21 @@ def metrics(where: Monitoring | None, *, running: bool) -> str:
         if not running or failed.name != "metrics-port-taken":
             raise
     return f"{where.listen} is taken, as by the daemon that is running"
+
+
+def unused_proxies(setting: str) -> str:
+    """The end of a sentence that names variables of the environment that lead to a proxy; empty: there are none.
+
+    Names only: values may have a password.
+
+    Args:
+        setting: what names a proxy in their place.
+    """
+    names = sorted(name for name in os.environ if name.lower() in PROXIES and os.environ[name])
+    if not names:
+        return ""
+    are = "is" if len(names) == 1 else "are"
+    return f"; {', '.join(names)} of the environment {are} not used: {setting} alone names a proxy"
 
 
 def _check_library(name: str, least: str) -> None:

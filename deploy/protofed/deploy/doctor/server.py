@@ -210,7 +210,8 @@ class ServerDoctor:
         if (notify := self.settings.notify) is None:
             raise CheckSkippedError("nobody is told of anything: the settings have no [notify]")
         open_channels(notify)
-        return f"{', '.join(notify.channels)}; `protofed server notify` sends a test message"
+        unused = doctor_machine.unused_proxies("`notify.proxy`")
+        return f"{', '.join(notify.channels)}; `protofed server notify` sends a test message{unused}"
 
     def check_memory(self) -> str:
         """The limit above which the memory guard makes uploads wait."""
