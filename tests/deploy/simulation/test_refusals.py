@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
+from tests.conftest import Mount
 
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
+from protofed.deploy import shipped
+from protofed.deploy.simulation import simulation as simulations
 from protofed.deploy.simulation.simulation import everything, simulation
 
 RecipeOf = Callable[..., Recipe]
@@ -35,6 +41,26 @@ def test_with_too_few_sites_the_keys_that_ask_for_more_are_named(recipe_of: Reci
     for phrase in ("round 1 needs 4 trainers, has 3", "min_sites is 4", "quorum 3"):
         assert phrase in error
     assert (failed, refused) == ([], "")
+
+
+@pytest.mark.parametrize("size", ["600k", "3m"])
+def test_a_full_disk_is_the_simulations_and_names_its_folder(size: str, tmp_path: Path, mount: Mount) -> None:
+    mount(tmp_path / "small", f"size={size}")
+    state = tmp_path / "small" / "state"
+    recipe, said = shipped.recipe("digits-fednh", ["rounds=9"]), f"^the disk of {state}, which keeps this simulation"
+    with pytest.raises(OutOfSpaceError, match=said) as full, simulation(recipe, state) as running:
+        running.go()
+    assert full.value.exit_code == StateError.exit_code
+    assert "server's disk" not in str(full.value)
+
+
+def test_a_run_that_waits_for_space_ends_in_a_full_disk_and_no_wrong_setting(
+    recipe_of: RecipeOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulations, "waits_for_space", lambda *_: True)
+    recipe = recipe_of("fedavg", federation={"min_sites": 4, "quorum": 3})
+    with pytest.raises(OutOfSpaceError, match=str(tmp_path)), simulation(recipe, tmp_path) as running:
+        running.go()
 
 
 def test_a_site_that_is_required_and_not_there_is_named(recipe_of: RecipeOf) -> None:

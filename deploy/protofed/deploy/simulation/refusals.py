@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
+from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.access.certificates import Certificates
@@ -24,6 +27,30 @@ def standstill(coordinator: Coordinator, ledger: Ledger) -> str:
     if waiting.reason is WaitReason.TRAINERS:
         said += f" (federation.min_sites is {rules.min_sites}, quorum {rules.quorum})"
     return said
+
+
+def waits_for_space(coordinator: Coordinator, ledger: Ledger) -> bool:
+    """Whether what a run waits for is space on a disk."""
+    waiting = coordinator.waiting(Certificates(ledger))
+    return waiting is not None and waiting.reason is WaitReason.DISK
+
+
+@contextmanager
+def full_disk_named(state: Path | None) -> Iterator[None]:
+    """Name the simulation's folder where a disk is full: there is no server here whose disk it could be.
+
+    Raises:
+        OutOfSpaceError: again, with the folder.
+    """
+    try:
+        yield
+    except OutOfSpaceError as error:
+        if state is None:
+            raise
+        raise OutOfSpaceError(
+            f"the disk of {state}, which keeps this simulation, is full ({error}); free space, then run the same "
+            "command again: it goes on from there"
+        ) from error
 
 
 def refusals(ledger: Ledger, run: str, by_sites: Mapping[SiteId, str]) -> str:

@@ -29,13 +29,13 @@ from protofed.client.transport.link import Link
 from protofed.common import plugins
 from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, PolicyViolationError
+from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
 from protofed.common.protocol.score_names import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
-from protofed.deploy.simulation.refusals import refusals, standstill
+from protofed.deploy.simulation.refusals import full_disk_named, refusals, standstill, waits_for_space
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.sum_store import settled_when_summed
 from protofed.deploy.simulation.training_log import FILE as TRAINED
@@ -89,6 +89,7 @@ class Simulation:
             on_task: called after every task.
 
         Raises:
+            OutOfSpaceError: the disk of the folder that keeps the simulation is full.
             ConfigError: no agent has a task and the run has not ended, as with fewer sites than `min_sites`.
         """
         while not self.runs.finished and not until():
@@ -96,6 +97,8 @@ class Simulation:
             # Only where nobody is invited, as at the start, are all asked: of hundreds, a round invites a few.
             if self._step(self.runs.invitation, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
                 continue
+            if waits_for_space(self.coordinator, self.ledger):
+                raise OutOfSpaceError("the run waits for space")
             raise ConfigError(f"the run cannot continue: {standstill(self.coordinator, self.ledger)}{self.refused}")
 
     @property
@@ -267,11 +270,12 @@ def simulation(
     Raises:
         ConfigError: the recipe cannot be used.
         DataError: its data cannot be loaded.
+        OutOfSpaceError: the folder's disk is full; so does what is done with the simulation.
         StateError: the folder is in use, or holds another recipe's run of this name.
     """
     allowed = (everything(recipe) if policy is None else policy).rules.plugins
     plugins.allow(allowed)
-    with ExitStack() as resources:
+    with full_disk_named(state), ExitStack() as resources:
         context = open_server(state, resources, simulated=True)
         runs, blobs = RunQueue([recipe], context), context.blobs
 
