@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 
 import pytest
@@ -25,11 +26,16 @@ def test_a_simulation_ends_in_the_same_state_as_the_command_lines() -> None:
     assert "<table" in result._repr_html_()
     with pytest.raises(ConfigError):
         result.figure("no.such.score")
+    score = r"\d+\.\d %"
+    scores = rf"global accuracy {score}, own models PM\(V\) {score}, PM\(L\) {score}"
+    assert re.fullmatch(rf"SimulationResult\(digits-fednh; completed, 2 of 2 rounds, {scores}\)", repr(result))
 
 
 def test_a_comparison_has_means_and_deviations_over_seeds() -> None:
     result = compare(["digits-fedavg"], seeds=[0, 1], rounds=1, plan__epochs=1)
     curve = result.curves()["global.accuracy"]
+    assert len(repr(result).splitlines()) == 2
+    assert "digits-fedavg: 2 runs; completed, 1 of 1 rounds, global accuracy" in repr(result)
     seeds = result.scores["global.accuracy"].groupby("seed").mean()
     assert curve["mean"].tolist() == [pytest.approx(seeds.mean())]
     assert curve["std"].tolist() == [pytest.approx(seeds.std())]

@@ -28,17 +28,22 @@ except ModuleNotFoundError as error:
 
 from protofed.common.config.recipe import Recipe, parse
 from protofed.common.config.toml_files import parse_toml
-from protofed.common.errors import ConfigError, RunFailedError
+from protofed.common.errors import ConfigError, RunFailedError, count
 from protofed.deploy import shipped
 from protofed.deploy.console.progress import progress
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import Processes, run_jobs
 from protofed.deploy.overrides import from_keywords, with_overrides
 
+_MAIN_SCORES = {
+    "global accuracy": "global.accuracy",
+    "own models PM(V)": "personal.pm_v",
+    "PM(L)": "personal.pm_l",
+}
 __all__ = ["ComparisonResult", "SimulationResult", "compare", "load_recipe", "simulate"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ComparisonResult:
     """Finished runs, by recipe's name one for each seed."""
 
@@ -73,11 +78,15 @@ class ComparisonResult:
             raise ConfigError(f"no run has the score '{metric}'; expected one of {', '.join(self.scores.columns)}")
         return picture(series, FAMILIES.get(metric, metric))
 
+    def __repr__(self) -> str:
+        runs = [f"{name}: {count(len(results), 'run')}; {_summary(results)}" for name, results in self.results.items()]
+        return "\n".join([f"{type(self).__name__}", *(f"  {run}" for run in runs)])
+
     def _repr_html_(self) -> str:
         return str(self.curves().groupby("recipe", sort=False).tail(1).to_html(float_format="{:.4f}".format))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SimulationResult(ComparisonResult):
     """One finished run."""
 
@@ -104,6 +113,9 @@ class SimulationResult(ComparisonResult):
     def curves(self) -> pd.DataFrame:
         """A row a round; each score's mean over the sites that report it."""
         return self.scores.groupby("round").mean()
+
+    def __repr__(self) -> str:
+        return f"SimulationResult({self.recipe.name}; {_summary([self.result])})"
 
     def _repr_html_(self) -> str:
         return str(self.curves().tail(1).to_html(float_format="{:.4f}".format))
@@ -178,6 +190,17 @@ def compare(
         return ComparisonResult(
             {one.name: [_result(job) for job in jobs if job.recipe.name == one.name] for one in read}
         )
+
+
+def _summary(results: Sequence[Result]) -> str:
+    """Rounds and main scores of runs, which are all complete: else they have no result. Means over sites and seeds."""
+    rounds = sorted({max(result.cohorts, default=0) for result in results})
+    done = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    said = [f"completed, {done} of {results[0].recipe.rounds} rounds"]
+    for label, name in _MAIN_SCORES.items():
+        if (curve := over_rounds(results, name)) is not None:
+            said.append(f"{label} {100 * curve[1][:, -1].mean():.1f} %")
+    return ", ".join(said)
 
 
 @contextmanager
