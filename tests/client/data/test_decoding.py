@@ -206,7 +206,7 @@ def test_of_a_phones_jpeg_with_two_pictures_the_first_is_read_and_it_is_said_onc
         shades = [decode(path, RGB).mean() for path in paths]
     assert np.abs(np.array(shades) - 200).max() <= 2
     assert [line["event"] for line in logs] == [
-        "JPEG files hold several pictures; only the first picture of each such file is read"
+        "some photographs hold several pictures; the first of each file is read"
     ]
 
 

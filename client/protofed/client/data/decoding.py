@@ -149,7 +149,7 @@ def _check_header(image: Image) -> None:
     frames = getattr(image, "n_frames", 1)
     if image.format == "MPO":  # a phone's JPEG: the picture, then a preview, a depth map or the like
         if _first_picture.acquire(blocking=False):
-            log.info("JPEG files hold several pictures; only the first picture of each such file is read")
+            log.info("some photographs hold several pictures; the first of each file is read")
     elif frames != 1:
         raise UnreadableImageError(f"{frames} frames or pages, expected one image a file")
     if image.width * image.height > MOST_PIXELS:

@@ -117,14 +117,14 @@ MET = (Diagnosis("partners-on-first-use", 91, "Confirm a list of partners: proto
 NOTIFY = (
     Diagnosis("notify-unusable", 90, "Correct the table [notify]; then protofed server notify sends a test message."),
 )
+OWNER = (Diagnosis("state-of-another", 92, "Give each site a --state folder of its own, or correct `site`."),)
 CHECK = (  # of `client check`, not of the doctor
     Diagnosis("scores-untrue", 93, "Correct what the verdict names after `but`: equal images, labels, one class."),
 )
-OWNER = (Diagnosis("state-of-another", 92, "Give each site a --state folder of its own, or correct `site`."),)
 CALL = (Diagnosis("call-failed", 94, "Look at what it says of this machine (names, libraries), then at versions."),)
 DIAGNOSES = {
     entry.name: entry
-    for group in (BOTH, SERVER, CLIENT, IMAGES, ROLES, RUN, SUMS, NOISE, NOTIFY, MET, CHECK, OWNER, CALL, (INTERNAL,))
+    for group in (BOTH, SERVER, CLIENT, (INTERNAL,), IMAGES, ROLES, RUN, SUMS, NOISE, NOTIFY, MET, OWNER, CHECK, CALL)
     for entry in group
 }
 
