@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docs.markdown import first_lines, table
 
-from protofed.client.method import ClientMethod, client_methods, exchanges_of
+from protofed.client.method import ClientMethod, client_methods
 from protofed.client.privacy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
 from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Exchange, Part
@@ -71,7 +71,7 @@ def disclosures() -> str:
                 f"`{name}`",
                 ", ".join(f"`{part}`" for part in sorted(half.sends)) or "nothing",
                 NO if form is None else "their sum alone",
-                "; ".join(OTHERS[exchange] for exchange in sorted(exchanges_of(half))) or NO,
+                "; ".join(OTHERS[exchange] for exchange in sorted(half.declares.exchanges)) or NO,
                 _admitted(half, name, None),
                 NO if form is None else _admitted(half, name, form),
             ]
@@ -85,7 +85,7 @@ def _admitted(half: ClientMethod, name: str, form: SumForm | None) -> str:
 
     def takes_part(policy: Policy) -> bool:
         try:
-            policy.admit(name, half.sends, form, exchanges=exchanges_of(half))
+            policy.admit(name, half.sends, form, exchanges=half.declares.exchanges)
         except PolicyRefusedError:
             return False
         return True
@@ -139,13 +139,14 @@ def _kept(name: str) -> str:
 
 def _own_model(name: str) -> str:
     half = client_methods.get(name)
-    return LAST_FIT if half.personal == "trained" else _installed(half)
+    return LAST_FIT if half.declares.personal == "trained" else _installed(half)
 
 
 def _global_model(name: str) -> str:
     """What an evaluator installs: it has trained nothing, and so has no model of its own."""
     half = client_methods.get(name)
-    return "the global model" if half.personal == "installed" else _installed(half).partition(";")[0].rstrip(".")
+    installed = half.declares.personal == "installed"
+    return "the global model" if installed else _installed(half).partition(";")[0].rstrip(".")
 
 
 def _installed(half: type[ClientMethod]) -> str:

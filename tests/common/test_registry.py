@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import pytest
 from pydantic import Field
 
+from protofed.client.method import Declaration
+from protofed.client.methods.fedavg import FedAvgClient
 from protofed.common.errors import ConfigError
 from protofed.common.registry import Method, Registry
 
@@ -168,28 +170,57 @@ def test_methods_are_there_for_whoever_asks_first(half: str) -> None:
     assert {"fedavg", "fednh", "fedprp", "fedproc", "cwfedavg"} <= set(done.stdout.split())
 
 
-def test_a_declaration_that_is_misspelt_is_an_error_and_not_one_that_is_not_made() -> None:
+class Exchanging(Protocol):
+    exchanges: ClassVar[frozenset[str]]
+
+
+class Optional(Protocol):
+    def refine(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Right:
+    mu: float = 0.1
+    exchanges: ClassVar[frozenset[str]] = frozenset({"share"})
+
+
+@dataclass(frozen=True)
+class Misspelt:
+    exchange: ClassVar[frozenset[str]] = frozenset({"share"})
+
+
+@dataclass(frozen=True)
+class Below(Misspelt):
+    """It has the wrong word of its base."""
+
+
+@dataclass(frozen=True)
+class Silent:
+    def refine(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (Misspelt, "'exchange': did you mean 'exchanges'"),
+        (Below, "'exchange': did you mean 'exchanges'"),
+        (Silent, "half Silent has no exchanges; expected the members of Exchanging"),
+    ],
+)
+def test_a_half_with_a_misspelt_or_a_missing_declaration_is_refused_at_its_registration(
+    wrong: type[Any], said: str
+) -> None:
     """A site's policy looks at what a half declares: `exchange` was taken for a method that exchanges nothing."""
-
-    class Exchanging(Protocol):
-        exchanges: ClassVar[frozenset[str]]
-
-    @dataclass(frozen=True)
-    class Right:
-        mu: float = 0.1
-        exchanges: ClassVar[frozenset[str]] = frozenset({"share"})
-
-    @dataclass(frozen=True)
-    class Wrong:
-        exchange: ClassVar[frozenset[str]] = frozenset({"share"})
-
-    @dataclass(frozen=True)
-    class Below(Wrong):
-        pass
-
-    registry: Registry[Exchanging] = Registry("method", half="client", protocols=(Exchanging,))
+    registry: Registry[Exchanging] = Registry("method", half="client", protocols=(Exchanging, Optional))
     registry.register("right")(Right)
-    for number, wrong in enumerate((Wrong, Below)):
-        with pytest.raises(ConfigError, match="'exchange': did you mean 'exchanges'"):
-            registry.register(f"wrong-{number}")(wrong)
+    with pytest.raises(ConfigError, match=said):
+        registry.register("wrong")(wrong)
     assert list(registry) == ["right"]
+
+
+@pytest.mark.parametrize("forgotten", [field.name for field in fields(Declaration)])
+def test_a_declaration_leaves_nothing_unsaid(forgotten: str) -> None:
+    given = {field.name: getattr(FedAvgClient.declares, field.name) for field in fields(Declaration)}
+    del given[forgotten]
+    with pytest.raises(TypeError, match=forgotten):
+        Declaration(**given)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.shipped_policies import admitted, filled_in
 
-from protofed.client.method import client_methods, exchanges_of
+from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.privacy.policy import Policy, PolicyRefusedError
 from protofed.client.privacy.update_checks import TELLS_STEPS
@@ -39,10 +39,10 @@ def test_a_recipe_can_be_used(path: Path) -> None:
     if half.sends & TELLS_STEPS:  # then it names the method, and lets out about how many examples there are
         site = _naming(recipe.method.name)
         with pytest.raises(PolicyRefusedError) as refused:
-            site.admit(recipe.method.name, half.sends, exchanges=exchanges_of(half))
+            site.admit(recipe.method.name, half.sends, exchanges=half.declares.exchanges)
         assert refused.value.rule == "example_count"
         site = _naming(recipe.method.name, example_count=True)
-    site.admit(recipe.method.name, half.sends, exchanges=exchanges_of(half))
+    site.admit(recipe.method.name, half.sends, exchanges=half.declares.exchanges)
 
 
 def _naming(method: str, **rules: bool) -> Policy:

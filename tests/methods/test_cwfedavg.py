@@ -361,7 +361,7 @@ def test_install_gives_the_mixture_that_was_received(site: Callable[..., FitCont
     local = site()
     CwFedAvgClient().install(local, RECEIVED)
     assert same_tensors(held(local), RECEIVED)
-    assert CwFedAvgClient.personal == "installed"  # what a site predicts with, before it trains on
+    assert CwFedAvgClient.declares.personal == "installed"  # what a site predicts with, before it trains on
 
 
 @pytest.mark.parametrize("layers", ["all", "head"])

@@ -61,7 +61,7 @@ def test_a_site_mixes_by_its_own_true_distribution(site: Site) -> None:
     assert dump(local.model.head)["weight"].tolist() == [[1.5, 1.5]] * 3
     assert dump(local.model.head)["bias"].tolist() == [15.0] * 3
     assert same_tensors({Part.BODY: dump(local.model.body)}, {Part.BODY: MODEL[Part.BODY]})
-    assert CwFedAvgPrivateClient.personal == "installed"
+    assert CwFedAvgPrivateClient.declares.personal == "installed"
 
 
 def test_one_step_from_the_mean_by_hand(local_of: LocalOf, linear: Linear) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.method import Trained, client_methods, distillation, exchanges_of, site_models, train
+from protofed.client.method import Trained, client_methods, distillation, site_models, train
 from protofed.client.methods import fedic
 from protofed.client.methods.fedic import FEDICClient
 from protofed.client.models.calibration import CalibratedEnsemble, CalibrationNetwork
@@ -220,6 +220,6 @@ def test_examples_weigh_the_mean_and_not_the_evaluators_update() -> None:
 
 
 def test_sites_models_go_to_the_evaluator_and_in_no_sum() -> None:
-    assert exchanges_of(client_methods.build("fedic", {})) == {Exchange.SHARE}
+    assert client_methods.build("fedic", {}).declares.exchanges == {Exchange.SHARE}
     with pytest.raises(ConfigError):
         form_of(server_methods.build("fedic", {}), "fedic")

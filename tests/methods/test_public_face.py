@@ -19,14 +19,13 @@ HALVES = [
 ]
 
 CLIENT = """
-Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Distance DpCost
-Exchange ExchangingMethod FailureReason FitContext FitStart GlobalModelMethod LocalLoss Loss MethodHead MixingMethod
-OwnLossMethod ParameterGroup Part Payload Personal Plan PrivateMethod PrototypeHead RefiningMethod SiteId SplitModel
-Step SumForm SummableMethod TaskFailedError Tensors Trained Update Weigher Weighting balanced_softmax class_gradients
-class_means class_shares client_methods distance distillation distribution_gap dump frequent frozen held inter_class
-intra_class label_shares load load_joined losses_of mean_discrepancy mixed mixture model_contrast named
-prototypical_contrast proximal remembered sgd_length site_models soft_labels stacked supervised towards train
-train_head weights
+Array CalibratedEnsemble ClassRows ClientMethod ComparedBy ComparingMethod ConfigError Cores CosineHead Declaration
+Distance DpCost Exchange FailureReason FitContext FitStart LocalLoss Loss MethodHead ParameterGroup Part Payload
+Personal Plan PrivateMethod PrototypeHead RefiningMethod SiteId SplitModel Step SumForm SummableMethod TaskFailedError
+Tensors Trained Update Weigher Weighting balanced_softmax class_gradients class_means class_shares client_methods
+distance distillation distribution_gap dump frequent frozen held inter_class intra_class label_shares load load_joined
+losses_of mean_discrepancy mixed mixture model_contrast named prototypical_contrast proximal remembered sgd_length
+site_models soft_labels stacked supervised towards train train_head weights
 """
 SERVER = """
 Array ClassRows ClasswiseMethod ConfigError ExpectedUpdate HolderMeans JoiningMethod Mean Method NOTHING OwnStartMethod

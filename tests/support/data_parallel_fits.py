@@ -32,7 +32,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
 from protofed.client.distributed.rendezvous import joined_ranks
-from protofed.client.method import FitContext, Personal, client_methods, load, train
+from protofed.client.method import Declaration, FitContext, client_methods, load, train
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
@@ -189,7 +189,9 @@ def data(input_: Input, other: bool = False) -> SiteData:
 class TwinClient:
     """FedAvg drawn towards a copy of the body with other weights, which is trained, too, and kept."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     def install(self, local: FitContext, received: Payload) -> None:

@@ -10,7 +10,7 @@ import re
 import textwrap
 from dataclasses import replace
 
-from protofed.client.method import client_methods, exchanges_of, own_losses_of
+from protofed.client.method import client_methods
 from protofed.client.privacy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
 from protofed.common.secure_sums.linear_form import form_of
@@ -41,10 +41,10 @@ def filled_in(text: str, methods: list[str]) -> str:
 def _admits(policy: Policy, name: str, secure: bool) -> bool:
     half = client_methods.build(name, {})
     try:
-        policy.admit(name, half.sends, form_of(half, name) if secure else None, exchanges=exchanges_of(half))
+        policy.admit(name, half.sends, form_of(half, name) if secure else None, exchanges=half.declares.exchanges)
     except (ConfigError, PolicyRefusedError):
         return False
-    return own_losses_of(half) <= policy.rules.limits.losses
+    return half.declares.own_losses <= policy.rules.limits.losses
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ writes a package with a method of your own; `protofed.common.plugins` says how a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 from protofed.client.models.calibration import CalibratedEnsemble
@@ -66,19 +67,16 @@ __all__ = [
     "ConfigError",
     "Cores",
     "CosineHead",
+    "Declaration",
     "Distance",
     "DpCost",
     "Exchange",
-    "ExchangingMethod",
     "FailureReason",
     "FitContext",
     "FitStart",
-    "GlobalModelMethod",
     "LocalLoss",
     "Loss",
     "MethodHead",
-    "MixingMethod",
-    "OwnLossMethod",
     "ParameterGroup",
     "Part",
     "Payload",
@@ -140,10 +138,31 @@ __all__ = [
 Personal: TypeAlias = Literal["trained", "installed"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a method does beyond its updates; all of it is said, so that nothing is allowed by a forgotten word.
+
+    Attributes:
+        personal: the model that a site itself predicts with.
+        global_model: whether there is a model of all sites, as the server half says: `install` without a memory
+            makes it.
+        mixes_classes: it mixes class models by the site's label shares: of others a site takes no class models.
+            Scores of such a mixture tell the shares, of three sites in a sum as well: no sum has them.
+        exchanges: what it moves between single sites: each of them must allow it.
+        own_losses: losses of class logits that it trains by whatever `plan.loss` says: the policy must allow them.
+    """
+
+    personal: Personal
+    global_model: bool
+    mixes_classes: bool
+    exchanges: frozenset[Exchange]
+    own_losses: frozenset[LocalLoss]
+
+
 class ClientMethod(Protocol):
     """The client half of a method."""
 
-    personal: ClassVar[Personal]
+    declares: ClassVar[Declaration]
 
     @property
     def sends(self) -> frozenset[Part]:
@@ -173,37 +192,10 @@ class ClientMethod(Protocol):
         """
 
 
-class ExchangingMethod(ClientMethod, Protocol):
-    """A client half of a method that moves models between single sites: each of them must allow it."""
-
-    exchanges: ClassVar[frozenset[Exchange]]
-
-
-class GlobalModelMethod(ClientMethod, Protocol):
-    """A client half that says what the server's does: `personal` does not tell whether there is a model of all."""
-
-    global_model: ClassVar[bool]
-
-
 class ComparingMethod(ClientMethod, Protocol):
     """A client half that compares features with prototypes elsewhere than in its head, as in its loss: for figures."""
 
     compared_by: ClassVar[ComparedBy]
-
-
-class MixingMethod(ClientMethod, Protocol):
-    """A client half that mixes class models by the site's label shares: of others a site takes no class models.
-
-    Scores of such a mixture tell the shares, of three sites in a sum as well: no sum has them.
-    """
-
-    mixes_classes: ClassVar[bool]
-
-
-class OwnLossMethod(ClientMethod, Protocol):
-    """A client half that trains by a loss of class logits whatever `plan.loss` says: the policy must allow it, too."""
-
-    own_losses: ClassVar[frozenset[LocalLoss]]
 
 
 class SummableMethod(ClientMethod, Protocol):
@@ -277,37 +269,13 @@ def dp_cost_of(half: ClientMethod, name: str, plan: Plan) -> DpCost:
     return cost
 
 
-def exchanges_of(half: ClientMethod) -> frozenset[Exchange]:
-    """What a method moves between single sites; most move nothing."""
-    return frozenset(getattr(half, "exchanges", ()))
-
-
-def mixes_classes(half: ClientMethod) -> bool:
-    """Whether a method mixes class models by the site's label shares; most do not."""
-    return bool(getattr(half, "mixes_classes", False))
-
-
-def has_global_model(half: ClientMethod) -> bool:
-    """Whether `install` without a memory makes a model of all sites; of most methods, those that predict as trained."""
-    return bool(getattr(half, "global_model", half.personal == "trained"))
-
-
-def own_losses_of(half: ClientMethod) -> frozenset[LocalLoss]:
-    """The losses of class logits that a method trains by beside the plan's; most have none."""
-    return frozenset(getattr(half, "own_losses", ()))
-
-
 client_methods: Registry[ClientMethod] = Registry(
     "method",
     half="client",
     home="protofed.client.methods",
     protocols=(
         ClientMethod,
-        ExchangingMethod,
-        GlobalModelMethod,
         ComparingMethod,
-        MixingMethod,
-        OwnLossMethod,
         SummableMethod,
         PrivateMethod,
         RefiningMethod,

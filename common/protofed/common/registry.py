@@ -7,7 +7,6 @@ import importlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -52,8 +51,8 @@ class Registry(Generic[T]):
         half: of methods, which half these classes are; a name that is not registered may then be a plug-in's.
         home: the package whose import registers the classes of protofed; it is imported when one is first asked for,
             so that nobody who asks can have forgotten to.
-        protocols: all that a class may declare beside its fields and what begins with `_`: a declaration that is
-            misspelt would be one that is not made. None: a class may have any member.
+        protocols: the first has what a class must have; all together, what it may have beside its fields and what
+            begins with `_`: a misspelt member would be one that is not there. None: a class may have any members.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Registry(Generic[T]):
         protocols: Sequence[type] | None = None,
     ) -> None:
         self._kind, self._half, self._home = kind, half, home
-        self._members = None if protocols is None else frozenset(chain.from_iterable(map(_public, protocols)))
+        self._protocols = protocols
         self._classes: dict[str, type[Any]] = {}
         self._foreign: dict[str, tuple[str, ...]] = {}
         self._methods: dict[str, Method] = {}
@@ -160,13 +159,18 @@ class Registry(Generic[T]):
         return cls, {*plugin.client_options, *plugin.server_options} - _fields(cls)
 
     def _check_members(self, cls: type[Any]) -> None:
-        """Raises ConfigError: it has a member that no protocol knows."""
-        if self._members is None:
+        """Raises ConfigError: it has a member that no protocol knows, or lacks one that each half must have."""
+        if self._protocols is None:
             return
-        known = self._members | _fields(cls)
-        for member in sorted({name for base in cls.__mro__[:-1] for name in _public(base)} - known):
-            hint = unknown(f"member of the {self._half} half {cls.__name__}", member, known)
-            raise ConfigError(f"{hint}; a member of its own begins with `_`")
+        known = _fields(cls).union(*map(_public, self._protocols))
+        members = _fields(cls).union(*map(_public, cls.__mro__[:-1]))
+        label = f"the {self._half} half {cls.__name__}"
+        for member in sorted(members - known):
+            raise ConfigError(f"{unknown(f'member of {label}', member, known)}; a member of its own begins with `_`")
+        if missing := sorted(_public(self._protocols[0]) - members):
+            raise ConfigError(
+                f"{label} has no {' and no '.join(missing)}; expected the members of {self._protocols[0].__name__}"
+            )
 
     def _plugin(self, name: str, allowed: Container[str] | None = None) -> MethodPlugin:
         """A method that is not registered; errors as of `build`."""

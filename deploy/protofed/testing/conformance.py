@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protofed.client.agent.agent import Agent
-from protofed.client.method import client_methods, has_global_model, refining
+from protofed.client.method import client_methods, refining
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.common import codec, plugins
 from protofed.common.config.recipe import Recipe, read_recipe
@@ -110,7 +110,7 @@ class MethodConformance:
         assert client == server
 
     def test_halves_say_the_same_of_a_global_model(self, method: str) -> None:
-        assert has_global_model(client_methods.build(method, {})) is server_methods.get(method).global_model
+        assert client_methods.build(method, {}).declares.global_model is server_methods.get(method).global_model
 
     def test_halves_that_refine_models_do_so_together(self, method: str) -> None:
         assert (refining(client_methods.build(method, {})) is not None) is _is_refined(method)

@@ -9,7 +9,7 @@ from tests.support.method_facts import METHODS, brief
 from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
-from protofed.client.method import client_methods, exchanges_of
+from protofed.client.method import client_methods
 from protofed.common.errors import FailureReason
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part
 from protofed.server.method import server_methods
@@ -40,7 +40,7 @@ def site_of(method: str, allowed: frozenset[Exchange]) -> AgentHarness:
 
 
 def test_what_each_method_moves_between_single_sites() -> None:
-    moving = {name: ways for name in METHODS if (ways := exchanges_of(client_methods.build(name, {})))}
+    moving = {name: ways for name in METHODS if (ways := client_methods.build(name, {}).declares.exchanges)}
     assert moving == EXCHANGES
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from tests.support.round_contexts import round_context
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import Personal, client_methods, has_global_model
+from protofed.client.method import client_methods
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part
 from protofed.server.method import server_methods
@@ -54,12 +53,6 @@ def test_a_site_scores_the_global_model_if_there_is_one(method: str) -> None:
 
 def test_both_halves_say_which_methods_have_one() -> None:
     having = {name for name in METHODS if server_methods.get(name).global_model}
-    assert {name for name in METHODS if has_global_model(client_methods.build(name, {}))} == having
+    assert {name for name in METHODS if client_methods.build(name, {}).declares.global_model} == having
     assert having >= WITH
     assert not having & WITHOUT
-
-
-@pytest.mark.parametrize(("personal", "expected"), [("trained", True), ("installed", False)])
-def test_a_half_that_does_not_say_it_has_one_if_it_predicts_as_trained(personal: Personal, expected: bool) -> None:
-    half: Any = SimpleNamespace(personal=personal)
-    assert has_global_model(half) is expected

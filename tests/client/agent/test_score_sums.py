@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,10 +104,9 @@ def test_no_sum_has_scores_of_a_model_that_the_server_made(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a mixture by the site's label shares, or before the site has trained: each would answer about its labels."""
-    monkeypatch.setattr(FedAvgClient, "personal", "installed")
-    if method == "mixes":
-        monkeypatch.setattr(FedAvgClient, "mixes_classes", True, raising=False)
-    else:
+    declared = replace(FedAvgClient.declares, personal="installed", mixes_classes=method == "mixes")
+    monkeypatch.setattr(FedAvgClient, "declares", declared)
+    if method == "untrained":
         monkeypatch.setattr(DiskStore, "last_counted", lambda *_: SiteState())
     found = ScoreRound(tmp_path, EVERYBODY).opened()
     assert found.keys() == {"loss"}
@@ -115,7 +115,7 @@ def test_no_sum_has_scores_of_a_model_that_the_server_made(
 def test_a_site_s_own_installed_model_is_scored_in_sums_once_it_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FedAvgClient, "personal", "installed")
+    monkeypatch.setattr(FedAvgClient, "declares", replace(FedAvgClient.declares, personal="installed"))
     assert ScoreRound(tmp_path, EVERYBODY).opened().keys() == {"personal.accuracy", "personal.pm_v", "loss"}
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from protofed.client.method import client_methods, own_losses_of
+from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.privacy.limits import Limits, unlimited
 from protofed.client.privacy.policy import Policy
@@ -258,7 +258,7 @@ def test_every_shipped_recipe_keeps_the_standard_limits_but_those_of_points(path
     half = client_methods.build(asked.method.name, asked.method.options)
     with torch.random.fork_rng(devices=[]):
         features = build(asked.model, asked.input, asked.classes).features
-    facts = RunFacts(DIGEST, half.sends, own_losses=own_losses_of(half), features=features)
+    facts = RunFacts(DIGEST, half.sends, own_losses=half.declares.own_losses, features=features)
     admit(asked, POLICIES["open"].limits, facts)
     broken = {check.key for check in checks(asked, POLICIES["standard"].limits, facts) if not check.holds}
     expected = {"models", "sides", "min_features_per_class"} if path.stem in NOT_FOR_HOSPITALS else set()
@@ -269,7 +269,7 @@ def test_a_loss_that_the_method_has_whatever_the_plan_says_must_be_allowed_too()
     asked = shipped.recipe("digits-fedrod")
     assert asked.plan.loss == "cross-entropy"
     half = client_methods.build("fedrod", {})
-    facts = RunFacts(DIGEST, half.sends, own_losses=own_losses_of(half))
+    facts = RunFacts(DIGEST, half.sends, own_losses=half.declares.own_losses)
     limits = POLICIES["standard"].limits
     with pytest.raises(PolicyRefusedError, match="method 'fedrod', which trains by 'balanced-softmax'") as refused:
         admit(asked, limits, facts)
@@ -281,4 +281,4 @@ def test_a_loss_that_the_method_has_whatever_the_plan_says_must_be_allowed_too()
 def test_a_method_names_the_loss_by_class_frequencies_that_it_calls(name: str) -> None:
     half = client_methods.build(name, {})
     calls = "balanced_softmax(" in inspect.getsource(type(half))
-    assert own_losses_of(half) == ({"balanced-softmax"} if calls else frozenset())
+    assert half.declares.own_losses == ({"balanced-softmax"} if calls else frozenset())

@@ -9,14 +9,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from protofed.client.method import FitContext, Part, Payload, Personal, Update, dump, load, supervised, train
+from protofed.client.method import Declaration, FitContext, Part, Payload, Update, dump, load, supervised, train
 
 
 @dataclass(frozen=True)
 class OurproxClient:
     """SGD on h(w) = F_k(w) + mu/2 ||w - w^t||^2."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     mu: Annotated[float, Field(ge=0)] = 0.1  # of the proximal term

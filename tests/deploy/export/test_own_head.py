@@ -12,7 +12,7 @@ import torch
 from tests.support.finished_runs import FinishedRun, finished_run, probabilities
 from torch import Tensor, nn
 
-from protofed.client.method import FitContext, MethodHead, Part, Payload, Personal, Update, dump, load
+from protofed.client.method import Declaration, FitContext, MethodHead, Part, Payload, Update, dump, load
 from protofed.client.models.heads import blank_head
 from protofed.common import plugins
 from protofed.common.config.recipe import NamedOptions, Recipe
@@ -55,7 +55,9 @@ class PlainHead(nn.Module):
 class Client:
     """FedAvg with that head, which is not trained."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
     head: str = "squared"
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from tests.support.method_facts import METHODS, SENDING, SUMMABLE
 
-from protofed.client.method import client_methods, own_losses_of
+from protofed.client.method import client_methods
 from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.client.privacy.rules import PolicyRules
@@ -317,7 +317,7 @@ def printed(plan: SitePlan, width: int, **options: Any) -> str:
 @pytest.mark.parametrize("method", METHODS)
 def test_it_can_be_read_in_a_terminal(method: str, recipe_of: RecipeOf) -> None:
     # FedROD has a loss of its own, which the limits of a policy that says nothing do not allow.
-    limits = Limits(losses=Limits().losses | own_losses_of(client_methods.build(method, {})))
+    limits = Limits(losses=Limits().losses | client_methods.build(method, {}).declares.own_losses)
     plan = site_plan(recipe_of(method), policy(method, example_count=True, limits=limits))
     for width in (80, 120):
         by_part, by_tensor = (printed(plan, width, tensors=tensors, policy="mine") for tensors in (False, True))

@@ -11,7 +11,6 @@ import structlog
 from protofed.client.agent.base_response import IMAGES, Responses, response_problem, responses
 from protofed.client.agent.first_model import first_model
 from protofed.client.agent.site import PreparedRun, Site, is_summed
-from protofed.client.method import mixes_classes
 from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
@@ -70,7 +69,7 @@ class BaseGuard:
         if Part.CONTROL in base and Part.CONTROL not in run.method.sends:
             text = f"the model of round {task.round} has control variates, which {run.recipe.method.name} has not"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CONTROL)
-        if Part.CLASS_MODELS in base and not mixes_classes(run.method):
+        if Part.CLASS_MODELS in base and not run.method.declares.mixes_classes:
             text = f"the model of round {task.round} has class models, of which {run.recipe.method.name} mixes none"
             raise PolicyRefusedError("limits.check_base", text, part=Part.CLASS_MODELS)
         if Part.SITE_MODELS in base and Exchange.RECEIVE not in self._site.policy.rules.exchange:

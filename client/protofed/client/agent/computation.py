@@ -165,7 +165,7 @@ def predictions(work: Computation, base: Payload, status: DaemonStatus) -> dict[
         return on_local_test(run.model, run.data, "global", local.check)
     # Of OWN, too: the method may replace the head, and the weights need the right one.
     run.method.install(local, with_own_buffers(base, local))
-    if run.method.personal != "installed" and (personal := work.state.personal) is not None:
+    if run.method.declares.personal != "installed" and (personal := work.state.personal) is not None:
         load(run.model.body, personal[Part.BODY])
         load(run.model.head, personal[Part.HEAD])
     return of_personal(run.model, run.data, run.recipe, local.check)

@@ -11,7 +11,6 @@ from protofed.client.agent.computation import Computation, Elsewhere, ScoredMode
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.score_answers import Answers, answered
 from protofed.client.agent.site import PreparedRun, Site, is_summed
-from protofed.client.method import has_global_model
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
 from protofed.common.codec import Digest
@@ -65,9 +64,9 @@ class Scorer:
         works: list[Computation] = []
         state, roles = self._site.store.last_counted(task.run, task.round + 1), self.roles(run, task)
         if Role.TRAINER in roles:
-            if run.method.personal == "installed" or state.personal is not None:
+            if run.method.declares.personal == "installed" or state.personal is not None:
                 works.append(Computation(self._site.name, run, task, state, scored=ScoredModel.OWN))
-            if has_global_model(run.method) and run.data.local_test is not None:
+            if run.method.declares.global_model and run.data.local_test is not None:
                 works.append(Computation(self._site.name, run, task, SiteState(), scored=ScoredModel.GLOBAL_LOCALLY))
         # With noise a site's own images are trained on, and hidden, or held out of it: then their scores stay.
         if Role.EVALUATOR in roles and not run.data.own_test and not self._scores_own_images(run):
@@ -108,7 +107,7 @@ class _OwnModel(NamedTuple):
 
     @classmethod
     def of(cls, work: Computation) -> _OwnModel:
-        installed = work.run.method.personal == "installed"
+        installed = work.run.method.declares.personal == "installed"
         return cls(work.task.run, work.state.round, work.task.base_digest if installed else None)
 
 

@@ -17,7 +17,7 @@ from protofed.client.agent.dp_checks import check_dp
 from protofed.client.agent.failure_codes import FORESEEN, reason_of
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.data.site_data import SiteData
-from protofed.client.method import ClientMethod, client_methods, exchanges_of, own_losses_of
+from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.privacy import run_limits
@@ -266,7 +266,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
             form = form_of(method, recipe.method.name)
             site.policy.admit_group(recipe.federation.sum_group)
             site.policy.admit_rows(recipe.method)
-        site.policy.admit(recipe.method.name, method.sends, form, exchanges=exchanges_of(method))
+        site.policy.admit(recipe.method.name, method.sends, form, exchanges=method.declares.exchanges)
         site.policy.admit_noise(recipe)
         check_model(recipe.model, recipe.input, recipe.classes)
         model = site.build_model(recipe)
@@ -279,7 +279,7 @@ def prepare(site: Site, assignment: Assignment) -> PreparedRun:
             method.sends,
             plugins,
             assignment.min_cohort,
-            own_losses=own_losses_of(method),
+            own_losses=method.declares.own_losses,
             features=model.features,
         )
         run_limits.admit(recipe, site.policy.rules.limits, facts)

@@ -11,7 +11,6 @@ import structlog
 
 from protofed.client.agent.score_answers import Answers
 from protofed.client.agent.site import PreparedRun, Site, is_summed
-from protofed.client.method import mixes_classes
 from protofed.client.privacy.policy import PolicyRefusedError, Released, ReleasedVector
 from protofed.client.privacy.score_disclosures import PERSONAL
 from protofed.client.sums import session as steps
@@ -130,7 +129,7 @@ class SumSteps:
         """
         scores = {**answers.summed, **{name: score_sums.random_number() for name in answers.withheld}}
         untrained = self._site.store.last_counted(task.run, task.round + 1).round == 0
-        if mixes_classes(run.method) or (run.method.personal == "installed" and untrained):
+        if run.method.declares.mixes_classes or (run.method.declares.personal == "installed" and untrained):
             return {name: score for name, score in scores.items() if not name.startswith(PERSONAL)}
         return scores
 

@@ -10,11 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     ParameterGroup,
     Part,
     Payload,
-    Personal,
     Step,
     SumForm,
     Update,
@@ -33,8 +33,9 @@ from protofed.client.method import (
 class APFLClient:
     """FedAvg's global model w; beside it a model v of the site's own, and alpha, its share in what the site uses."""
 
-    personal: ClassVar[Personal] = "installed"
-    global_model: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # of a site's first round

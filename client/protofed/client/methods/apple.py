@@ -12,13 +12,13 @@ from torch.func import functional_call
 
 from protofed.client.method import (
     Cores,
+    Declaration,
     Exchange,
     FitContext,
     FitStart,
     ParameterGroup,
     Part,
     Payload,
-    Personal,
     Update,
     client_methods,
     dump,
@@ -34,10 +34,14 @@ Schedule: TypeAlias = Literal["cosine", "exponential"]
 class APPLEClient:
     """A site's own model is sum_j p_kj w_j over all sites' core models; it trains its core w_k and the vector p_k."""
 
-    personal: ClassVar[Personal] = "trained"
-    global_model: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(Exchange),
+        own_losses=frozenset(),
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
-    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 
     p_lr: Annotated[float, Field(ge=0)] = 0.001  # eta_2, of p_k; the plan's is eta_1, of w_k
     mu: Annotated[float, Field(ge=0)] = 0.1  # how much p_k is drawn to p_0 at first

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.client.method import (
+    Declaration,
     Exchange,
     FitContext,
     Part,
     Payload,
-    Personal,
     Update,
     client_methods,
     dump,
@@ -25,10 +25,14 @@ from protofed.client.method import (
 class CFLClient:
     """FedAvg from the model of the site's cluster; the site need not know which one that is."""
 
-    personal: ClassVar[Personal] = "trained"
-    global_model: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(Exchange),
+        own_losses=frozenset(),
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
-    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the cluster's model."""

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from protofed.client.method import (
     ClassRows,
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     Weighting,
@@ -35,7 +35,9 @@ RETRAINED = "retrained"  # of HEAD: the global model's classifier in one matrix,
 class CReFFClient:
     """FedAvg; and for each class a gradient of the global model's classifier, from which the server makes features."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_GRADIENTS})
 
     weighting: Weighting = "uniform"  # p_k of FedAvg: 1/K, or n_k/n from sites that disclose n_k

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from protofed.client.method import (
     ConfigError,
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -39,8 +39,9 @@ class CwFedAvgClient:
     Under a secure sum it gets none: all sites are sent all class models, and each mixes by its true distribution.
     """
 
-    personal: ClassVar[Personal] = "installed"
-    mixes_classes: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
+    )
 
     wdr: Annotated[float, Field(ge=0)] = 5.0  # lambda; multiplies Omega, as in the paper (released: -wd 10 is 5 here)
     shares: Literal["norms", "true"] = "norms"  # p~ of the head, or the true p ("w/ Dist."): in simulations, or summed

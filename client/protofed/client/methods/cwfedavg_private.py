@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     client_methods,
@@ -31,8 +31,9 @@ class CwFedAvgPrivateClient:
     that chose the class heads would read it from there. No WDR is needed.
     """
 
-    personal: ClassVar[Personal] = "installed"
-    mixes_classes: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=False, mixes_classes=True, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CLASS_PRESENCE})
 
     def install(self, local: FitContext, received: Payload) -> None:

@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     Weighting,
@@ -31,8 +31,9 @@ from protofed.client.method import (
 class DittoClient:
     """FedAvg's global model w, and beside it a model v_k of the site's own that is drawn towards w and never leaves."""
 
-    personal: ClassVar[Personal] = "installed"
-    global_model: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     lam: Annotated[float, Field(ge=0)] = 0.75  # lambda: 0 trains v_k alone

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    Declaration,
     Exchange,
     FitContext,
     Part,
     Payload,
-    Personal,
     Update,
     client_methods,
     dump,
@@ -28,10 +28,14 @@ from protofed.client.method import (
 class FedAMPClient:
     """Each site has a model of its own, and is drawn to u_k, the server's mixture of those that are like it."""
 
-    personal: ClassVar[Personal] = "trained"
-    global_model: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(Exchange),
+        own_losses=frozenset(),
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
-    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 
     alpha: Annotated[float, Field(gt=0)] = 1000.0  # alpha_k, the server's step
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda: how much being alike counts

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.client.method import (
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -33,7 +33,9 @@ from protofed.client.method import (
 class FedAvgClient:
     """E epochs of SGD on the cross-entropy, from the global model."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k

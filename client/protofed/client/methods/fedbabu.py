@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -31,7 +31,9 @@ from protofed.client.method import (
 class FedBABUClient:
     """The head stays as it was drawn, the same at all sites; the body is trained for it. Sites fine-tune a copy."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
 
     finetune_epochs: Annotated[int, Field(ge=0)] = 5  # tau_f, of the site's own model; 0: it is the global one

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from protofed.client.method import (
     Array,
+    Declaration,
     Exchange,
     FitContext,
     FitStart,
     Part,
     Payload,
-    Personal,
     Update,
     client_methods,
     distance,
@@ -37,10 +37,14 @@ NEAR = 1e-5  # added to distances: an equal model gets the weight 0, as it gains
 class FedFomoClient:
     """Each site weighs other sites' models by what they gain on its own validation part, and trains their mixture."""
 
-    personal: ClassVar[Personal] = "trained"
-    global_model: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(Exchange),
+        own_losses=frozenset(),
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
-    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 
     models: Annotated[int, Field(ge=1)] = 4  # M: other sites' models that a site is sent
     validation: Annotated[float, Field(gt=0, lt=1)] = 0.2  # share of each class that the site does not train on

@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 
 from protofed.client.method import (
     CalibratedEnsemble,
+    Declaration,
     Exchange,
     FitContext,
     ParameterGroup,
     Part,
     Payload,
-    Personal,
     Update,
     Weighting,
     client_methods,
@@ -37,9 +37,14 @@ from protofed.client.method import (
 class FEDICClient:
     """Sites train as in FedAvg; an evaluator distils their ensemble, calibrated on public images, into the mean."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset({Exchange.SHARE}),  # with the evaluator
+        own_losses=frozenset(),
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
-    exchanges: ClassVar[frozenset[Exchange]] = frozenset({Exchange.SHARE})  # with the evaluator
 
     weighting: Weighting = "uniform"  # p_k: 1/K, or n_k/n from sites that disclose n_k
     steps: Annotated[int, Field(ge=1)] = 100  # of each of the evaluator's three trainings, rounded up to whole epochs

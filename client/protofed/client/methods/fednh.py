@@ -12,11 +12,11 @@ from protofed.client.method import (
     ClassRows,
     ConfigError,
     CosineHead,
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -37,7 +37,9 @@ from protofed.client.method import (
 class FedNHClient:
     """Train the body against fixed prototypes, then send class means; classes that the site lacks are not sent."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
 
     fixed_scale: bool = False  # s stays as received; else it is trained and sent as part of the head

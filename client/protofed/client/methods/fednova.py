@@ -9,10 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     Weighting,
@@ -32,7 +32,9 @@ from protofed.client.method import (
 class FedNovaClient:
     """FedAvg whose sites send what one step of theirs does in the mean, and how many they took."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.STEPS})
 
     mu: Annotated[float, Field(ge=0)] = 0.0  # of FedProx's term in the site's loss; 0: none

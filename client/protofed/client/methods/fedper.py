@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.client.method import (
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -28,7 +28,9 @@ from protofed.client.method import (
 class FedPerClient:
     """Base layers W_B of all sites, a personalisation layer W_P of each: body and head are trained, the body leaves."""
 
-    personal: ClassVar[Personal] = "installed"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
 
     weighting: Weighting = "uniform"  # gamma_j: 1/K, or n_k/n from sites that disclose n_k

@@ -10,10 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     Weighting,
@@ -33,8 +33,9 @@ from protofed.client.method import (
 class FedPHPClient:
     """FedAvg whose sites keep h, a moving average of the models that they trained: it teaches, and it predicts."""
 
-    personal: ClassVar[Personal] = "installed"
-    global_model: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     transfer: Literal["kd", "mmd"] = "kd"  # R: h's soft labels, or the distribution of its features

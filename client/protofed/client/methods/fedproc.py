@@ -12,11 +12,11 @@ from torch.nn.functional import normalize
 from protofed.client.method import (
     ClassRows,
     ComparedBy,
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -39,7 +39,9 @@ from protofed.client.method import (
 class FedProcClient:
     """l = alpha l_gpc + (1 - alpha) l_ce with alpha = 1 - t/T: first align features with prototypes, then classify."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.PROTOTYPES})
     compared_by: ClassVar[ComparedBy] = "direction"
 

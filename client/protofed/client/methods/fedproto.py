@@ -10,10 +10,10 @@ from torch import Tensor
 
 from protofed.client.method import (
     ClassRows,
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     PrototypeHead,
     SumForm,
     Update,
@@ -35,7 +35,9 @@ from protofed.client.method import (
 class FedProtoClient:
     """Sites share class prototypes alone: each trains a model of its own towards the global prototypes."""
 
-    personal: ClassVar[Personal] = "installed"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.PROTOTYPES})
 
     lam: Annotated[float, Field(ge=0)] = 1.0  # lambda of eq. (7): 0 trains alone

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -31,7 +31,9 @@ from protofed.client.method import (
 class FedProxClient:
     """FedAvg whose sites are drawn back to the global model while they train: h_k(w; w^t), eq. (2)."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     mu: Annotated[float, Field(ge=0)] = 0.01  # of eq. (2): 0 is FedAvg

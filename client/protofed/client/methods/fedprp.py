@@ -11,12 +11,12 @@ from torch import Tensor, ones
 from protofed.client.method import (
     ClassRows,
     ConfigError,
+    Declaration,
     Distance,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     PrototypeHead,
     SumForm,
@@ -42,7 +42,9 @@ from protofed.client.method import (
 class FedPRPClient:
     """Train the private head, then the shared body on three losses; send the body and its class prototypes."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.PROTOTYPES})
 
     head_epochs: Annotated[int, Field(ge=0)] = 5  # tau_phi; the plan's epochs are the body's, tau_theta

@@ -8,11 +8,11 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from protofed.client.method import (
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     SumForm,
     Update,
@@ -31,7 +31,9 @@ from protofed.client.method import (
 class FedRepClient:
     """A representation phi of all sites, a head h_i of each: h_i is trained for phi first, and then phi for h_i."""
 
-    personal: ClassVar[Personal] = "installed"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY})
 
     head_epochs: Annotated[int, Field(ge=1)] = 10  # tau_h; the plan's epochs are the body's, tau_b

@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
-    LocalLoss,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     Weighting,
@@ -32,9 +31,14 @@ from protofed.client.method import (
 class FedRODClient:
     """A generic head G for all classes alike, which is sent; a head P of the site's own for what it differs by."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=True,
+        mixes_classes=False,
+        exchanges=frozenset(),
+        own_losses=frozenset({"balanced-softmax"}),  # of the generic head
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
-    own_losses: ClassVar[frozenset[LocalLoss]] = frozenset({"balanced-softmax"})  # of the generic head
 
     weighting: Weighting = "uniform"  # of body and G: 1/K, or n_k/n from sites that disclose n_k
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from protofed.client.method import (
+    Declaration,
     Exchange,
     FitContext,
     FitStart,
     Part,
     Payload,
-    Personal,
     Update,
     client_methods,
     dump,
@@ -30,10 +30,14 @@ from protofed.client.method import (
 class IFCAClient:
     """Of k models each site trains the one that suits it best, and says which."""
 
-    personal: ClassVar[Personal] = "trained"
-    global_model: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained",
+        global_model=False,
+        mixes_classes=False,
+        exchanges=frozenset(Exchange),
+        own_losses=frozenset(),
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CHOICE})
-    exchanges: ClassVar[frozenset[Exchange]] = frozenset(Exchange)
 
     def install(self, local: FitContext, received: Payload) -> None:
         """Load the model with the least loss on the site's examples; without examples, the first."""

@@ -9,10 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     SumForm,
     Update,
     Weighting,
@@ -31,7 +31,9 @@ from protofed.client.method import (
 class MOONClient:
     """Features are drawn to those of the global model, away from those of the site's last one: l_sup + mu l_con."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD})
 
     mu: Annotated[float, Field(ge=0)] = 1.0  # of eq. (4): 0 is FedAvg

@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor, from_numpy
 
 from protofed.client.method import (
+    Declaration,
     FitContext,
     Part,
     Payload,
-    Personal,
     Step,
     SumForm,
     Update,
@@ -31,7 +31,9 @@ from protofed.client.method import (
 class ScaffoldClient:
     """FedAvg whose sites correct each gradient by how the site's gradients differ from those of all sites: c - c_i."""
 
-    personal: ClassVar[Personal] = "trained"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="trained", global_model=True, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset({Part.BODY, Part.HEAD, Part.CONTROL})
 
     def install(self, local: FitContext, received: Payload) -> None:

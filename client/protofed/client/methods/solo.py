@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from protofed.client.method import (
+    Declaration,
     DpCost,
     FitContext,
     Part,
     Payload,
-    Personal,
     Plan,
     Update,
     client_methods,
@@ -26,7 +26,9 @@ from protofed.client.method import (
 class SoloClient:
     """E epochs of SGD on the cross-entropy, from where the site stopped the last time."""
 
-    personal: ClassVar[Personal] = "installed"
+    declares: ClassVar[Declaration] = Declaration(
+        personal="installed", global_model=False, mixes_classes=False, exchanges=frozenset(), own_losses=frozenset()
+    )
     sends: ClassVar[frozenset[Part]] = frozenset()
 
     def install(self, local: FitContext, received: Payload) -> None:

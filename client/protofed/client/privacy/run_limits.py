@@ -31,7 +31,7 @@ class RunFacts:
         cohort: sites that a round aggregates at least, as the server announces; None: not known yet, not checked.
         examples: of the site's training set; None: not loaded yet, or none: what depends on them is not checked.
         contrast: of the site's training images, as `Examples.contrast`; None: likewise.
-        own_losses: what the method trains by beside the plan's loss, as `own_losses_of`.
+        own_losses: what the method trains by beside the plan's loss, as its `Declaration` says.
         features: that the model's body gives of an image; None: the model is not built yet, not checked.
     """
 

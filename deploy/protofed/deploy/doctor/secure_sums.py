@@ -129,7 +129,7 @@ class SiteSums:
     def _agreement(self) -> str:
         import torch
 
-        from protofed.client.method import client_methods, exchanges_of
+        from protofed.client.method import client_methods
         from protofed.client.models.catalogue import device_model
         from protofed.client.models.split import dump
         from protofed.client.privacy.policy import PolicyRefusedError
@@ -144,7 +144,7 @@ class SiteSums:
         try:
             if form is not None:
                 self.policy.admit_group(recipe.federation.sum_group)
-            self.policy.admit(name, method.sends, form, exchanges=exchanges_of(method))
+            self.policy.admit(name, method.sends, form, exchanges=method.declares.exchanges)
             if form is None and Part.HEAD in method.sends:  # as the daemon prepares the run
                 head = device_model(recipe, torch.device("cpu"), rules.plugins).head
                 self.policy.admit_head(dump(head), recipe.classes)

@@ -115,7 +115,7 @@ def personal_model(
     """
     half, site = _client_half(recipe), kept_round.site
     local = _context(recipe, site, kept_round.round, allowed, kept_round.memory, data)
-    if half.personal == "installed":
+    if half.declares.personal == "installed":
         received = _OnDemand(base)
         half.install(local, with_own_buffers(received, local))
         sent = received.used

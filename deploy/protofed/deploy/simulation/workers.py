@@ -165,7 +165,7 @@ class Workers:
     def _message(self, job: _Job, worker: _Worker) -> Message:
         work = job.work
         sent, worker.base = worker.base != work.task.base_digest, work.task.base_digest
-        own = work.scored is ScoredModel.OWN and work.run.method.personal != "installed"
+        own = work.scored is ScoredModel.OWN and work.run.method.declares.personal != "installed"
         personal = work.state.personal if own else None
         assert work.task.base_digest is not None  # noqa: S101  (what trains or is scored starts from one)
         frames = [self._base(work.task.base_digest)] if sent else []

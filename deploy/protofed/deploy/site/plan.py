@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from protofed.client.agent.dp_checks import check_rules
-from protofed.client.method import ClientMethod, client_methods, exchanges_of, mixes_classes, own_losses_of
+from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
@@ -157,11 +157,11 @@ def site_plan(
     weight = 1.0 if expected.weight else None
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = offered_scores(recipe, global_model=server.global_model)
-    refused_by = _refused_by(policy, name, exchanges_of(client), update, recipe.classes, layout)
+    refused_by = _refused_by(policy, name, client.declares.exchanges, update, recipe.classes, layout)
     offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
     if recipe.plan.dp is not None:  # images are not asked, as at a site
         contrast = None
-    facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, own_losses_of(client), features)
+    facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, client.declares.own_losses, features)
     limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
     refusals = () if policy is None else _refusals(policy, recipe, client, update, model[Part.HEAD], layout)
@@ -178,7 +178,7 @@ def site_plan(
         scalars=scalars,
         released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
         summed=summed_scores(
-            scalars, policy, secure=recipe.federation.secure, noisy=noisy, mixes=mixes_classes(client)
+            scalars, policy, secure=recipe.federation.secure, noisy=noisy, mixes=client.declares.mixes_classes
         ),
         count_needed=expected.weight,
         count_leaves=None if policy is None else policy.rules.example_count and not noisy,
@@ -186,7 +186,7 @@ def site_plan(
         first_model=None if policy is None else _first_model_refusal(policy, recipe, model),
         rules=()
         if policy is None
-        else sentences(policy.rules, update.payload.keys(), exchanges_of(client), secure=secure, noisy=noisy),
+        else sentences(policy.rules, update.payload.keys(), client.declares.exchanges, secure=secure, noisy=noisy),
         refusals=(*refusals, *_no_budget(privacy), *broken(limits, secure=secure)),
         asked=asked(recipe, cohort, examples, model),
         limits=limits,
@@ -194,7 +194,7 @@ def site_plan(
         if policy is None
         else (*withheld(limits, secure=secure), *still_open(unchecked(facts, noisy=noisy))),
         sight=sight(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
-        exchanges=exchanges_of(client),
+        exchanges=client.declares.exchanges,
         privacy=privacy,
     )
 
@@ -333,7 +333,7 @@ def _refusals(
     refusals.append(_violation(policy.admit_noise, recipe))
     if recipe.plan.dp is not None:
         refusals.append(_violation(check_rules, client, policy.rules))
-    admit = partial(policy.admit, exchanges=exchanges_of(client))
+    admit = partial(policy.admit, exchanges=client.declares.exchanges)
     admitted = _violation(admit, recipe.method.name, client.sends, None if layout is None else layout.form)
     refusals.append(admitted)
     if Part.HEAD in client.sends and admitted is None and layout is None:  # as the site prepares the run

@@ -48,7 +48,7 @@ def summed_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, n
     """Those of the offered ones that leave within a secure sum alone; none in a run without.
 
     Args:
-        mixes: the own model is one that no sum has scores of, as `mixes_classes`.
+        mixes: the own model is one that no sum has scores of, as `Declaration.mixes_classes`.
     """
     if not secure:
         return dict.fromkeys(offered, ())
