@@ -7,8 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PUBLIC_FACE = r"(?s)from protofed\.client\.method import \([^)]*\)\n"
-# What a half says of itself beside its algorithm: what a round costs under noise, and what of an update is summed.
-DECLARED = r"(?s)\n    def (?:dp_cost|sum_form)\(.*?(?=\n    def |\n\n\n|\Z)"
+# What a half says of itself beside its algorithm: its declaration, what a round costs under noise, what is summed.
+DECLARED = r"(?s)\n    def (?:dp_cost|sum_form)\(.*?(?=\n    def |\n\n\n|\Z)|\n    declares: .*?\n    \)"
 SOURCES = ("server", "client", "common", "deploy", "protos")
 
 

@@ -31,7 +31,7 @@ from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases, state_statistics
 from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.model_history import warnings_of
-from protofed.server.rounds.model_warnings import WarningCode
+from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
 from protofed.server.rounds.run_queue import RunQueue
@@ -86,10 +86,11 @@ class StateCollector(Collector):
     def __init__(self, sources: CollectorSources) -> None:
         self._sources = sources
         self._left_out: set[str] = set()
+        self._ended: tuple[RunRow, list[ModelWarning]] | None = None
 
     def collect(self) -> Families:
         """Called by prometheus_client at each scrape, in a thread of the HTTP server."""
-        for part in (_process, _run_now, _ledger, _sites, _known_sites, _telemetry, _certificates, _disk):
+        for part in (_process, _run_now, self._ledger, _sites, _known_sites, _telemetry, _certificates, _disk):
             yield from self._read(part)
 
     def _read(self, part: Callable[[CollectorSources], Families]) -> Families:
@@ -103,6 +104,33 @@ class StateCollector(Collector):
             return []
         self._left_out.discard(name)
         return families
+
+    def _ledger(self, sources: CollectorSources) -> Families:
+        """The queue, and the newest round, state and scores of the active run or else of the run that ended last."""
+        current, rows = sources.runs.current, sources.records.runs()
+        statuses = [_status(row, None if current is None else current.run) for row in rows]
+        yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
+        active = [row for row in rows if current is not None and row.run == current.run]
+        ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
+        if not (chosen := active or ended[-1:]):
+            return
+        (row,) = chosen
+        newest = sources.records.newest(row.run)
+        if row.ended_at is not None:
+            yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
+            yield _waiting(row.run, None)
+            yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
+            yield from _recipe(recipe_of(row))
+        if newest is not None:
+            yield from _round(sources.records, row, newest, current)
+        yield from _state(sources.records, row.run)
+        yield _warnings(row.run, current.warnings if active and current is not None else self._ended_warnings(row))
+
+    def _ended_warnings(self, row: RunRow) -> list[ModelWarning]:
+        """Of a run that is over: read once, since it takes all of its rounds."""
+        if self._ended is None or self._ended[0] != row:
+            self._ended = row, warnings_of(self._sources.records, row.run)
+        return self._ended[1]
 
 
 def _process(sources: CollectorSources) -> Families:
@@ -137,28 +165,6 @@ def _waiting(run: str, waiting: Waiting | None) -> Family:
 def _recipe(recipe: Recipe) -> Families:
     yield metrics.PLANNED.family({(recipe.name,): recipe.rounds})
     yield metrics.DEADLINE.family({(recipe.name,): recipe.federation.deadline_s})
-
-
-def _ledger(sources: CollectorSources) -> Families:
-    """The queue, and the newest round, state and scores of the active run or else of the run that ended last."""
-    current, rows = sources.runs.current, sources.records.runs()
-    statuses = [_status(row, None if current is None else current.run) for row in rows]
-    yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
-    active = [row for row in rows if current is not None and row.run == current.run]
-    ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
-    if not (chosen := active or ended[-1:]):
-        return
-    (row,) = chosen
-    newest = sources.records.newest(row.run)
-    if row.ended_at is not None:
-        yield _one_hot(metrics.PHASE, row.run, "finished", phases.PHASES)
-        yield _waiting(row.run, None)
-        yield metrics.ROUND.family({(row.run,): newest.round if newest else 0})
-        yield from _recipe(recipe_of(row))
-    if newest is not None:
-        yield from _round(sources.records, row, newest, current)
-    yield from _state(sources.records, row.run)
-    yield _warnings(sources.records, row.run)
 
 
 def _status(row: RunRow, current: str | None) -> str:
@@ -206,9 +212,8 @@ def _state(records: LedgerReader, run: str) -> Families:
         yield metrics.SCORE.family(values)
 
 
-def _warnings(records: LedgerReader, run: str) -> Family:
+def _warnings(run: str, found: list[ModelWarning]) -> Family:
     """Every code has a series, so that an alert ends when its warning does."""
-    found = warnings_of(records, run)
     counts = Counter((run, "global" if warning.site is None else "personal", warning.code.value) for warning in found)
     series = [(run, scope, code.value) for scope in SCOPES for code in WarningCode]
     return metrics.MODEL_WARNINGS.family({labels: counts[labels] for labels in series})

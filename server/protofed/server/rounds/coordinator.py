@@ -30,6 +30,7 @@ from protofed.server.rounds.absence import absences
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.driver import Driver
 from protofed.server.rounds.intake import UploadIntake
+from protofed.server.rounds.model_warnings import ModelWarning
 from protofed.server.rounds.publisher import Published
 from protofed.server.rounds.waiting import Waiting
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -71,6 +72,11 @@ class Coordinator:
     def broken(self) -> Exception | None:
         """What broke the run, also as it ended: the process has to end and start again from the ledger."""
         return self._driver.broken
+
+    @property
+    def warnings(self) -> list[ModelWarning]:
+        """What speaks against the run's models, as of the last closed round. May be read from any thread."""
+        return self._driver.warnings.now
 
     def deadline_began(self, row: RoundRow) -> float:
         """Since when the deadline of an open round counts, in Unix time: a restart of the server begins it again.

@@ -87,7 +87,7 @@ class Driver:
         self.paused = False
         self.phase = self._restore()
         self._republished = isinstance(self.phase, phases.Aggregating)
-        self._warnings = WarningLog(context.ledger, self._run, self._scores)
+        self.warnings = WarningLog(context.ledger, self._run, self._scores)
 
     @property
     def published(self) -> Published | None:
@@ -197,7 +197,7 @@ class Driver:
         self._republished = False
         self._published, self.phase = published, phases.Idle(to + 1)
         self._scoring.forget()
-        self._warnings.roll_back()
+        self.warnings.roll_back()
         log.warning("run rolled back", run=self._run, round=to)
         self._context.notify(None)
 
@@ -266,7 +266,7 @@ class Driver:
             step = self._run, before, event, self.phase, effects, now
             phase_metrics.count(self._context.metrics, *step, summed=self._rules.summed)
             if not isinstance(before, type(self.phase)) and isinstance(self.phase, phases.Idle | phases.FinishedPhase):
-                self._warnings.look()
+                self.warnings.look()
             closed = isinstance(before, phases.Aggregating) or phases.is_scoring(before)
             if closed and isinstance(self.phase, phases.Idle | phases.Refining):  # at once: a tick may be a second away
                 self._events.add(self._ticks.tick(self.phase, paused=self.paused))

@@ -25,16 +25,21 @@ class WarningLog:
 
     Args:
         scores: told of each round whose scores are closed.
+
+    Attributes:
+        now: all of it, as of the last look; may be read from any thread.
     """
 
     def __init__(self, records: LedgerReader, run: str, scores: ScoreMemory) -> None:
         self._records, self._run = records, run
         self._history = _History(records, run, scores)
-        self._known = {(warning.code, warning.site) for warning in self._found()}
+        self.now = self._found()
+        self._known = {(warning.code, warning.site) for warning in self.now}
 
     def look(self) -> None:
         """Log what is new since the last look."""
-        for warning in self._found():
+        self.now = self._found()
+        for warning in self.now:
             if (key := (warning.code, warning.site)) not in self._known:
                 self._known.add(key)
                 at = {"round": warning.round, **({} if warning.site is None else {"site": warning.site})}
@@ -43,6 +48,7 @@ class WarningLog:
     def roll_back(self) -> None:
         """Read the rounds again: some were rolled back."""
         self._history.forget()
+        self.now = self._found()
 
     def _found(self) -> list[ModelWarning]:
         row = self._records.run(self._run)
