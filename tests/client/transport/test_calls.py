@@ -16,6 +16,8 @@ import pytest
 import structlog
 from tests.support.audit_logs import MemoryAuditLog
 from tests.support.connect_proxy import ConnectProxy
+from tests.support.fault_proxy import Direction, Mode
+from tests.support.fault_proxy import Proxy as FaultProxy
 from tests.support.pki import Authority
 
 from protofed.client.transport import server_check
@@ -194,6 +196,23 @@ def test_every_attempt_has_a_line_and_errors_of_the_server_too(
     assert len(kept.of("sent")) == len(server.asked) == 3
     assert [facts["code"] for facts in kept.of("answered")] == ["RESOURCE_EXHAUSTED", "PERMISSION_DENIED"]
     assert len({facts["digest"] for _, facts in kept.lines if "digest" in facts}) == 1
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_a_byte_that_changed_on_the_way_is_sent_again_and_is_no_word_of_the_server(
+    serve: Callable[..., RawServer], dial: Callable[..., Calls], direction: Direction
+) -> None:
+    """A damaged TLS record is UNKNOWN to gRPC: the site said that the server did not take the task any more."""
+    server = serve()
+    way = FaultProxy(server.address)
+    try:
+        calls = dial(way.address)
+        calls.call("Heartbeat", BEAT, pb.HeartbeatResponse)
+        made, way.mode = way.connections, Mode(corrupt={direction: way.counts[direction] + 40})
+        while way.connections == made:
+            calls.call("Heartbeat", BEAT, pb.HeartbeatResponse)
+    finally:
+        way.close()
 
 
 def test_the_next_attempt_comes_no_sooner_than_the_server_asks_for(

@@ -249,7 +249,7 @@ class Calls:
                     raise UnavailableError(_CLOSED) from error
                 return self._send(request, reply_type)  # `cancel` of another run closed it
             except grpc.RpcError as error:
-                if (code := error.code()) is grpc.StatusCode.CANCELLED:
+                if (code := _code(error)) is grpc.StatusCode.CANCELLED:
                     self._raise_if_left(request, error)
                 _log_incident(request, error)
                 if code not in _UNANSWERED:
@@ -272,9 +272,9 @@ class Calls:
         try:
             reply = self._send(replace(request, timeout=turn.deadline_s), reply_type)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED:
                 pace.late(turn)
-            elif error.code() is grpc.StatusCode.UNAVAILABLE:
+            elif _code(error) is grpc.StatusCode.UNAVAILABLE:
                 pace.broke(time.monotonic() - begun_at)
             raise
         pace.arrived(time.monotonic() - begun_at)
@@ -333,8 +333,8 @@ class Calls:
 
     def _explain(self, error: grpc.RpcError) -> str:
         """Why a call failed, for the log: gRPC's own words, or a diagnosis where those say nothing."""
-        status = f"{error.code().name.lower()}: {error.details()}"[:160]
-        diagnosis = self._probe and error.code() is grpc.StatusCode.UNAVAILABLE and self._probe.after_failure()
+        status = f"{_code(error).name.lower()}: {error.details()}"[:160]
+        diagnosis = self._probe and _code(error) is grpc.StatusCode.UNAVAILABLE and self._probe.after_failure()
         if not diagnosis:
             return status
         if diagnosis.kind is DiagnosisCode.FINE:
@@ -350,7 +350,7 @@ class Calls:
         return due
 
     def _raise_if_final(self, error: grpc.RpcError) -> None:
-        code, text = error.code(), str(error.details())
+        code, text = _code(error), str(error.details())
         if self._closed.is_set():
             raise UnavailableError(_CLOSED) from error
         # gRPC reports a message over the size limit as RESOURCE_EXHAUSTED, too; that would never pass.
@@ -365,6 +365,12 @@ class Calls:
                 f"no answer from {self._address} for {elapsed:.0f} s ({reason}); "
                 "start the server, or check the address and the firewall"
             )
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode:
+    """The code of a failed call. A connection that breaks within a TLS record has none of its own in gRPC."""
+    broke = error.code() is grpc.StatusCode.UNKNOWN and "Stream removed" in str(error.details())
+    return grpc.StatusCode.UNAVAILABLE if broke else error.code()
 
 
 def _raise_if_revoked(error: grpc.RpcError) -> None:
