@@ -11,10 +11,11 @@ from tests.support.server_replies import answer, attempt, score, snapshot_of
 
 from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence
 from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
-from protofed.deploy.operator.log_lines import changes
+from protofed.deploy.operator.log_lines import remarks
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot_builder import ServerReply
 from protofed.deploy.operator.tables import run_parts
+from protofed.deploy.operator.watch import _Lines
 from protofed.protos.v1 import operator_pb2 as pb
 
 GLOBAL, OWN = score("global.accuracy", 0.9, sites=1), score("personal.pm_v", 0.8, sites=1)
@@ -98,8 +99,8 @@ def test_of_a_run_with_noise_every_screen_says_that_own_scores_stay_for_that(sum
     for text in map(one_line, shown(reply)):
         assert text.count(NOISE_KEEPS) == 1
         assert kept_sentence(2) not in text
-    assert NOISE_KEEPS in changes(snapshot_of(answer([], noisy=True)), snapshot_of(reply))
-    assert NOISE_KEEPS not in changes(snapshot_of(reply), snapshot_of(answer([row], scores={2: []}, noisy=True)))
+    assert remarks(snapshot_of(answer([], noisy=True))) == []
+    assert remarks(snapshot_of(reply)) == [NOISE_KEEPS]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +121,14 @@ def test_noise_is_no_reason_where_nothing_is_absent_for_it(
     assert not any(NOISE_KEEPS in one_line(text) for text in shown(reply))
 
 
-def test_a_log_says_it_once() -> None:
+def test_lines_say_it_once_and_not_while_sites_still_answer() -> None:
     before = snapshot_of(answer([attempt(2, "published", 910, 920, a="reported")]))
+    asked = answer([scored(2, a="reported", b="reported")], scores={2: [GLOBAL]}, phase="evaluating")
     first = snapshot_of(answer([scored(2, a="reported")], scores={2: [GLOBAL]}))
     later = snapshot_of(answer([scored(2, a="reported"), scored(3, a="reported")], scores={3: [GLOBAL]}))
-    assert kept_sentence(1) in changes(before, first)
-    assert kept_sentence(1) not in changes(first, later)
+    console = Console(file=io.StringIO(), width=200)
+    lines = _Lines(console)
+    for seen in (before, snapshot_of(asked), first, later):
+        lines(seen)
+    assert console.file.getvalue().count("sent no scores") == 1  # type: ignore[attr-defined]
+    assert kept_sentence(1) in console.file.getvalue()  # type: ignore[attr-defined]

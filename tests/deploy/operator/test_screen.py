@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -277,23 +278,82 @@ def test_a_line_says_what_is_new_and_nothing_when_nothing_is() -> None:
     before = snapshot_of(mixed_reply(4))
     assert changes(None, before) == [
         "digits-fednh · fednh · running · round 7 of 20",
-        "round 7, try 2: open, 1 of 4 reported, 1 failed",
+        "round 7: abandoned after 10.0 s, 0 of 0 reported: no quorum: 2 of 4 · about 2 min more (by the last 6 rounds)",
     ]
     assert changes(before, snapshot_of(mixed_reply(4), now=NOW + 100)) == []
 
 
-def test_rounds_sites_and_scores_have_their_lines() -> None:
+def test_a_round_is_one_line_with_who_took_part_and_its_scores_and_each_error_has_its_own() -> None:
     rounds, sites = published(910, 920, 930, a="reported"), [site("a"), site("b")]
     first = answer([*rounds, attempt(3, "open", 930, a="started", b="started")], sites, {2: [score("x", 0.5)]}, round=3)
     after = [*rounds, attempt(3, "degraded", 930, 942, a="reported", b="late")]
     after[-1].sites[1].reason = "silent"
+    after[-1].sites[0].refusals.append("damaged: not a number")
     second = answer(after, [site("a"), site("b", "silent")], {3: [score("x", 0.75)]}, round=3)
     assert changes(snapshot_of(first), snapshot_of(first, second)) == [
-        "round 3: degraded after 12.0 s, 1 of 2 reported, 1 late · about 3 min more (by the last 3 rounds)",
+        "round 3: degraded after 12.0 s, 1 of 2 took part without b, 1 late, 1 refused · x 0.7500 (+0.2500) · about 3 "
+        "min more (by the last 3 rounds)",
         "round 3: b late: silent",
+        "round 3: a refused: damaged: not a number",
         "b: silent: training, epoch 2/5",
-        "scores after round 3: x 0.7500 (+0.2500)",
     ]
+
+
+SUMMING = pb.Waiting(reason="sum", text="2 of 2 sites are to answer", needed=2, has=0, seconds_left=60.0)
+
+
+def sum_of(status: str, *steps: str, outcome: str = "open", **scored: str) -> pb.RoundInfo:
+    """Round 1 under a secure sum of a and b, in the last of the steps, of which `status` are the tasks."""
+    row = attempt(1, outcome, 910, 0.0 if outcome == "open" else 920, a="reported", b="reported")
+    for kind in steps:
+        for name in "ab":
+            row.sites.add(site=name, kind=kind, task_status=status if kind == steps[-1] else "reported")
+    for name, told in scored.items():
+        row.sites.add(site=name, kind="score", task_status=told)
+    return row
+
+
+def test_a_secure_sum_is_one_line_a_round_whatever_its_steps() -> None:
+    steps, told = ("share", "mask", "agree", "reveal"), {1: [score("x", 0.5)]}
+    summing = [
+        answer([sum_of(status, *steps[:number])], round=1, phase=f"summing: {steps[number - 1]}", waiting=SUMMING)
+        for number in range(1, len(steps) + 1)
+        for status in ("invited", "started", "reported")
+    ]
+    done = sum_of("reported", *steps, outcome="published")
+    asked = sum_of("reported", *steps, outcome="published", e="started")
+    opened = [done, attempt(2, "open", 921, a="invited", b="invited")]
+    replies = [
+        answer([attempt(1, "open", 910, a="invited", b="started")], round=1),
+        *summing,
+        answer([done], round=1, phase="waiting"),
+        answer([asked], round=1, phase="evaluating"),
+        answer([asked], scores=told, round=1, phase="evaluating"),
+        answer([done], scores=told, round=1, phase="waiting"),
+        answer(opened, scores=told, round=2),
+    ]
+    seen = [snapshot_of(*replies[: number + 1]) for number in range(len(replies))]
+    lines = [line for before, after in pairwise(seen) for line in changes(before, after)]
+    assert lines == ["round 1: published after 10.0 s, 2 of 2 took part · x 0.5000"]
+
+
+def test_a_round_without_scores_has_its_line_when_the_next_opens_or_the_run_stands_still() -> None:
+    rounds = published(910, 920, a="reported")
+    before = snapshot_of(answer([attempt(1, "open", 910, a="started")], round=1))
+    closed, line = answer(rounds, round=1, phase="waiting"), "round 1: published after 10.0 s, 1 of 1 took part"
+    assert changes(before, snapshot_of(closed)) == []
+    next_one = answer([*rounds, attempt(2, "open", 921, a="invited")], round=2)
+    assert changes(snapshot_of(closed), snapshot_of(next_one)) == [line]
+    for status in ("paused", "completed"):
+        assert line in changes(snapshot_of(closed), snapshot_of(answer(rounds, round=1, status=status)))
+    assert line in changes(before, snapshot_of(answer(rounds, round=1, **waits())))
+
+
+def test_who_dropped_out_of_a_secure_sum_is_named_in_the_rounds_line() -> None:
+    row = sum_of("reported", "share", "mask", outcome="degraded")
+    row.sites[-1].task_status = "late"
+    lines = changes(snapshot_of(answer()), snapshot_of(answer([row], scores={1: [score("x", 0.5)]})))
+    assert lines[0].startswith("round 1: degraded after 10.0 s, 1 of 2 took part without b, 1 late · x 0.5000")
 
 
 def test_a_line_says_that_nobody_answers_and_one_that_somebody_does_again() -> None:

@@ -150,7 +150,7 @@ def test_attempts_count_who_reported_and_what_was_amiss() -> None:
     row = attempt(3, "degraded", 910, 922, a="reported", b="set-aside", c="late", d="late", e="not-needed")
     row.sites.add(site="judge", kind="score", task_status="failed")
     (found,) = snapshot_of(answer([row])).history
-    assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "set-aside": 1})
+    assert found == Attempt(3, 1, "degraded", "", 12.0, 5, 2, {"failed": 1, "late": 2, "set-aside": 1}, tuple("bcde"))
 
 
 def test_scores_change_since_the_scored_round_before() -> None:
@@ -236,13 +236,16 @@ def test_an_epoch_counts_when_it_is_done(told: Progress, share: float | None) ->
 # The best round
 
 
-def test_the_best_round_is_told_when_it_changes() -> None:
+def test_the_best_round_is_told_with_its_round_and_again_at_the_end() -> None:
     reply = answer(published(910, 920))
     assert snapshot_of(reply).best is None
     reply.detail.best.CopyFrom(pb.BestRound(round=2, score="global.accuracy", value=0.5, kept=-1))
     later = snapshot_of(reply)
     assert later.best == BestSnapshot(2, "global.accuracy", 0.5, None)
-    assert any(
-        line.startswith("best: round 2, global.accuracy 0.5000") for line in changes(snapshot_of(answer()), later)
-    )
-    assert not any(line.startswith("best") for line in changes(later, later))
+    scored = answer(published(910, 920, 930), scores={2: [score("global.accuracy", 0.5)]})
+    scored.detail.best.CopyFrom(reply.detail.best)
+    assert " · global.accuracy 0.5000 · best so far · " in changes(snapshot_of(answer()), snapshot_of(scored))[-1]
+    scored.detail.info.status = "completed"
+    lines = changes(later, snapshot_of(scored))
+    assert lines[-1].startswith("best: round 2, global.accuracy 0.5000")
+    assert not any("best" in line for line in changes(later, later))

@@ -1,4 +1,8 @@
-"""What changed between two snapshots, in lines of text: the output of `runs watch` without a terminal."""
+"""What changed between two snapshots, in lines of text: the output of `runs watch` without a terminal.
+
+A round is one line, told once nothing can be added to it: who took part, how it ended, its scores. Only errors, holds
+and the run's own status have further lines.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence
 from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.tables import span
 from protofed.deploy.operator.screen_header import no_answer, time_left
-from protofed.deploy.operator.snapshot import Attempt, RunSnapshot, SiteSnapshot
+from protofed.deploy.operator.snapshot import PUBLISHED, Attempt, RunSnapshot, SiteSnapshot
 from protofed.deploy.operator.waiting import blocked, sentence
 
 SHOWN_SCORES = 4
+NAMED_SITES = 6  # of those whose update is not in a round
 
 
 def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
-    """One line for each change from one snapshot to the next; without one before, the state of the run."""
+    """A line for each round that was settled and each problem since a snapshot; without one before, the state of the run."""
     if before is None:
         first = (_status(after), *_round_lines(None, after), *_waiting_lines(None, after))
         return [*first, *sentences(after.model_warnings)]
@@ -31,17 +36,18 @@ def _between(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     yield from _waiting_lines(before, after)
     yield from _problem_lines(before, after)
     yield from _site_lines(before, after)
-    if after.scores and after.scored_round != before.scored_round:
-        yield _scores(after)
-    if after.best is not None and after.best != before.best:
-        yield best_sentence(after.best)
     yield from _warning_lines(before, after)
-    if after.noisy and not before.noisy:
-        yield NOISE_KEEPS
-    if after.keeping and not after.noisy and after.keeping != before.keeping:
-        yield kept_sentence(after.keeping)
     if (after.status, after.queue) != (before.status, before.queue):
         yield _status(after)
+        if after.ended and after.best is not None:
+            yield best_sentence(after.best)
+
+
+def remarks(snapshot: RunSnapshot) -> list[str]:
+    """What holds for a run as a whole: to be told once, not after every round."""
+    if snapshot.noisy:
+        return [NOISE_KEEPS]
+    return [kept_sentence(snapshot.keeping)] if snapshot.keeping and not _scoring(snapshot) else []
 
 
 def _status(snapshot: RunSnapshot) -> str:
@@ -54,22 +60,35 @@ def _status(snapshot: RunSnapshot) -> str:
 
 
 def _round_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str]:
-    """Attempts that are new, have another outcome, or have more reports than before."""
-    previous = {} if before is None else {(row.round, row.attempt): row for row in before.history}
-    for row in after.history if before is not None else after.history[-1:]:
-        earlier = previous.get((row.round, row.attempt))
-        if earlier is None or (earlier.outcome, earlier.reported) != (row.outcome, row.reported):
-            yield _attempt(row) + (f" · {time_left(after.rest)}" if row.seconds is not None and after.rest else "")
+    """Attempts to which nothing will be added any more, and those that came to count otherwise."""
+    known = {} if before is None else {(row.round, row.attempt): row.outcome for row in _settled(before)}
+    rows = _settled(after)
+    for row in rows if before is not None else rows[-1:]:
+        if known.get((row.round, row.attempt)) != row.outcome:
+            yield _line(row, after)
+
+
+def _settled(snapshot: RunSnapshot) -> list[Attempt]:
+    """The closed attempts; of one that has just been published, the scores may be missing yet."""
+    *older, newest = snapshot.history or (None,)
+    last = [newest] if newest is not None and _is_settled(newest, snapshot) else []
+    return [row for row in (*older, *last) if row is not None and row.outcome != "open"]
+
+
+def _is_settled(newest: Attempt, snapshot: RunSnapshot) -> bool:
+    scored = snapshot.scored_round >= newest.round and not _scoring(snapshot)
+    stands_still = snapshot.status != "running" or blocked(snapshot.waiting)
+    return newest.outcome not in PUBLISHED or scored or stands_still
+
+
+def _scoring(snapshot: RunSnapshot) -> bool:
+    return snapshot.phase == "evaluating"
 
 
 def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str]:
     """Why the run stands still, and what it lacks, when that is new; again after it went on."""
     if after.waiting is not None and blocked(after.waiting) and (before is None or before.waiting != after.waiting):
         yield sentence(after.waiting)
-    elif (
-        after.waiting is not None and after.waiting.reason == "sum" and (before is None or before.phase != after.phase)
-    ):
-        yield f"{after.phase}; {sentence(after.waiting)}"  # once a step: who is left changes with every report
     known = () if before is None else before.unmet
     yield from (f"warning: {warning}" for warning in after.unmet if warning not in known)
 
@@ -80,14 +99,31 @@ def _warning_lines(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     yield from sentences([warning for warning in after.model_warnings if (warning.code, warning.site) not in known])
 
 
-def _attempt(row: Attempt) -> str:
+def _line(row: Attempt, snapshot: RunSnapshot) -> str:
+    """All of one attempt."""
+    best = snapshot.best is not None and snapshot.best.round == row.round and row.outcome in PUBLISHED
+    scores = _scores(snapshot) if snapshot.scored_round == row.round and row.outcome in PUBLISHED else ""
+    rest = time_left(snapshot.rest) if snapshot.rest else ""
+    return " · ".join(filter(None, (_attempt(row, snapshot), scores, "best so far" if best else "", rest)))
+
+
+def _attempt(row: Attempt, snapshot: RunSnapshot) -> str:
     attempt = f", try {row.attempt}" if row.attempt > 1 else ""
     duration = "" if row.seconds is None else f" after {row.seconds:.1f} s"
-    failed = "".join(f", {number} {task_status}" for task_status, number in row.failed.items())
+    at = (row.round, row.attempt)
+    refused = sum(problem.what == "refused" and at == (problem.round, problem.attempt) for problem in snapshot.problems)
+    counts = {**row.failed, **({"refused": refused} if refused else {})}
+    failed = "".join(f", {number} {task_status}" for task_status, number in counts.items())
     reason = f": {row.reason}" if row.reason else ""
-    return (
-        f"round {row.round}{attempt}: {row.outcome}{duration}, {row.reported} of {row.invited} reported{failed}{reason}"
-    )
+    return f"round {row.round}{attempt}: {row.outcome}{duration}, {_who(row)}{failed}{reason}"
+
+
+def _who(row: Attempt) -> str:
+    """How many took part of how many, and who did not; of an attempt that does not count, how far it came."""
+    if row.outcome not in PUBLISHED:
+        return f"{row.reported} of {row.invited} reported"
+    took_part = f"{row.invited - len(row.missing)} of {row.invited} took part"
+    return f"{took_part} without {', '.join(row.missing)}" if 0 < len(row.missing) <= NAMED_SITES else took_part
 
 
 def _problem_lines(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
@@ -113,8 +149,7 @@ def _unwell(site: SiteSnapshot) -> bool:
 
 
 def _scores(snapshot: RunSnapshot) -> str:
-    listed = ", ".join(
+    return ", ".join(
         f"{score.name} {score.mean:.4f}" + ("" if score.mean_change is None else f" ({score.mean_change:+.4f})")
         for score in snapshot.scores[:SHOWN_SCORES]
     )
-    return f"scores after round {snapshot.scored_round}: {listed}"

@@ -76,6 +76,7 @@ class Attempt:
         seconds: its duration; None while it is open.
         reported: number of sites that reported, of those `invited`.
         failed: number of tasks by status: failed, late, set-aside.
+        missing: invited sites whose update is not in it, or not yet.
     """
 
     round: int
@@ -86,6 +87,7 @@ class Attempt:
     invited: int
     reported: int
     failed: Mapping[str, int]
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)

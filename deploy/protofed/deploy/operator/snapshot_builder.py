@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from protofed.common.protocol.messages import TaskKind
 from protofed.common.statistics import lower_is_better
 from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
@@ -197,7 +198,17 @@ def _attempt(row: pb.RoundInfo, *, ended: bool) -> Attempt:
         invited=len(fits),
         reported=sum(task.task_status in ("reported", "set-aside") for task in fits),
         failed=dict(sorted(Counter(task.task_status for task in row.sites if task.task_status in FAILED).items())),
+        missing=_missing(row),
     )
+
+
+def _missing(row: pb.RoundInfo) -> tuple[str, ...]:
+    """In a secure sum the masked update counts, and not the keys before it."""
+    updates = (TaskKind.INITIALISE, TaskKind.FIT)
+    invited = {task.site for task in row.sites if task.kind in updates}
+    counts = (TaskKind.MASK,) if any(task.kind == TaskKind.MASK for task in row.sites) else updates
+    took_part = {task.site for task in row.sites if task.kind in counts and task.task_status == "reported"}
+    return tuple(sorted(invited - took_part))
 
 
 def _score(history: WatchHistory, name: str) -> ScoreSnapshot:

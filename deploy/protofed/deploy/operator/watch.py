@@ -14,7 +14,7 @@ from rich.live import Live
 from protofed.common.clock import stamp
 from protofed.common.errors import RunFailedError, UnavailableError
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.operator.log_lines import changes
+from protofed.deploy.operator.log_lines import changes, remarks
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, snapshot
@@ -80,7 +80,7 @@ class Watcher:
 
 
 def watch(watcher: Watcher, console: Console, *, as_json: bool = False) -> None:
-    """Show a run until it ends: a live screen on a terminal, else a line for each change, or a JSON object.
+    """Show a run until it ends: a live screen on a terminal, else a line for each round and problem, or JSON objects.
 
     Raises:
         RunFailedError: it failed.
@@ -120,14 +120,17 @@ def _follow(watcher: Watcher, show: Callable[[RunSnapshot], None]) -> None:
 
 
 class _Lines:
-    """Prints each change on a line with its time."""
+    """Prints each round and each problem on a line with its time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last: RunSnapshot | None = None
+        self._remarks: set[str] = set()  # that were printed: sites answer one by one, and would change them each round
 
     def __call__(self, now: RunSnapshot) -> None:
-        for line in changes(self._last, now):
+        new = [line for line in remarks(now) if line not in self._remarks]
+        self._remarks.update(new)
+        for line in (*changes(self._last, now), *new):
             at = stamp(datetime.fromtimestamp(now.at, UTC))
             self._console.print(f"{at} {line}", markup=False, highlight=False, soft_wrap=True)
         self._last = now
