@@ -15,7 +15,7 @@ from tests.support.page_server import served
 from protofed.deploy.pages.shell import Program
 
 CHROMIUM = shutil.which("chromium")
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 
 
 @pytest.fixture(params=["mouse", "keyboard"])

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -145,12 +146,77 @@ def test_classes_are_called_as_the_run_calls_them(full: dict[str, Any]) -> None:
     assert "lesion <" not in html
 
 
+def without(*empty: str) -> list[str]:
+    """The sections of a page in which some have nothing to say."""
+    told = [key for key in SECTIONS if key not in empty]
+    return [*told[:-1], "absent", told[-1]]
+
+
+class Headings(HTMLParser):
+    """Which headings of a page have no content before the next one of their level or above, or before the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty: list[str] = []
+        self._open: list[tuple[int, str]] = []  # level and text of headings below which nothing stands yet
+        self._within = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if re.fullmatch("h[1-6]", tag):
+            self._within = int(tag[1])
+            self.close_above(self._within)
+            self._open.append((self._within, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if re.fullmatch("h[1-6]", tag):
+            self._within = 0
+
+    def handle_data(self, data: str) -> None:
+        if self._within:
+            level, text = self._open.pop()
+            self._open.append((level, text + data))
+        elif data.strip():
+            self._open.clear()
+
+    def close_above(self, level: int) -> None:
+        self.empty += [text for of, text in self._open if of >= level]
+        self._open = [(of, text) for of, text in self._open if of < level]
+
+
+def empty_headings(html: str) -> list[str]:
+    parser = Headings()
+    parser.feed(html.partition("<main>")[2].partition("</main>")[0])
+    parser.close_above(0)
+    return parser.empty
+
+
+def test_a_heading_without_content_is_found() -> None:
+    for html in ("<h2>A</h2> <h2>B</h2>text", "<h2>B</h2>text<h2>A</h2>", "<h2>C</h2>t<h3>A</h3><h2>B</h2>t"):
+        assert empty_headings(f"<main>{html}</main>") == ["A"]
+    assert empty_headings("<main><h2>A</h2><h3>B</h3>text</main>") == []
+
+
+def test_no_heading_of_a_minimal_run_is_empty_and_each_reason_stands_once(
+    plain: dict[str, Any], tmp_path: Path, recipe_of: RecipeOf
+) -> None:
+    with simulation(recipe_of("fednh"), tmp_path) as running:
+        running.runs.tick()
+        running.runs.abort("small-fednh", "the wrong classes")
+    for run_record in (plain, cli_report.run_record_of(tmp_path, None)):
+        html, sections = page(run_record)
+        assert empty_headings(html) == []
+        reasons = [line.partition(": ")[2] for line in re.findall(r"<li>(.*?)</li>", html[html.index('id="absent"') :])]
+        assert reasons
+        assert len(reasons) == len(set(reasons))
+        assert list(sections)[-2:] == ["absent", "words"]
+
+
 def test_what_a_run_has_not_is_left_out_with_a_way_to_get_it(plain: dict[str, Any]) -> None:
     html, sections = page(plain)
-    assert list(sections) == SECTIONS
-    assert "[evaluation] probabilities = true" in sections["calibration"]
-    assert "[evaluation] frequency_groups = true" in sections["groups"]
-    assert "fedavg has none" in sections["prototypes"]
+    assert list(sections) == without("groups", "calibration", "prototypes")
+    assert "Calibration: Not scored: add [evaluation] probabilities = true" in sections["absent"]
+    assert "Frequent and rare classes: Not scored: add [evaluation] frequency_groups = true" in sections["absent"]
+    assert "fedavg has none" in sections["absent"]
     assert "Norms of the rows of the head" in sections["norms"]
     assert "<code>[evaluation] probabilities = true</code>" in html
 
@@ -159,7 +225,7 @@ def test_training_alone_has_no_global_model_and_no_prototypes(tmp_path: Path, re
     _, sections = page(told(tmp_path, recipe_of("solo", rounds=1)))
     assert "No recalls of the global model" in sections["classes"]
     assert "The own models of 3 sites: " in sections["summary"]
-    assert "Nothing to show" in sections["norms"]
+    assert "Norms by class and site: Nothing to show" in sections["absent"]
 
 
 def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, recipe_of: RecipeOf) -> None:
@@ -167,12 +233,12 @@ def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, r
         running.runs.tick()
         running.runs.abort("small-fednh", "the wrong classes")
     _, sections = page(cli_report.run_record_of(tmp_path, None))
-    assert list(sections) == SECTIONS
+    assert list(sections) == ["summary", "refusals", "settings", "provenance", "absent", "words"]
     assert "The run was aborted on" in sections["summary"]
     assert "the wrong classes" in sections["summary"]
     assert "Nothing went wrong" not in sections["summary"]
     assert "No scores were reported" in sections["summary"]
-    assert "No round has been opened yet" in sections["participation"]
+    assert "No round has been opened yet" in sections["absent"]
 
 
 def test_a_run_that_goes_on_is_told_as_it_is(tmp_path: Path, recipe_of: RecipeOf) -> None:
@@ -233,14 +299,14 @@ def test_where_sites_keep_their_scores_the_page_says_so_and_shows_an_evaluators(
     assert run_record["classes"]["judged_by"] == "global.balanced_accuracy"
     assert RunRecord(run_record).keeping == ["site-1", "site-2", "site-3"]
     for section in ("summary", "curves", "classes", "fairness"):
-        assert f"The sites {KEPT}" in sections[section], section
+        assert f"The sites {KEPT}" in sections.get(section, sections["absent"]), section
     assert "The global model was scored by evaluator." in sections["summary"]
     assert "own models: mean" not in sections["summary"]
     assert "own, newest" not in sections["classes"]
     assert "Own models" not in sections["curves"] + sections["groups"] + sections["calibration"]
     assert "personal." not in html
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
-    assert "<svg" not in html[html.index('id="fairness"') : html.index('id="calibration"')]
+    assert "fairness" not in sections
 
 
 def test_without_a_global_model_either_nothing_is_claimed(tmp_path: Path, recipe_of: RecipeOf) -> None:
@@ -252,9 +318,9 @@ def test_without_a_global_model_either_nothing_is_claimed(tmp_path: Path, recipe
     html, sections = page(run_record)
     assert (run_record["scores"], run_record["classes"]["judged_by"]) == ([], "")
     for section in ("summary", "curves", "classes", "groups", "fairness", "calibration"):
-        assert KEPT in sections[section], section
+        assert KEPT in sections.get(section, sections["absent"]), section
     assert "scored by evaluator" not in sections["summary"]
-    assert "[evaluation]" not in sections["groups"] + sections["calibration"]  # the recipe has it
+    assert "[evaluation]" not in sections["absent"]  # the recipe has it
     assert not re.search(r"\bnan\b", html, re.IGNORECASE)
 
 
@@ -270,8 +336,8 @@ def test_where_own_scores_stay_because_of_noise_the_page_says_so_instead(
     _, sections = page(run_record)
     assert RunRecord(run_record).kept_by_noise is noisy
     for section in ("summary", "curves", "fairness"):
-        assert (NOISE_KEEPS[1:] in sections[section]) is noisy, section
-        assert KEPT not in sections[section]
+        assert (NOISE_KEEPS[1:] in sections.get(section, sections["absent"])) is noisy, section
+        assert KEPT not in sections.get(section, "")
 
 
 def test_of_a_sum_no_own_score_is_missed_for_another_reason_than_noise(full: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ NAMED_SITES = 6  # of those whose update is not in a round
 
 
 def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
-    """A line for each round that was settled and each problem since a snapshot; without one before, the state of the run."""
+    """A line for each round that is settled and each new problem; without a snapshot before, the state of the run."""
     if before is None:
         first = (_status(after), *_round_lines(None, after), *_waiting_lines(None, after))
         return [*first, *sentences(after.model_warnings)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,12 +27,16 @@ STYLE: Any = {  # of matplotlib
     "axes.spines.right": False,
     "legend.frameon": False,
 }
+MOST_STACKED = 8  # columns of a table whose rows become cards on a narrow screen
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table with a class of the style sheet; `description` is its tooltip."""
+    """A cell of a table with a class of the style sheet; `description` is its tooltip.
+
+    A header of class `heard` is read out, and not shown.
+    """
 
     text: str
     css_class: str = ""
@@ -53,11 +57,16 @@ class Table:
     """
 
     caption: str
-    header: Sequence[str]
+    header: Row
     rows: Sequence[Row]
     text_columns: int = 1
     folded: bool = False
     css_class: str = ""
+
+    @property
+    def stacks(self) -> bool:
+        """Whether its rows become cards on a phone; a matrix or a calendar is scrolled instead."""
+        return len(self.header) <= MOST_STACKED and self.css_class != "calendar"
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,11 @@ class Section:
     notes: Sequence[str] = ()
     missing: Sequence[str] = ()
 
+    @property
+    def has_content(self) -> bool:
+        """Whether it says more than what it lacks."""
+        return any((self.lead, self.points, self.figures, self.tables, self.notes))
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -114,6 +128,7 @@ class Document:
 
 def render(document: Document) -> str:
     """The page's HTML. Names and reasons that sites and operators wrote are escaped."""
+    document = replace(document, sections=_without_empty(document.sections))
     loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -128,6 +143,17 @@ def render(document: Document) -> str:
         svg=lambda figure: figures[id(figure)],
         is_cell=lambda cell: isinstance(cell, Cell),
     )
+
+
+def _without_empty(sections: Sequence[Section]) -> list[Section]:
+    """The sections that say something; one more has why others do not, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for section in sections:
+        for reason in () if section.has_content else section.missing:
+            reasons.setdefault(reason, []).append(section.title)
+    absent = [f"{', '.join(titles)}: {reason}" for reason, titles in reasons.items()]
+    told = [section for section in sections if section.has_content]
+    return [*told, Section("absent", "Not in this report", points=absent)] if absent else told
 
 
 def with_code(text: str) -> Markup:

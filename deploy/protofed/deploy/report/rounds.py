@@ -50,7 +50,8 @@ def participation(record: RunRecord) -> Section:
         if task["kind"] == "fit" and attempt["round"]:
             tasks.setdefault((task["site"], attempt["round"]), []).append(_task_status(record, attempt, task))
     rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
-    header = ["site", *(str(span[0]) if place % 5 == 0 else "" for place, span in enumerate(spans))]
+    shown = [str(span[0]) if place % 5 == 0 else Cell(_when(span), "heard") for place, span in enumerate(spans)]
+    header = ["site", *shown]
     width = max(map(len, spans))
     several = f"A column is up to {width} rounds; it shows the worst that happened to the site in them."
     lead = "A column is a round. Of rounds with several attempts the worst status is shown." if width == 1 else several
@@ -193,8 +194,11 @@ def _cell(site: str, span: Sequence[int], tasks: Mapping[tuple[str, int], Sequen
     statuses = [status for number in span for status in tasks.get((site, number), [])]
     worst = min(statuses, key=list(TASK_STATUSES).index, default=None)
     letter, css_class, meaning = NOT_INVITED if worst is None else TASK_STATUSES[worst]
-    when = f"round {span[0]}" if len(span) == 1 else f"rounds {span[0]} to {span[-1]}"
-    return Cell(letter, css_class, f"{site}, {when}: {meaning}")
+    return Cell(letter, css_class, f"{site}, {_when(span)}: {meaning}")
+
+
+def _when(span: Sequence[int]) -> str:
+    return f"round {span[0]}" if len(span) == 1 else f"rounds {span[0]} to {span[-1]}"
 
 
 def _tally(sites: Sequence[str], tasks: Mapping[tuple[str, int], Sequence[str]], statuses: Sequence[str]) -> Table:
