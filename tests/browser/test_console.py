@@ -23,11 +23,12 @@ from protofed.deploy.certs.lifecycle import request as make_request
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.coordinator.console import console
 from protofed.deploy.pages.shell import Program
+from protofed.protos.v1 import operator_pb2 as pb
 
 pytestmark = pytest.mark.browser
 RecipeOf = Callable[..., Recipe]
 CHROMIUM = shutil.which("chromium")
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 
 
 @pytest.fixture
@@ -71,6 +72,29 @@ def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(
         expect(page.locator("#drawing")).to_have_count(0, timeout=60_000)  # what is checked must stand still
         assert violations(page) == [], path
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        page.evaluate("document.querySelectorAll('details').forEach(one => (one.open = true))")
+        assert violations(page) == [], f"{path}, unfolded"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path}, unfolded"
+
+
+def test_on_a_phone_no_score_is_cut(
+    program: Program, open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show = Operator.show
+
+    def scored(self: Operator, *asked: Any, **more: Any) -> pb.RunDetail:
+        detail, about = show(self, *asked, **more), {"std": 0.0123, "worst": 0.4321, "sites": 5}
+        for name in ("global.balanced_accuracy", "personal.local.balanced_accuracy"):
+            detail.scores.add(name=name, mean=0.5, **about)
+        return detail
+
+    monkeypatch.setattr(Operator, "show", scored)
+    page = open_page(program, viewport=PHONE)
+    page.goto(f"{page.url.rstrip('/')}/runs/{RUN}")
+    table = page.locator(".scroll:has(td[data-name='Standard deviation'])")
+    assert table.evaluate("one => one.scrollWidth <= one.clientWidth")
+    expect(table.locator("td[data-name='Worst']").first).to_be_visible()
+    assert violations(page) == []
 
 
 def test_a_run_is_paused_resumed_and_ended(program: Program, open_page: Callable[..., Page], hand: Hand) -> None:

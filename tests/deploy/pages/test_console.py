@@ -68,6 +68,22 @@ def test_the_overview_has_runs_and_sites_with_problems_first(troubled: Browser) 
     assert text.index('href="/sites/site-5"') < text.index('href="/sites/site-1"')
 
 
+def test_the_overview_has_healthy_sites_too_with_what_they_do_and_their_last_progress(
+    troubled: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [
+        pb.SiteInfo(site="east", status="idle", activity_text="waiting for a task", progress=-1.0, progress_age_s=7.0),
+        pb.SiteInfo(site="west", status="silent", activity_text="training", progress=-1.0, progress_age_s=900.0),
+    ]
+    monkeypatch.setattr(Operator, "sites", lambda _: told)
+    sites = troubled.get("/").partition('id="sites"')[2]
+    assert sites.index("/sites/west") < sites.index("/sites/east"), "trouble first"
+    row = sites[sites.index("/sites/east") :].partition("</tr>")[0]
+    assert ">idle<" in row
+    assert "waiting for a task" in row
+    assert "7 s ago" in row
+
+
 def test_a_run_shows_each_verdict_with_its_reason(troubled: Browser) -> None:
     text = troubled.get(f"/runs/{RUN}")
     for status in ("set-aside", "failed", "refused", "degraded"):

@@ -23,7 +23,7 @@ from protofed.deploy.pages.shell import FRAGMENT, shell_of
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUNS_SHOWN: Final = 20
-SITES_SHOWN: Final = 60  # of more, those that need nobody are counted only
+SITES_SHOWN: Final = 60  # those with problems first; more are on the page of sites
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,6 @@ class OverviewPages:
         newest = self.operator.show(running, 1).rounds[-1:] if running else []
         shown_sites = sites(reported, newest[0] if newest else None, ended=False)
         troubled = sum(site.care is Attention.BAD for site in shown_sites)
-        named = [site for site in shown_sites if site.care is not Attention.WELL] or list(shown_sites)
         return shell_of(request).page(
             request,
             "overview.html.j2",
@@ -73,8 +72,8 @@ class OverviewPages:
                 "going": any(info.status == "running" for info in runs),
                 "said": f"{count(len(going), 'unfinished run')}, {count(troubled, 'site')} in trouble",
                 "of_round": f"round {newest[0].round}" if newest else "",
-                "sites": named[:SITES_SHOWN],
-                "sites_left": len(shown_sites) - len(named[:SITES_SHOWN]),
+                "sites": shown_sites[:SITES_SHOWN],
+                "sites_left": max(0, len(shown_sites) - SITES_SHOWN),
                 "ending": ending(self.operator.certificates(), time.time()),
             },
         )
