@@ -31,7 +31,7 @@ from protofed.deploy.site.offer import as_offered
 
 pytestmark = pytest.mark.browser
 GOLDEN = Path("tests/golden/v0_2_0/site-1").absolute()
-DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 RUN = "digits-fednh-secure"
 SETTINGS = """site = "site-1"
 server = "127.0.0.1:1"
@@ -95,7 +95,7 @@ def test_a_run_is_approved_and_denied(
     page, approvals = open_page(program), Approvals(state / FOLDER)
     offer = approvals.offer(RUN)
     hand.press(page.get_by_role("navigation").get_by_role("link", name="Runs"))
-    hand.press(page.get_by_role("link", name=RUN))
+    hand.press(page.get_by_role("link", name=RUN, exact=True))
     hand.press(page.locator("#order-approve"))
     assert approvals.status(RUN, offer.recipe) is ApprovalStatus.WAITING
     hand.press(page.locator("#approve"))
@@ -146,7 +146,7 @@ def test_the_site_is_checked_and_the_page_follows_by_itself(
 def test_the_data_are_checked_for_a_run(program: Program, open_page: Callable[..., Page], hand: Hand) -> None:
     page = open_page(program)
     hand.press(page.get_by_role("navigation").get_by_role("link", name="Runs"))
-    hand.press(page.get_by_role("link", name=RUN))
+    hand.press(page.get_by_role("link", name=RUN, exact=True))
     hand.press(page.locator("#check"))
     hand.press(page.locator("#begin"))
     expect(page.locator("#classes")).to_be_visible(timeout=EXAMINED_MS)
@@ -158,6 +158,8 @@ def test_the_numbers_behind_a_picture_are_folded_out(
     page = open_page(program)
     for path, key in (("left", "parts"), ("runs/kept", "scores"), ("runs/kept", "bytes")):
         page.goto(page.url.partition("/left")[0].partition("/runs")[0].rstrip("/") + f"/{path}")
+        if key == "parts":
+            hand.press(page.locator("#by-part > summary"))
         numbers = page.locator(f"#numbers-{key}")
         expect(numbers.locator("table")).to_be_hidden()
         hand.press(numbers.locator("summary"))
@@ -186,3 +188,43 @@ def test_a_check_is_followed_without_scripts(program: Program, open_page: Callab
     expect(page.get_by_role("heading", name="Health")).to_be_visible()
     hand.press(page.locator("#stop"))
     expect(page.locator("#going")).to_have_count(0)
+
+
+def test_the_rounds_that_left_unfold_without_scripts(program: Program, open_page: Callable[..., Page]) -> None:
+    page = open_page(program, java_script_enabled=False)
+    page.get_by_role("navigation").get_by_role("link", name="What has left").click()
+    expect(page.locator("#summary")).to_contain_text("have left this site")
+    line = page.locator("ul.lines details").first
+    expect(line.locator("table")).to_be_hidden()
+    line.locator("summary").first.click()
+    expect(line.locator("table")).to_be_visible()
+
+
+def test_the_site_is_paused_and_taken_out_of_a_run_from_the_overview(
+    program: Program, state: Path, open_page: Callable[..., Page], hand: Hand
+) -> None:
+    page, approvals = open_page(program), Approvals(state / FOLDER)
+    recipe = approvals.offer(RUN).recipe
+    hand.press(page.locator("#order-pause"))
+    expect(page.locator("#paused")).to_be_visible()
+    hand.press(page.get_by_role("navigation").get_by_role("link", name="Overview"))
+    hand.press(page.locator("#resume"))
+    expect(page.locator("#paused")).to_have_count(0)
+    assert SitePause(state / PAUSE).current() is None
+    hand.press(page.get_by_role("navigation").get_by_role("link", name="Overview"))
+    hand.press(page.get_by_role("link", name=f"Deny … {RUN}"))
+    assert approvals.status(RUN, recipe) is ApprovalStatus.WAITING
+    hand.press(page.locator("#leave"))
+    expect(page.locator("#order-approve")).to_be_visible()
+    assert approvals.status(RUN, recipe) is ApprovalStatus.DENIED
+
+
+def test_on_a_phone_no_score_of_the_sites_own_is_cut(program: Program, open_page: Callable[..., Page]) -> None:
+    page = open_page(program, viewport=PHONE)
+    page.goto(f"{page.url.rstrip('/')}/runs/kept")
+    page.evaluate("document.querySelectorAll('details').forEach(one => (one.open = true))")
+    tables = page.locator(".scroll:has(table.cards)")
+    assert tables.count() >= 3
+    for table in tables.all():
+        assert table.evaluate("one => one.scrollWidth <= one.clientWidth"), table.inner_text()[:200]
+    assert page.locator("td[data-name='personal.pm_l']").count() == 2

@@ -39,7 +39,6 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, records
-from protofed.common.storage.segments import segment_path
 from protofed.deploy.pages import serving
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
@@ -223,22 +222,6 @@ def test_each_update_is_one_line_with_its_parts_and_verdict(state: Path, pages: 
     assert 'id="log-good"' in text
 
 
-def test_totals_are_those_of_the_audit(state: Path) -> None:
-    log = SiteLog(state)
-    log.look()
-    announced: dict[str, int] = {}
-    sent = 0
-    for record in records(state / AUDIT):
-        fields: Any = record.facts
-        if record.event == "sent":
-            sent += fields["bytes"]
-            for part, _, size in fields["facts"].get("parts", ()):
-                announced[part] = announced.get(part, 0) + size
-    totals = log.totals()
-    assert {part: size for (_, part), (_, size) in totals.parts.items()} == announced
-    assert sum(size for _, size in totals.calls.values()) == sent
-
-
 def test_what_the_policy_kept_is_listed_with_its_reason(pages: Pages, state: Path) -> None:
     journal = Journal(state / AUDIT)
     journal.append("policy", policy="ours.toml", digest="b" * 64)
@@ -288,39 +271,6 @@ def test_long_logs_are_paged(pages: Pages, state: Path) -> None:
     first, second = (browser.get(f"/left?page={n}").split('id="notes"')[0] for n in (1, 2))
     assert ("reason 135 of many" in first, "reason 134 of many" in first) == (True, False)
     assert "reason 134 of many" in second
-
-
-def test_the_log_is_followed_across_segments(state: Path) -> None:
-    log = SiteLog(state)
-    before = log.look()
-    journal = Journal(state / AUDIT, 1)  # every line begins a new one
-    for number in (3, 4):
-        journal.append("refused", run="kept", round=number, why="no")
-        assert log.look().problem == ""
-    journal.close()
-    assert segment_path(state / AUDIT, 3).exists()
-    assert [one.round for one in log.leavings() if one.why] == [4, 3]
-    after = log.look()
-    assert after.read_at == before.read_at  # not read whole again
-    assert after.last_number == before.last_number + 4
-    assert log.look(whole=True).last_number == after.last_number
-    assert [one.round for one in log.leavings() if one.why] == [4, 3]
-
-
-def test_half_a_line_is_no_damage_and_is_read_once_it_is_whole(state: Path) -> None:
-    log = SiteLog(state)
-    count = log.look().last_number
-    whole = (state / AUDIT).read_bytes()
-    journal = Journal(state / AUDIT)
-    journal.append("refused", run="kept", round=3, why="no")
-    journal.close()
-    line = (state / AUDIT).read_bytes()[len(whole) :]
-    for cut in (5, len(line) - 1):
-        (state / AUDIT).write_bytes(whole + line[:cut])
-        assert (log.look().problem, log.look().last_number) == ("", count)
-        assert SiteLog(state).look().problem == ""
-    (state / AUDIT).write_bytes(whole + line)
-    assert log.look().last_number == count + 1
 
 
 def test_a_damaged_log_is_said_on_both_pages_and_what_was_before_is_shown(pages: Pages, state: Path) -> None:
@@ -401,6 +351,28 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
     trained = {"body", "head", "prototypes"} & {part for one in updates for part, _, _ in one.parts}
     assert bool(trained) is not secure
     assert "accepted" in browser.get("/left")
+
+
+# Orders on the overview
+
+
+def test_the_overview_pauses_resumes_and_leads_to_leave(pages: Pages, state: Path, offered: Recipe) -> None:
+    browser = pages()
+    text = browser.get("/")
+    assert 'action="/pause"' in text
+    assert f'href="/runs/{RUN}/leave"' in text
+    assert browser.client.post("/pause").status_code == 403  # without origin
+    browser.order("/pause")
+    assert SitePause(state / PAUSE).current() is not None
+    text = browser.get("/")
+    assert 'action="/resume"' in text
+    assert 'action="/pause"' not in text
+    browser.order("/resume")
+    assert SitePause(state / PAUSE).current() is None
+    browser.get(f"/runs/{RUN}/leave")
+    assert status(state, offered) is ApprovalStatus.WAITING, "a link asks, and orders nothing"
+    browser.order(f"/runs/{RUN}/leave")
+    assert f'href="/runs/{RUN}/leave"' not in browser.get("/")
 
 
 # A run

@@ -1,4 +1,4 @@
-"""What has left the site: each item with when, for which run and round, and by which rule; and the log's own state."""
+"""What has left the site: a sentence, a line a round, and on demand each item and the log's own state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.deploy.pages.formats import Page
+from protofed.deploy.pages.hospital.left_rounds import round_lines, summary
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.hospital.site_log import LeftTotals
 from protofed.deploy.pages.pictures import Picture
@@ -31,14 +32,15 @@ class LeftPages:
         return [Route("/left", self.show), Route("/left/check", self.check, methods=["POST"])]
 
     def show(self, request: Request) -> Response:
-        """A page of it, the newest first, and totals."""
+        """The sentence, a page of the rounds, the newest first, and totals."""
         log = self.site.log.look()
-        items = self.site.log.leavings()
-        page = Page.of(request.query_params.get("page", ""), len(items), SHOWN)
+        lines = round_lines(self.site.log.leavings())
+        page = Page.of(request.query_params.get("page", ""), len(lines), SHOWN)
         totals = self.site.log.totals()
         context = {
             "log": log,
-            "items": page.cut(items),
+            "summary": summary(lines),
+            "lines": page.cut(lines),
             "page": page,
             "totals": totals,
             "picture": self._picture(totals),

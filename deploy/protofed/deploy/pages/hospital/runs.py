@@ -15,6 +15,7 @@ from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedEr
 from protofed.deploy.audit.handed_in import HandedIn, rounds_text
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.hospital.health import begun, examiner_of, said
+from protofed.deploy.pages.hospital.left_rounds import round_lines
 from protofed.deploy.pages.hospital.own_scores import own_scores
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.pictures import Picture
@@ -61,7 +62,7 @@ class RunPages:
                 **self._preview(offer),
                 **self._scores(offer),
                 "log": self.site.log.look(),
-                "last": self.site.log.leavings(offer.run)[:SHOWN],
+                "last": round_lines(self.site.log.leavings(offer.run))[:SHOWN],
                 "bytes_picture": self._bytes_picture(offer.run),
             },
         )

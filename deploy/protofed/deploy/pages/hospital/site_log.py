@@ -43,6 +43,9 @@ class Leaving:
         numbers: that were disclosed, by name; None: an older log has the name alone.
         why: of what was refused: the policy's own words.
         answers: its messages to which the server answers with a verdict.
+        server: to which it was sent last, as host:port.
+        records: numbers of the audit log's records that it is made from.
+        noisy: the fit had noise, by a record of its round.
     """
 
     at: str
@@ -59,6 +62,9 @@ class Leaving:
     weight: float | None = None
     why: str = ""
     answers: deque[Message] = field(default_factory=lambda: deque(maxlen=4))
+    server: str = ""
+    records: list[int] = field(default_factory=list)
+    noisy: bool = False
 
     @property
     def outcome(self) -> str:
@@ -170,6 +176,7 @@ class SiteLog:
         self._leavings: dict[object, Leaving] = {}
         self._policy, self._activity = PolicyInForce(), Activity()
         self._kinds: dict[str, str] = {}  # of tasks, by task_id
+        self._noisy: set[str] = set()  # tasks, by task_id
         self._calls, self._bytes, self._telemetry = Counter[str](), Counter[str](), set[str]()
 
     def _take(self, record: Record) -> None:
@@ -185,11 +192,18 @@ class SiteLog:
             case "refused":
                 run, number = str(facts.get("run", "")), int(facts.get("round", 0))
                 why = str(facts.get("why", "")) or "by the policy"
-                self._keep(record.hash, Leaving(record.at, "refused", run, number, self._policy, why=why))
+                refused = Leaving(record.at, "refused", run, number, self._policy, why=why, records=[record.seq])
+                self._keep(record.hash, refused)
+            case "privacy":
+                self._noisy.add(str(facts.get("task_id", "")))
             case "sent":
-                self._sent(self._summary.messages.pop())  # the reader has just added it
+                left = self._sent(self._summary.messages.pop())  # the reader has just added it
+                if left is not None:
+                    left.records.append(record.seq)
+                    left.server = str(facts.get("server", "")) or left.server
 
-    def _sent(self, message: Message) -> None:
+    def _sent(self, message: Message) -> Leaving | None:
+        """Take a message in, and say of what it is a part."""
         self._calls[message.call] += message.calls
         self._bytes[message.call] += message.size
         if message.call == "Heartbeat":
@@ -200,13 +214,15 @@ class SiteLog:
         elif message.call in ASKS:
             self._activity = Activity(message.at, doing="idle")
         elif message.call in UPLOADS:
-            self._upload(message)
+            return self._upload(message)
         elif message.call == SCORES:
             leaving = self._leaving(("scores", message.task_id or message.digest), message, "scores")
             _add_numbers(leaving, message.fields.get("scores"))
             leaving.answers.append(message)
+            return leaving
+        return None
 
-    def _upload(self, message: Message) -> None:
+    def _upload(self, message: Message) -> Leaving:
         task_id = message.task_id
         what = self._kinds.get(task_id, TaskKind.FIT if message.round else TaskKind.INITIALISE)
         leaving = self._leaving(("upload", task_id or message.digest), message, what)
@@ -220,6 +236,8 @@ class SiteLog:
             leaving.weight = message.fields.get("weight", leaving.weight)
         if message.call != "PutChunk":
             leaving.answers.append(message)
+        leaving.noisy |= task_id in self._noisy
+        return leaving
 
     def _leaving(self, key: object, message: Message, what: str) -> Leaving:
         """The line that a message belongs to; a new one if it is the first of its task."""
