@@ -22,11 +22,13 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ServerSettings
 from protofed.common.pki.identity import Party
 from protofed.common.storage.files import Lock
+from protofed.common.storage.journal import Journal
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
 from protofed.deploy.doctor.checks import CheckRow
 from protofed.deploy.doctor.server import ServerDoctor
 from protofed.server.access.certificates import Certificates
+from protofed.server.assembly import JOURNAL_FILE
 from protofed.server.rpc import memory_guard
 from protofed.server.rpc import server as serving
 from protofed.server.storage.database import LEDGER_FILE
@@ -194,6 +196,23 @@ def test_a_ledger_that_is_whole_is_left_as_it_is(look: Look, tmp_path: Path) -> 
     assert "is whole, version 02" in found["ledger"].message
     assert [path.name for path in (tmp_path / "state").iterdir()] == [LEDGER_FILE]
     assert file.read_bytes() == before
+
+
+def test_a_ledger_that_is_older_than_its_journal_is_named_as_the_server_does(look: Look, tmp_path: Path) -> None:
+    file = ledger(tmp_path / "state")
+    journal = Journal(file.with_name(JOURNAL_FILE))
+    journal.append("published", run="lung", round=7, state="0" * 64)
+    journal.close()
+    with file.with_name(JOURNAL_FILE).open("a", encoding="utf-8") as killed:
+        killed.write('{"half a line')
+    found = look()
+    assert findings(found) == [("ledger", "ledger-unusable")]
+    assert "lost 1 of the promises in journal.jsonl: the state of round 7 of run lung" in found["ledger"].message
+    lock = Lock(tmp_path / "state")
+    try:
+        assert findings(look()) == []  # the running server has compared them, and writes both
+    finally:
+        lock.release()
 
 
 def test_what_a_killed_server_left_in_the_log_of_its_ledger_is_seen(look: Look, tmp_path: Path) -> None:

@@ -28,15 +28,16 @@ from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_sums import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
-from protofed.server.assembly import open_server
+from protofed.server.assembly import JOURNAL_FILE, open_server
 from protofed.server.notifications.channels import open_channels
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.storage import database as engine
 from protofed.server.storage import migrate as versions
-from protofed.server.storage import schema
+from protofed.server.storage import recovery, schema
 from protofed.server.storage.filesystem import network_type_of
+from protofed.server.storage.reader import SEALED
 from protofed.server.storage.sum_groups import groups_of, query
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
@@ -183,15 +184,19 @@ class ServerDoctor:
         return f"{doctor_machine.writable(folder, 'blobs-unusable')}; {doctor_machine.disk(folder)}"
 
     def check_ledger(self) -> str:
-        """Undamaged, and of a schema version that this software knows; it is not migrated."""
+        """Undamaged, of a schema version that this software knows, and with all that its journal has promised."""
         where = "the database" if self.settings.ledger else f"{self._file}"
         if not self.settings.ledger and not self._file.exists():
             return f"{where} will be made"
         version = self._ledger(versions.found)
         if version is None:
             return f"{where} can be reached, and is empty: a ledger will be made"
-        newer = "" if version == versions.NEWEST else f", which becomes {versions.NEWEST} when the server starts"
-        return f"{where} is whole, version {version}{newer}"
+        if version != versions.NEWEST:
+            return f"{where} is whole, version {version}, which becomes {versions.NEWEST} when the server starts"
+        journal = self.settings.state / JOURNAL_FILE
+        if journal.exists() and not self.running:  # a running server has compared them, and writes both
+            recovery.check_promises(journal, self._ledger(_sealed))
+        return f"{where} is whole, version {version}"
 
     def check_port(self) -> str:
         """The port is free, or the running server of this state folder listens on it."""
@@ -295,6 +300,10 @@ class ServerDoctor:
             raise state_error from error
         finally:
             reader.dispose()
+
+
+def _sealed(connection: Connection) -> set[str]:
+    return {row[0] for query in SEALED for row in connection.execute(query)}
 
 
 def _files(folder: Path) -> list[Path]:

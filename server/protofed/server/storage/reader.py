@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine, Row, Table, and_, exists, func, inspect, null, or_, select
+from sqlalchemy import Engine, Row, Select, Table, and_, exists, func, inspect, null, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
@@ -20,6 +20,12 @@ from protofed.server.storage import sum_groups
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import BLOB_KEPT, RoundOutcome
+
+SEALED: Sequence[Select[Any]] = (  # what must never be lost; of each, one column
+    select(db.updates.c.record_hash).where(db.updates.c.verdict == Verdict.ACCEPTED),
+    select(db.rounds.c.state).where(db.rounds.c.state.is_not(None)),
+    select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None)),
+)
 
 
 class LedgerReader:
@@ -259,10 +265,7 @@ class LedgerReader:
 
     def sealed(self) -> set[str]:
         """What must never be lost: seals of accepted updates, digests of published states, revoked certificates."""
-        accepted = select(db.updates.c.record_hash).where(db.updates.c.verdict == Verdict.ACCEPTED)
-        published = select(db.rounds.c.state).where(db.rounds.c.state.is_not(None))
-        revoked = select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None))
-        return {row[0] for query in (accepted, published, revoked) for row in self._read(query)}
+        return {row[0] for query in SEALED for row in self._read(query)}
 
     def named(self, among: Collection[Digest] | None = None) -> set[Digest]:
         """Digests of blobs that any row names.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Verdict
-from protofed.common.storage.journal import Fact, Journal, Record, records
+from protofed.common.storage.journal import Fact, HalfLineError, Journal, Record, records
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import AUDIT
 from protofed.server.storage.reader import LedgerReader
@@ -18,6 +20,19 @@ ADOPTED = "adopted"  # promises that only the ledger had: of a process that died
 GIVEN_UP = "given-up"  # promises that were lost, and that the operator goes on without
 A_LINE = 10_000  # promises in one record
 TOLD = 5  # of the promises that are missing
+
+
+class LostPromisesError(StateError):
+    """The ledger lacks what was confirmed to sites.
+
+    Attributes:
+        lost: seals and digests.
+        told: the first of them in words.
+    """
+
+    def __init__(self, message: str, lost: list[str], told: str) -> None:
+        super().__init__(message)
+        self.lost, self.told = lost, told
 
 
 def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
@@ -30,18 +45,15 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
         StateError: the journal was tampered with, or the ledger lacks what it promised.
     """
     journal = Journal(path)  # before it is read: half a last line is cut off
-    promised = _promised(path)
     kept = ledger.sealed()
-    if lost := sorted(promised.keys() - kept):
-        told = "; ".join(promised[seal] for seal in lost[:TOLD])
-        more = f"; and {len(lost) - TOLD} more" if len(lost) > TOLD else ""
+    try:
+        promised = check_promises(path, kept)
+    except LostPromisesError as error:
         if not give_up:
-            raise StateError(
-                f"the ledger has lost {len(lost)} of the promises in {path.name}: {told}{more}. It is older than the "
-                "journal, or its last writes are gone: restore the newest backup, or start once with --recover"
-            )
-        log.error("going on without what the ledger has lost", promises=len(lost), first=told)
-        _note(journal, GIVEN_UP, lost)
+            raise
+        log.error("going on without what the ledger has lost", promises=len(error.lost), first=error.told)
+        _note(journal, GIVEN_UP, error.lost)
+        promised = _promised(path)
     if adopted := sorted(kept - promised.keys()):
         log.warning(
             "the journal lacked promises that the ledger has: a server that was killed leaves a few; of many see "
@@ -50,6 +62,29 @@ def open_journal(path: Path, ledger: LedgerReader, *, give_up: bool) -> Journal:
         )
     _note(journal, ADOPTED, adopted)
     return journal
+
+
+def check_promises(path: Path, kept: Set[str]) -> dict[str, str]:
+    """What the journal has promised, by seal or digest, in words; nothing is written.
+
+    Args:
+        kept: what the ledger has, as of `LedgerReader.sealed`.
+
+    Raises:
+        LostPromisesError: the ledger lacks some of it.
+        StateError: the journal was tampered with.
+    """
+    promised = _promised(path)
+    if lost := sorted(promised.keys() - kept):
+        told = "; ".join(promised[seal] for seal in lost[:TOLD])
+        more = f"; and {len(lost) - TOLD} more" if len(lost) > TOLD else ""
+        raise LostPromisesError(
+            f"the ledger has lost {len(lost)} of the promises in {path.name}: {told}{more}. It is older than the "
+            "journal, or its last writes are gone: restore the newest backup, or start once with --recover",
+            lost,
+            told,
+        )
+    return promised
 
 
 def compare_audit(journal: Path, newest: int) -> None:
@@ -87,7 +122,7 @@ def _note(journal: Journal, event: str, promises: list[str]) -> None:
 def _promised(path: Path) -> dict[str, str]:
     """What the journal says must be there, by seal or digest, in words."""
     promised: dict[str, str] = {}
-    for record in records(path):
+    for record in _whole(path):
         match record.event:
             case "verdict" if record.facts["verdict"] == Verdict.ACCEPTED:
                 promised[str(record.facts["record_hash"])] = f"the update of {record.facts['site']} in {_where(record)}"
@@ -101,6 +136,12 @@ def _promised(path: Path) -> dict[str, str]:
                 for seal in _listed(record):
                     promised.pop(seal, None)
     return promised
+
+
+def _whole(path: Path) -> Iterator[Record]:
+    """All records; half a last line, which a killed server leaves, has promised nothing."""
+    with suppress(HalfLineError):
+        yield from records(path)
 
 
 def _where(record: Record) -> str:
