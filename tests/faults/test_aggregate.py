@@ -369,8 +369,12 @@ def test_row_72_a_state_that_rotted_stops_the_run_at_the_next_start(
 ) -> None:
     lab = on_disk()
     rot(tmp_path, lab.address)
-    lab = OperatorLab(lab.recipe, lab.blobs, lab.ledger)
+    with capture_logs() as logs:
+        lab = OperatorLab(lab.recipe, lab.blobs, lab.ledger)
     assert lab.statuses() == {"test": "failed"}
+    (alarm,) = [entry for entry in logs if entry["log_level"] == "error"]
+    assert "has changed on disk; restore it from a backup" in alarm["why"]
+    assert "exc_info" not in alarm  # a fault that was foreseen has a remedy, and no traceback
     row = lab.ledger.run("test")
     assert row is not None
     assert "has changed on disk" in (row.reason or "")

@@ -401,7 +401,7 @@ class RunQueue:
         except (OutOfSpaceError, DiskFailureError):
             raise
         except (ConfigError, StateError) as error:
-            log.exception("run cannot be taken up again", run=row.run)
+            log.error("run cannot be taken up again", run=row.run, why=str(error))
             remedy = f"restore it, or `protofed runs rollback {row.run}` to an earlier round"
             self._ledger.end_run(row.run, f"it could not be taken up again: {error}; {remedy}", RoundOutcome.FAILED)
             return False
