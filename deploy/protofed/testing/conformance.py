@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from protofed.client.agent.agent import Agent
-from protofed.client.method import client_methods, refining
+from protofed.client.method import Declaration, client_methods, refining
 from protofed.client.privacy.policy import GateContext, Policy, Released
 from protofed.common import codec, plugins
 from protofed.common.config.recipe import Recipe, read_recipe
@@ -108,6 +108,9 @@ class MethodConformance:
         halves = client_methods.build(method, {}), server_methods.build(method, {})
         client, server = (_form(half, method) for half in halves)
         assert client == server
+
+    def test_the_client_half_declares_all_that_policies_ask_about(self, method: str) -> None:
+        assert isinstance(client_methods.build(method, {}).declares, Declaration)
 
     def test_halves_say_the_same_of_a_global_model(self, method: str) -> None:
         assert client_methods.build(method, {}).declares.global_model is server_methods.get(method).global_model
