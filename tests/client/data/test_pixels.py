@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -104,9 +107,28 @@ def other_tiffs() -> list[Case]:
         tiff("ycbcr-subsampled", "subsampling; expected", colours, 8, YCBCR, tags=two_by_two),
         tiff("ycbcr-subsampled-by-default", "subsampling; expected", colours, 8, YCBCR),
         tiff("ycbcr", lambda _: ycbcr_to_rgb(colours), colours, 8, YCBCR, tags=whole, tolerance=HALF_STEP * 4),
+        *(
+            tiff(f"rotated-{bits}", rotated, values(bits), bits, kind, tags={274: (6,)})
+            for bits, kind in product((8, 16), (WHITE_IS_ZERO, BLACK_IS_ZERO))
+        ),
+        *(
+            tiff(f"deflated-big-endian-{bits}-{sign}", "expected little endian", pixels, bits, 1, ">", **more)
+            for sign, bits, pixels in (
+                (3, 32, deep),
+                (2, 16, values(15).astype(np.int16)),
+                (2, 32, values(15).astype(np.int32)),
+            )
+            for more in ({"deflated": True, "sample_format": sign},)
+        ),
+        tiff("volume", "a volume; expected one image", values(8), 8, BLACK_IS_ZERO, tags={32997: (3,)}),
         tiff("cmyk", "as CMYK; expected", values(8, 5, 7, 4), 8, CMYK),
         tiff("lab", "as LAB; expected", colours, 8, LAB),
     ]
+
+
+def rotated(path: Path) -> NDArray[np.float64]:
+    """What tifffile reads, a quarter turn clockwise: orientation 6."""
+    return np.rot90(tiff_files.reference(path), -1)
 
 
 def ycbcr_to_rgb(pixels: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -136,9 +158,39 @@ def rasters() -> list[Case]:
         raster("rgb", ".jpg", np.dstack((smooth, smooth[::-1], smooth[:, ::-1])), HALF_STEP * 6),
         Case("png-rgb-16", lambda path: opencv(path, values(16, 64, 64, 3), ".png"), DEEP_COLOURS),
         Case("jp2-rgb-16", lambda path: opencv(path, values(16, 64, 64, 3), ".jp2"), DEEP_COLOURS),
+        *(
+            Case(f"png-transparent-grey-{bits}", partial(transparent_png, bits=bits), "expected an opaque image")
+            for bits in (1, 2, 4, 8, 16)
+        ),
+        Case("bmp-of-5-6-5-bits", bmp_565, by_opencv, 8.5 / 255),
         Case("jp2-12", lambda path: jpeg_2000(path, 12), lambda _: JPEG_2000_OF_12 / 4095),
         Case("jp2-4", lambda path: jpeg_2000(path, 4), "less than 8 or more than 16 bits; expected"),
     ]
+
+
+def transparent_png(path: Path, bits: int) -> Path:
+    """A ramp of grey of which the brightest is transparent; Pillow writes none of less than 8 bits."""
+    row = np.arange(8, dtype=np.uint16) & (1 << bits) - 1
+    row[-1] = (1 << bits) - 1
+    packed = np.packbits((row[:, None] >> np.arange(bits)[::-1] & 1).astype(np.uint8)).tobytes()
+    chunks = {b"IHDR": struct.pack(">IIBBBBB", 8, 1, bits, 0, 0, 0, 0), b"tRNS": struct.pack(">H", row[-1])}
+    chunks |= {b"IDAT": zlib.compress(b"\0" + packed), b"IEND": b""}
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            for kind, data in chunks.items()
+        )
+    )
+    return path
+
+
+def bmp_565(path: Path) -> Path:
+    pixels = values(16, 6, 8).astype("<u2").tobytes()
+    head = struct.pack("<IiiHHIIiiII", 40, 8, 6, 1, 16, 3, len(pixels), 0, 0, 0, 0)
+    masks = struct.pack("<III", 0xF800, 0x7E0, 0x1F)
+    path.write_bytes(b"BM" + struct.pack("<IHHI", 66 + len(pixels), 0, 0, 66) + head + masks + pixels)
+    return path
 
 
 def opencv(path: Path, pixels: NDArray[Any], suffix: str) -> Path:
@@ -214,6 +266,10 @@ def dicoms() -> list[Case]:
         *grey,
         case("rescaled", by_pydicom, deep, 12, RescaleSlope=-2.5, RescaleIntercept=30),
         case("empty-rescale", lambda _: deep / 4095, deep, 12, RescaleSlope=None, RescaleIntercept=None),
+        *(
+            case(f"only-{name}", "only one of a rescale slope and intercept; expected both", deep, 12, **{name: 2})
+            for name in ("RescaleSlope", "RescaleIntercept")
+        ),
         case("modality-lut", by_pydicom, deep, 12, ModalityLUTSequence=[lut(0, 16, squares)]),
         case("modality-lut-12", "other than 8 or 16 bits", deep, 12, ModalityLUTSequence=[lut(0, 12, falling)]),
         case("voi-lut", by_pydicom, deep, 12, VOILUTSequence=[lut(0, 12, falling)]),

@@ -138,7 +138,8 @@ def _check_file(path: Path) -> None:
 def _read(path: Path, window: tuple[float, float] | None) -> Image:
     from PIL import Image, ImageOps
 
-    with Image.open(path, formats=FORMATS) as image:
+    # Opened here: a file that Pillow opens by its path it may map into memory, by a rotated TIFF's size after rotation.
+    with path.open("rb") as file, Image.open(file, formats=FORMATS) as image:
         _check_header(image)
         grey = stored_grey.read_header(image, path)
         image.load()  # only now are pixels decoded: all checks above read the header
@@ -196,7 +197,7 @@ def _opaque(image: Image) -> Image:
         raise UnreadableImageError("partly transparent; expected an opaque image")
     if image.mode in ("P", "PA"):
         return rgba.convert("RGB" if not _is_grey(image) else "L")
-    return rgba.convert("L" if image.mode in ("LA", "La", "L") else "RGB")
+    return rgba.convert("L" if image.mode in ("1", "LA", "La", "L") else "RGB")
 
 
 def _is_grey(image: Image) -> bool:

@@ -212,6 +212,8 @@ def _rescaled(dataset: Dataset) -> tuple[Values, float, float]:
             raise UnreadableImageError("DICOM with a modality LUT of other than 8 or 16 bits")
         table = apply_modality_lut(np.arange(first, first + entries), dataset)
         return _looked_up(stored, first, table), 0, (1 << bits) - 1
+    if ("RescaleSlope" in dataset) != ("RescaleIntercept" in dataset):  # pydicom would take neither
+        raise UnreadableImageError("DICOM with only one of a rescale slope and intercept; expected both, or neither")
     low, high = sorted(float(end) for end in apply_modality_lut(_stored_ends(dataset), dataset))
     return apply_modality_lut(stored, dataset), low, high
 

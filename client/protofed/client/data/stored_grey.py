@@ -5,6 +5,7 @@ What Pillow would decode into wrong pixels without a word is refused here.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 DEEP = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's 16-bit modes
 _COLOURS = "colours of more than 8 bits; expected 8 bits, or 16 in grey"
 # Numbers of TIFF tags.
-_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _PLANES, _COLOUR_MAP, _FORMAT, _SUBSAMPLING = (
-    *(258, 259, 262, 266, 284, 320, 339, 530),
+_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _PLANES, _COLOUR_MAP, _FORMAT, _SUBSAMPLING, _DEPTH = (
+    *(258, 259, 262, 266, 284, 320, 339, 530, 32997),
 )
 _UNSIGNED, _SIGNED = 1, 2  # of _FORMAT
 _JPEG_2000_START = b"\xff\x4f\xff\x51"  # the markers SOC and SIZ; SIZ always follows (ISO 15444-1, A.4.1)
@@ -63,9 +64,13 @@ def read_header(image: ImageFile, path: Path) -> StoredGrey:
         case "JPEG2000":
             return _jpeg_2000(image, path)
         case _:
-            # Pillow reads colours of 16 bits as 8 bits without a word; only the raw mode of its tiles shows it.
-            if image.mode not in ("I", *DEEP) and any(";16" in str(tile.args) for tile in image.tile):
+            # Only the raw mode of Pillow's tiles shows what it reads without a word: colours of 16 bits as 8 bits, and
+            # greys of 2 and 4 bits as 8 bits, with the transparent one left as the file has it.
+            raw = " ".join(str(tile.args) for tile in image.tile)
+            if image.mode not in ("I", *DEEP) and ";16B" in raw:
                 raise UnreadableImageError(_COLOURS)
+            if "transparency" in image.info and re.search(r"\bL;[24]\b", raw):
+                raise UnreadableImageError("less than 8 bits with a transparent grey; expected an opaque image")
             return StoredGrey(65535 if image.mode in DEEP else None)
 
 
@@ -73,6 +78,8 @@ def _tiff(image: Any) -> StoredGrey:
     tags = image.tag_v2
     bits, format_ = max(tags.get(_BITS, (1,))), max(tags.get(_FORMAT, (_UNSIGNED,)))
     inverted = tags.get(_PHOTOMETRIC, 0) == 0  # WhiteIsZero; Pillow turns 8 bits round, and no more than 8
+    if tags.get(_DEPTH, 1) != 1:  # Pillow would read the first plane
+        raise UnreadableImageError("a TIFF file of a volume; expected one image a file")
     if bits > 8 and image.mode not in (*DEEP, "I", "F"):
         raise UnreadableImageError(_COLOURS)
     if bits <= 8 and format_ == _SIGNED:  # Pillow would read -1 as 255
@@ -84,6 +91,12 @@ def _tiff(image: Any) -> StoredGrey:
         raise UnreadableImageError("a TIFF file whose planes are stored apart; expected its planes together")
     if image.mode == "F" and inverted:
         raise UnreadableImageError("a TIFF file of floating-point values where 0 is white; expected 0 to be black")
+    if image.mode in ("I", "F") and tags.prefix == b"MM" and tags.get(_COMPRESSION, 1) != 1:
+        # libtiff gives the machine's own order, and Pillow would swap the bytes once more.
+        raise UnreadableImageError(
+            "a compressed big-endian TIFF file of values with a sign, of 32 bits or floating-point; expected little "
+            "endian, or no compression"
+        )
     if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
         # The map's 16 bits hold 8, as of some old writers: Pillow would make it black. libtiff's rule (`checkcmap`).
         image.putpalette(np.reshape(tags[_COLOUR_MAP], (3, -1)).T.astype(np.uint8).tobytes())
