@@ -10,15 +10,18 @@ A log that rotates is several files (`segments`). The chain runs through them: a
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from blake3 import blake3
 
@@ -80,6 +83,8 @@ class Journal:
     def __init__(self, path: Path, segment_bytes: int | None = None) -> None:
         self._journal, self._segment_bytes, self._lock = path, segment_bytes, threading.Lock()
         newest = [Segment(1, path), *segments(path)][-1]
+        if newest.is_compressed:
+            raise StateError(f"{newest.path} is an archive's, and cannot be continued; move it back to the archive")
         self._number, self._path = newest.number, newest.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -207,7 +212,9 @@ class Journal:
                 raise TamperedError(_tampered_text(str(self._path), earlier or NOTHING))
 
 
-def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
+def records(
+    path: Path, on_progress: Callable[[int], object] = lambda _: None, *, archive: Path | None = None
+) -> Iterator[Record]:
     """Every record of all segments, checked against the one before; one line at a time is in memory.
 
     The oldest segments may be missing, since they may be moved to an archive: the first record then is a `segment`.
@@ -215,6 +222,7 @@ def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -
     Args:
         path: of the first segment, there or not; or of a later one, which is read alone.
         on_progress: called every `PROGRESS_EVERY` records with the number of bytes read so far.
+        archive: a folder with the oldest segments.
 
     Raises:
         HalfLineError: the newest segment ends within a line.
@@ -222,14 +230,14 @@ def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -
             missing, truncated, or not the one that was there.
         StateError: a file cannot be read.
     """
-    found = segments(path) or [Segment(1, path)]
+    found = segments(path, archive) or [Segment(1, path)]
     last, done = NOTHING, 0
     before: Segment | None = None
     for segment in found:
         if before is not None and segment.number != before.number + 1:
             raise TamperedError(_missing_text(path, before, segment))
         try:
-            with segment.path.open("rb") as file:
+            with segment.open() as file:
                 last = _start(segment, before, last, file.readline(LONGEST + 1))
                 file.seek(0)
                 for record in _chained(segment.path, file, last, is_newest=segment is found[-1]):
@@ -237,6 +245,8 @@ def records(path: Path, on_progress: Callable[[int], object] = lambda _: None) -
                     if last.seq % PROGRESS_EVERY == 0:
                         on_progress(done + file.tell())
                 done += file.tell()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TamperedError(_damaged_text(segment, last)) from error
         except OSError as error:
             raise StateError(f"cannot read {segment.path}: {error.strerror}; expected a journal") from error
         before = segment
@@ -276,7 +286,7 @@ def _start(segment: Segment, before: Segment | None, last: Record, line: bytes) 
     return last
 
 
-def _chained(path: Path, file: IO[bytes], last: Record, *, is_newest: bool) -> Iterator[Record]:
+def _chained(path: Path, file: BufferedIOBase, last: Record, *, is_newest: bool) -> Iterator[Record]:
     """The records of one file, each checked against the one before."""
     number = 0
     while line := file.readline(LONGEST + 1):
@@ -308,6 +318,13 @@ def _tampered_text(where: str, last: Record) -> str:
     return (
         f"{where}: record {last.seq + 1} is not what was written there: it, or the one before it, "
         "was edited, inserted, removed or moved; ask for a backup"
+    )
+
+
+def _damaged_text(segment: Segment, last: Record) -> str:
+    return (
+        f"{segment.path}: what follows record {last.seq} cannot be decompressed: the file was cut off or changed; "
+        "ask for a backup"
     )
 
 

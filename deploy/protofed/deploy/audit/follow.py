@@ -111,7 +111,7 @@ class LogFollower:
                 continue
             if segment.number > self._segment:
                 self._segment, self._offset = segment.number, 0
-            with segment.path.open("rb") as file:
+            with segment.open() as file:
                 file.seek(self._offset)
                 while (line := file.readline(LONGEST + 1)).endswith(b"\n"):
                     if (record := following(self._last, line)) is None:

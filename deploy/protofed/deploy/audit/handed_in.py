@@ -29,6 +29,7 @@ class HandedIn:
         scores: whose scores were reported and not refused.
         names: the scores that left by themselves, by round: reported, or beside an update.
         summed: the scores that left in a secure sum alone, by round: the server has a mean over sites, or nothing.
+        archived: how many of the log's oldest segments are not here: what they have is not counted.
     """
 
     updates: set[int] = field(default_factory=set)
@@ -36,6 +37,15 @@ class HandedIn:
     scores: set[int] = field(default_factory=set)
     names: dict[int, set[str]] = field(default_factory=dict)
     summed: dict[int, set[str]] = field(default_factory=dict)
+    archived: int = 0
+
+    @property
+    def gap(self) -> str:
+        """What is not counted, as a sentence; empty: the whole log is here."""
+        if not self.archived:
+            return ""
+        files = "first file is" if self.archived == 1 else f"first {self.archived} files are"
+        return f"the audit log's {files} in an archive: what left by them is not listed here (`protofed audit show`)"
 
 
 def handed_in(path: Path, run: str) -> HandedIn:
@@ -47,7 +57,9 @@ def handed_in(path: Path, run: str) -> HandedIn:
     Raises:
         StateError: a segment cannot be read.
     """
-    result, sent = HandedIn(), dict[str, tuple[str, int]]()  # by a message's digest, its call and round
+    oldest = next(iter(segments(path)), None)
+    result = HandedIn(archived=oldest.number - 1 if oldest else 0)
+    sent = dict[str, tuple[str, int]]()  # by a message's digest, its call and round
     for event, facts in _records(path):
         message, call = facts.get("digest", ""), facts.get("call", "")
         if event == "sent" and (fields := facts.get("facts", {})).get("run") == run:
@@ -82,7 +94,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Event and facts of the records that count; half a line at the end, being written, is none."""
     for segment in segments(path):
         try:
-            with segment.path.open("rb") as file:
+            with segment.open() as file:
                 for line in file:
                     if any(wanted in line for wanted in _WANTED):
                         with suppress(ValueError, KeyError, TypeError):

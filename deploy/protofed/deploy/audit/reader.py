@@ -118,11 +118,18 @@ class AuditSummary:
 
 
 def summarize(
-    path: Path, *, run: str | None = None, round: int | None = None, messages: bool = False, shown: bool = True
+    path: Path,
+    archive: Path | None = None,
+    *,
+    run: str | None = None,
+    round: int | None = None,
+    messages: bool = False,
+    shown: bool = True,
 ) -> AuditSummary:
     """Read a log, check it, and sum up its messages.
 
     Args:
+        archive: a folder with the log's oldest segments.
         run, round: only messages of these.
         messages: keep each message, too.
         shown: show a progress bar on a terminal.
@@ -134,7 +141,7 @@ def summarize(
     summary = AuditSummary()
     reader = SummaryReader(summary, run, round, messages)
     try:
-        for record in read(path, shown=shown):
+        for record in read(path, archive, shown=shown):
             reader.read(record)
     except HalfLineError as end:  # the daemon may be writing it just now
         summary.notes.append(("", str(end)))

@@ -51,7 +51,7 @@ class AuditStatus:
 
 
 def log_file(path: Path) -> Path:
-    """The log's first segment (it may be in an archive), given any segment or the state folder; a later one: itself.
+    """The log's first segment (it may be in an archive), given it or its folder; a later segment: itself.
 
     Raises:
         ConfigError: there is no log.
@@ -62,11 +62,15 @@ def log_file(path: Path) -> Path:
     return file
 
 
-def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
+def verify(
+    path: Path, expected: Collection[str] = (), *, archive: Path | None = None, shown: bool = True
+) -> AuditStatus:
     """Read a log whole and check every record against the one before.
 
     Args:
         expected: hashes to look for; printed by an earlier `verify` and kept elsewhere.
+        archive: a folder with the log's oldest segments.
+        shown: show a progress bar on a terminal.
 
     Raises:
         AuditError: names the first bad record and its line.
@@ -74,7 +78,7 @@ def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
     hashes, count, torn, first, last, half_line = frozenset(expected), 0, 0, None, None, ""
     numbers: dict[str, int] = {}
     try:
-        for record in read(path):
+        for record in read(path, archive, shown=shown):
             if first is None and record.prev in hashes:
                 numbers[record.prev] = record.seq - 1
             first, last, count = first or record, record, count + 1
@@ -87,17 +91,19 @@ def verify(path: Path, expected: Collection[str] = ()) -> AuditStatus:
         raise AuditError(str(error)) from error
     if first is None or last is None:
         return AuditStatus(path, half_line=half_line)
-    missing = segments(path)[0].number - 1 if first.prev else 0
+    missing = segments(path, archive)[0].number - 1 if first.prev else 0
     return AuditStatus(
         path, count, last.seq, missing, first.prev, first.at, last.at, last.hash, torn, half_line, numbers
     )
 
 
-def read(path: Path, *, shown: bool = True) -> Iterator[Record]:
+def read(path: Path, archive: Path | None = None, *, shown: bool = True) -> Iterator[Record]:
     """The records of a log, each checked, with a progress bar on a terminal if `shown`."""
-    size = sum(segment.path.stat().st_size for segment in segments(path)) or None
+    found = segments(path, archive)
+    unknown = any(segment.is_compressed for segment in found)  # how many bytes there are
+    size = None if unknown else sum(segment.path.stat().st_size for segment in found) or None
     with progress("reading the log", size, BYTES, shown=shown) as bar:
-        yield from records(path, bar.to)
+        yield from records(path, bar.to, archive=archive)
 
 
 def read_hash(text: str) -> str:

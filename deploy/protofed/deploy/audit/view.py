@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
@@ -11,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.storage.segments import SEGMENT_BYTES
+from protofed.deploy.audit.archive import Moved
 from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
 from protofed.deploy.audit.verify import AuditStatus
 
@@ -37,6 +40,15 @@ def status_lines(status: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
         yield f"  {status.torn} half lines of killed processes were cut off, as records say"
     if status.half_line:
         yield f"  {status.half_line}"
+
+
+def moved_lines(moved: Sequence[Moved], state: Path, archive: Path) -> Iterable[str]:
+    """The lines that `audit archive` prints."""
+    for one in moved:
+        yield f"{one.file}: {_size(one.size)} as {_size(one.compressed)}"
+    if not moved:
+        yield f"{state}: nothing to move; the newest file stays, and a new one begins at {SEGMENT_BYTES >> 20} MiB"
+    yield f"The whole log is checked by: protofed audit verify {state} --archive {archive}"
 
 
 def _segments(count: int) -> str:

@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from protofed.common.errors import ConfigError
 from protofed.deploy.cli.options import AsJson
 
+Archive = Annotated[Path | None, typer.Option(help="Folder to which `audit archive` moved the log's oldest files.")]
 audit = typer.Typer(no_args_is_help=True, help="Check and read the audit log of a site or a server.")
 console = Console(soft_wrap=True)
 
@@ -27,21 +29,26 @@ def verify(
             "Keep the hash where those who can write the log cannot.",
         ),
     ] = None,
+    archive: Archive = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the hash chain of audit logs. Exit code 1, with the first broken record, if a log was altered.
+
+    With --archive, one log is checked from its first record in the archive to its newest one.
 
     Example: `protofed audit verify /var/lib/protofed`
     """
     from protofed.deploy.audit import verify as audit
     from protofed.deploy.audit.view import status_lines
 
+    if archive is not None and len(paths) > 1:
+        raise ConfigError(f"--archive {archive} belongs to one log: expected one PATH, and not {len(paths)}")
     expected = [audit.read_hash(text) for text in expect or []]
     intact: list[audit.AuditStatus] = []
     problems: list[str] = []
     for path in [audit.log_file(path) for path in paths]:
         try:
-            status = audit.verify(path, expected)
+            status = audit.verify(path, expected, archive=archive, shown=not as_json)
         except audit.AuditError as error:
             problems.append(str(error))
             continue
@@ -68,6 +75,7 @@ def show(
     bases: Annotated[
         bool, typer.Option("--bases", help="Print only `run round task digest` of each model that the server gave.")
     ] = False,
+    archive: Archive = None,
     as_json: AsJson = False,
 ) -> None:
     """List what left a site and which tasks it was given, or what a server received and sent, by run and round.
@@ -81,7 +89,8 @@ def show(
     from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import summarize
 
-    summary = summarize(audit.log_file(path), run=run, round=round, messages=messages, shown=not (as_json or bases))
+    shown = not (as_json or bases)
+    summary = summarize(audit.log_file(path), archive, run=run, round=round, messages=messages, shown=shown)
     if as_json:
         print(json.dumps(view.plain(summary, messages=messages), indent=2))  # noqa: T201
         return
@@ -90,3 +99,28 @@ def show(
         return
     for part in view.summary_parts(summary, messages=messages):
         console.print(part)
+
+
+@audit.command("archive")
+def archive(
+    path: Annotated[Path, typer.Argument(metavar="STATE", help="State folder with an audit log.")],
+    into: Annotated[Path, typer.Option(metavar="FOLDER", help="Archive of this log alone; made if it is missing.")],
+    as_json: AsJson = False,
+) -> None:
+    """Move all files of an audit log but the newest to an archive, compressed. The daemon may run.
+
+    The log is verified first. A file is removed from the state folder once the archive has it durably.
+
+    Example: `protofed audit archive /var/lib/protofed --into /archive/north`
+    """
+    from protofed.deploy.audit import archive as archives
+    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit.view import moved_lines
+
+    moved = archives.archive(audit.log_file(path), into, shown=not as_json)
+    if as_json:
+        rows = [asdict(one) | {"file": str(one.file)} for one in moved]
+        print(json.dumps({"moved": rows}, indent=2))  # noqa: T201
+        return
+    for line in moved_lines(moved, path, into):
+        console.print(line, highlight=False, markup=False)

@@ -136,10 +136,16 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
         lines.append(f"  scores, rounds {rounds_text(scores)}")
     if summed := {number for number, names in sent.summed.items() if names}:
         lines.append(f"  scores in a secure sum, as part of a mean over sites, rounds {rounds_text(summed)}")
+    gap = [sent.gap] if sent.gap else []
     if not lines:
-        return ["nothing of it was handed in before, by the audit log"]
+        return gap or ["nothing of it was handed in before, by the audit log"]
     more = f"each message: protofed audit show {state} --run {run}"
-    return ["handed in before, by the audit log; it stays with the server, in the models made with it:", *lines, more]
+    return [
+        "handed in before, by the audit log; it stays with the server, in the models made with it:",
+        *lines,
+        *gap,
+        more,
+    ]
 
 
 def _say(line: str) -> None:

@@ -116,6 +116,8 @@ def legend(rounds: Sequence[ScoredRound], sent: HandedIn) -> Iterator[str]:
             yield f"left in a secure sum, as part of a mean over sites: {name}, rounds {rounds_text(numbers)}"
     if unlisted := {number for number in kept if UNLISTED in sent.names.get(number, ())}:
         yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
+    elif sent.gap:
+        yield sent.gap
     elif stayed:
         yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
 

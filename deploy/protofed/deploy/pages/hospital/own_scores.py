@@ -13,6 +13,7 @@ from protofed.deploy.site.score_words import meaning, names_of
 
 SHOWN: Final = 50  # rounds, the newest
 ALL_LISTED: Final = "more left than the log lists"
+ARCHIVED: Final = "the log's older files are in an archive"
 
 
 @dataclass(frozen=True)
@@ -63,4 +64,4 @@ def _left(name: str, rounds: Sequence[ScoredRound], sent: HandedIn) -> str:
     words = [f"rounds {rounds_text(gone)}"] if gone else [ALL_LISTED] if unlisted else []
     if summed:
         words.append(f"in a secure sum, as part of a mean over sites: rounds {rounds_text(summed)}")
-    return "; ".join(words)
+    return "; ".join(words) or (ARCHIVED if sent.gap else "")

@@ -194,4 +194,4 @@ def _handed_in(sent: HandedIn) -> Sequence[str]:
         lines.append(f"scores of rounds {rounds_text(sent.scores)}")
     if summed := {number for number, names in sent.summed.items() if names}:
         lines.append(f"scores of rounds {rounds_text(summed)} in a secure sum: the server has the mean over its sites")
-    return lines
+    return [*lines, sent.gap] if sent.gap else lines
