@@ -2,7 +2,8 @@
 
 Four sites and an evaluator train under the policy `standard`, with secure sums; a client is killed and made anew, the
 server is restarted, a hospital of its own joins by compose.site.yaml through the published port, and a real Prometheus
-answers what dashboards ask. Exit code 0 if all went well. Only the images protofed-server and protofed-client stay.
+answers what dashboards ask. Three replicas of one service train, and `down -v` keeps keys and ledger.
+Exit code 0 if all went well. Only the images protofed-server and protofed-client stay.
 With --no-build they are taken as they are.
 """
 
@@ -40,6 +41,9 @@ from protofed.client.sums.partners import OFFERED
 from protofed.common.version import VERSION
 
 PROJECT, PORT, NORTH = "protofed-e2e", 17443, "north"
+REPLICAS = 3
+MIN_SITES = ("--set", f"federation.min_sites={REPLICAS}")
+KEPT = {"ca", "server-identity", "server-state", "operator-identity", "site-1-identity", "site-1-state"}
 SITES = ("site-1", "site-2", "site-3", "site-4")
 CLIENTS = (*SITES, "evaluator")
 HEALTHY_S, RUN_S = 900.0, 1800.0  # on a machine with other work, too
@@ -55,6 +59,7 @@ class Story:
     policy: Path  # of site-1 to site-4 and the evaluator
     began: float
     trained: float = 0.0  # seconds of the epoch
+    is_up: bool = False
 
     def say(self, text: str) -> None:
         sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {text}\n")
@@ -100,6 +105,9 @@ def build(story: Story) -> None:
 
 def up(story: Story) -> None:
     """Everything starts in its order, and is healthy by its own check."""
+    story.compose.make_volumes()
+    story.north.make_volumes()
+    story.is_up = True
     story.compose("up", "-d", "--no-build", *CLIENTS, "prometheus")
     story.say("up: certificates were made, the server was ready, the sites were let in")
     story.until_healthy(story.compose, "server", *CLIENTS, "prometheus")
@@ -208,6 +216,37 @@ def watch(story: Story) -> None:
     story.say("Prometheus: " + checks.watched(story.compose, story.trained, {"site-5:9464"}))
 
 
+def load(story: Story) -> None:
+    """One service, three replicas: each is a site of its own, and stays it after a restart and in a new container."""
+    for site in SITES:
+        story.operator("sites", "exclude", site)
+    settings = {**story.compose.settings, "COMPOSE_PROFILES": "load", "CLIENTS": str(REPLICAS)}
+    scaled = Compose(PROJECT, story.folder, story.compose.files, settings)
+    up = ("up", "-d", "--no-build", "--scale", f"client={REPLICAS}", "client")
+
+    def healthy() -> bool:
+        found = scaled.replicas().values()
+        how = docker("inspect", "--format", "{{.State.Health.Status}}", *found).split() if found else []
+        return how == ["healthy"] * REPLICAS
+
+    scaled(*up)
+    wait_for("all replicas to be healthy", healthy, HEALTHY_S)
+    before = checks.identities(scaled)
+    expect(before == {f"client-{number}" for number in range(1, REPLICAS + 1)}, f"each is a site of its own: {before}")
+    first, second, *_ = scaled.replicas().values()
+    docker("restart", first)
+    docker("rm", "--force", second)
+    scaled(*up)
+    wait_for("all replicas to be healthy again", healthy, HEALTHY_S)
+    expect(checks.identities(scaled) == before, "a restarted and a new container are the same sites")
+    story.operator("runs", "start", "digits-fednh", "--name", "load", "--set", "rounds=2", *MIN_SITES)
+    wait_for("the run's end", lambda: story.shown("load")["info"]["ended_at"], RUN_S)
+    rounds = [row for row in story.shown("load")["rounds"] if row["round"]]
+    took_part = [{one["site"] for one in row["sites"] if one["kind"] == "fit"} for row in rounds]
+    expect(took_part == [before, before], f"all replicas train in each round: {took_part}")
+    story.say(f"{REPLICAS} replicas of one service trained; a new container of one is the same site")
+
+
 def again(story: Story) -> None:
     """The jobs once more change nothing; no secret is told."""
     before = checks.fingerprints(story.compose)
@@ -228,11 +267,18 @@ def again(story: Story) -> None:
 
 
 def down(story: Story) -> None:
-    """Nothing is left: containers, networks, volumes, the image of Prometheus."""
+    """`down -v` keeps keys and ledger; then nothing is left: containers, networks, volumes, Prometheus's image."""
+    story.compose.tried("--profile", "tools", "down", "--volumes", "--remove-orphans", "--timeout", "10")
+    kept = story.compose.volumes()
+    lost = (KEPT - kept) if story.is_up else set()
+    story.say(
+        f"`down -v` kept {len(kept)} volumes; {', '.join(sorted(lost)) or 'none'} of those with keys were removed"
+    )
     for compose in (story.north, story.compose):
         left = compose.remove()
         expect(not left, f"nothing is left of {compose.project}: {left}")
     docker("rmi", PROMETHEUS_IMAGE, check=False)
+    expect(not lost, f"`down -v` keeps keys and ledger: {lost}")
 
 
 def stage(folder: Path) -> Story:
@@ -244,10 +290,12 @@ def stage(folder: Path) -> Story:
     shutil.copyfile(DEPLOY / "policies" / "standard.toml", policy)
     policy.chmod(0o644)
     settings = {
+        "COMPOSE_PROJECT_NAME": PROJECT,
         "COMPOSE_PROFILES": "cpu",
         "SITES_POLICY": str(policy),
         "GRAFANA_PASSWORD": secrets.token_urlsafe(18),
         "PROMETHEUS_IMAGE": PROMETHEUS_IMAGE,
+        "GRPC_ADDRESS": "0.0.0.0",  # noqa: S104  (the hospital comes from another network)
         "GRPC_PORT": str(PORT),
         "SERVER_HOSTS": f"localhost {gateway}",
         "RECIPES": str(ROOT / "tests" / "e2e"),
@@ -256,6 +304,7 @@ def stage(folder: Path) -> Story:
     (folder / "north.toml").write_text(f"partition_index = 4\n{own}", encoding="utf-8")
     (folder / "images").mkdir()
     hospital = {
+        "COMPOSE_PROJECT_NAME": f"{PROJECT}-{NORTH}",
         "COMPOSE_PROFILES": "cpu",
         "SITE": NORTH,
         "SERVER": f"{gateway}:{PORT}",
@@ -278,7 +327,7 @@ def main() -> int:
         story = stage(Path(name))
         held.callback(down, story)
         try:
-            for chapter in (build, up, check_confinement, train, watch, again):
+            for chapter in (build, up, check_confinement, train, watch, load, again):
                 chapter(story)
         except (SystemExit, KeyboardInterrupt) as error:
             sys.stderr.write(f"{error}\n")

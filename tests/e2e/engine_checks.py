@@ -74,6 +74,14 @@ def reaches(container: str, host: str, port: int) -> bool:
     return "reached" in done
 
 
+def identities(compose: Compose) -> set[str]:
+    """The sites that the replicas of the service `client` are, by the arguments of their daemons."""
+    look = "import pathlib; print(*(p.read_bytes().decode(errors='replace').replace(chr(0), ' ') for p in "
+    look += "pathlib.Path('/proc').glob('[0-9]*/cmdline')))"
+    told = [docker("exec", one, "python", "-c", look) for one in compose.replicas().values()]
+    return {found for text in told for found in re.findall(r"--site (client-\d+)", text)}
+
+
 def fingerprints(compose: Compose) -> str:
     """Digest of every file of the CA and of all identities, and when it was written."""
     look = "find /identities -type f -exec sha256sum {} + -exec stat -c '%n %Y %a %u' {} + | sort"

@@ -81,14 +81,34 @@ class Compose:
         found = json.loads(docker("inspect", *ids)) if ids else []
         return {one["Config"]["Labels"]["com.docker.compose.service"]: one for one in found}
 
+    def make_volumes(self) -> None:
+        """As people do once, before the first `up`."""
+        script = ["sh", str(DEPLOY / "docker" / "compose" / "volumes.sh"), self.files[0].name]
+        named = {**os.environ, "COMPOSE_PROJECT_NAME": self.project}
+        subprocess.run(script, check=True, cwd=DEPLOY, env=named, timeout=120)
+
+    def volumes(self) -> set[str]:
+        """Those of this project that are there, without its name."""
+        names = docker("volume", "ls", "--quiet", "--filter", f"name=^{self.project}_").split()
+        return {name.removeprefix(f"{self.project}_") for name in names}
+
+    def replicas(self) -> dict[str, str]:
+        """Ids of the containers of the service `client`, by their names."""
+        label = f"label=com.docker.compose.project={self.project}"
+        asked = ("ps", "--filter", label, "--filter", "label=com.docker.compose.service=client")
+        lines = docker(*asked, "--format", "{{.Names}} {{.ID}}").splitlines()
+        return dict(line.split() for line in lines)
+
     def health(self, service: str) -> str:
         """healthy, unhealthy, starting; or nothing, if there is no such container."""
         found = self.containers().get(service)
         return str(found["State"].get("Health", {}).get("Status", "")) if found else ""
 
     def remove(self) -> str:
-        """Take all of it down, also what it has kept; ids of what is left, if anything is."""
+        """Take all of it down, then the volumes that `down -v` keeps; ids of what is left, if anything is."""
         self.tried("--profile", "tools", "down", "--volumes", "--remove-orphans", "--timeout", "10")
+        if kept := sorted(self.volumes()):
+            docker("volume", "rm", *(f"{self.project}_{name}" for name in kept))
         label = f"label=com.docker.compose.project={self.project}"
         kinds = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
         return "".join(docker(*kind, "--quiet", "--filter", label) for kind in kinds)

@@ -26,6 +26,7 @@ from protofed.deploy.certs import request as certs_request
 
 MOUNTED = Path("/identities")  # with a volume for each party and the CA
 CA, SERVER, OPERATOR = "ca", "server", "operator"
+CLIENTS = "clients"  # the folder of client-1, client-2 and so on, which share a volume
 ADMIT, PREVIOUS = "admit", "previous"  # the operator's folders: certificates to register; its identity before renewal
 COMPOSE_HOSTS = (SERVER,)  # how clients in compose's networks call the server
 DAYS, RENEWED_BEFORE = 365, timedelta(days=30)
@@ -40,12 +41,14 @@ class Job:
         sites: their ids.
         hosts: names and addresses by which clients reach the server.
         now: aware, in UTC.
+        clients: how many replicas of the service `client` there may be.
     """
 
     folder: Path
     sites: Sequence[str]
     hosts: Sequence[str]
     now: datetime
+    clients: int = 0
 
     def run(self) -> None:
         """Make or renew identities where needed, and print what was done with each.
@@ -54,7 +57,7 @@ class Job:
             ProtofedError: a file cannot be read or written, or a name cannot be used.
         """
         authority = self._authority()
-        parties = {SERVER: Party.SERVER, OPERATOR: Party.OPERATOR} | dict.fromkeys(self.sites, Party.SITE)
+        parties = {SERVER: Party.SERVER, OPERATOR: Party.OPERATOR} | dict.fromkeys(self._sites, Party.SITE)
         for name, party in parties.items():
             signing_request, action = self._request(name, party)
             if signing_request is not None:
@@ -62,10 +65,18 @@ class Job:
                 request = certs.read_request(signing_request, name)
                 certs_request.check_addressee(request, party, name, name)
                 signed = certs.sign_request(request, authority, DAYS, now=self.now, renewal=True)
-                certs.install(self.folder / name, signed, now=self.now)
-            certificate = _certificate(self.folder / name)
+                certs.install(self._of(name), signed, now=self.now)
+            certificate = _certificate(self._of(name))
             sys.stdout.write(f"{name}: {action}; valid until {stamp(certificate.not_after)}\n")
         self._publish()
+
+    @property
+    def _sites(self) -> list[str]:
+        return [*self.sites, *(f"client-{number}" for number in range(1, self.clients + 1))]
+
+    def _of(self, name: str) -> Path:
+        """A party's folder."""
+        return self.folder / name if name in (SERVER, OPERATOR, *self.sites) else self.folder / CLIENTS / name
 
     def _authority(self) -> certs.Authority:
         folder = self.folder / CA
@@ -77,7 +88,7 @@ class Job:
 
     def _request(self, name: str, party: Party) -> tuple[bytes | None, str]:
         """The signing request for a party's next certificate (None: it needs none), and what is done, in words."""
-        folder, hosts = self.folder / name, tuple(self.hosts) if party is Party.SERVER else ()
+        folder, hosts = self._of(name), tuple(self.hosts) if party is Party.SERVER else ()
         if not (folder / CERTIFICATE).exists():
             return certs.request(folder, party, name, hosts), "made"
         certificate = _certificate(folder)
@@ -94,8 +105,8 @@ class Job:
         """Copy the operator's certificate to the server, and all certificates to the operator, who registers them."""
         operator = self.folder / OPERATOR
         _copy(operator / CERTIFICATE, self.folder / SERVER / "operators" / f"{OPERATOR}.pem")
-        for name in (OPERATOR, *self.sites):
-            _copy(self.folder / name / CERTIFICATE, operator / ADMIT / f"{name}.pem")
+        for name in (OPERATOR, *self._sites):
+            _copy(self._of(name) / CERTIFICATE, operator / ADMIT / f"{name}.pem")
 
 
 def _certificate(folder: Path) -> Certificate:
@@ -121,6 +132,6 @@ if __name__ == "__main__":
     os.umask(0o077)
     names = dict.fromkeys((*COMPOSE_HOSTS, *os.environ.get("SERVER_HOSTS", "").split()))
     try:
-        Job(MOUNTED, sys.argv[1:], tuple(names), datetime.now(UTC)).run()
+        Job(MOUNTED, sys.argv[1:], tuple(names), datetime.now(UTC), int(os.environ.get("CLIENTS", "0"))).run()
     except ProtofedError as error:
         sys.exit(f"certificates: {error}")

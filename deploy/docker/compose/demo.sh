@@ -26,6 +26,7 @@ if [ ! -e .env ]; then
         .env.example >.env)
     say "deploy/.env is made, with a random password for Grafana"
 fi
+sh docker/compose/volumes.sh
 # What .env says, and the environment before it, as compose does.
 setting() { printenv "$1" || sed -n "s/^$1=//p" .env | tail -1; }
 
@@ -102,4 +103,4 @@ else
     echo "Grafana:  not started: an image of Prometheus or Grafana was not to be had (PROMETHEUS_IMAGE, GRAFANA_IMAGE)"
 fi
 echo "go on:    cd deploy && $compose run --rm operator runs start digits-trio --set federation.min_sites=5 --name again --watch"
-echo "stop:     cd deploy && $compose --profile cpu --profile gpu --profile tools down        (models, keys and records stay in volumes; -v: not)"
+echo "stop:     cd deploy && $compose --profile cpu --profile gpu --profile tools down        (models, keys and records stay in volumes)"

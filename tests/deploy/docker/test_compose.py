@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -76,7 +79,8 @@ def test_a_daemon_is_started_again_and_asked_whether_it_is_ready_and_a_job_is_no
         return
     assert one["restart"] == "unless-stopped"
     assert {"interval", "timeout", "retries", "start_period"} == one["healthcheck"].keys() - {"test"}
-    assert ("test" in one["healthcheck"]) == (name in NO_IMAGE_OF_OURS), "ours is the image's own"
+    asks_itself = name in NO_IMAGE_OF_OURS or (file, name) == ("compose.yaml", "client")
+    assert ("test" in one["healthcheck"]) == asks_itself, "ours is the image's own"
     assert "\nHEALTHCHECK " in (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -102,18 +106,55 @@ def test_the_demo_looks_for_the_same_images() -> None:
     }
 
 
-def test_nothing_is_published_but_grpc_and_grafana() -> None:
+def test_nothing_is_published_but_grpc_and_grafana_both_to_this_machine_alone() -> None:
     published = {name: one["ports"] for name, one in services().items() if "ports" in one}
     assert published == {
-        "server": ["${GRPC_ADDRESS:-0.0.0.0}:${GRPC_PORT:-7443}:7443"],
+        "server": ["${GRPC_ADDRESS:-127.0.0.1}:${GRPC_PORT:-7443}:7443"],
         "grafana": ["${GRAFANA_ADDRESS:-127.0.0.1}:${GRAFANA_PORT:-3000}:3000"],
     }
     assert not any("ports" in one for one in services("compose.site.yaml").values())
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_down_v_removes_no_key_no_ledger_and_no_state(file: str) -> None:
+    """A volume that compose makes is removed by `down -v`: only pictures of numbers may lie in one."""
+    kept = {name for name, one in read(file)["volumes"].items() if one}
+    for name in kept:
+        assert read(file)["volumes"][name] == {
+            "external": True,
+            "name": f"${{COMPOSE_PROJECT_NAME:-protofed}}_{name}",
+        }
+    assert read(file)["volumes"].keys() - kept == (NO_IMAGE_OF_OURS if file == "compose.yaml" else set())
+    for name, one in services(file).items():
+        mounted = {what for what, _ in volumes(one).values() if not re.match(r"[./$]", what)}
+        assert mounted <= kept or name in NO_IMAGE_OF_OURS, name
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("named", ["", "study"], ids=["by default", "of .env"])
+def test_the_script_makes_the_volumes_that_compose_expects(file: str, named: str, tmp_path: Path) -> None:
+    place = tmp_path / "docker" / "compose"
+    place.mkdir(parents=True)
+    shutil.copy(DEPLOY / file, tmp_path)
+    shutil.copy(DEPLOY / "docker" / "compose" / "volumes.sh", place)
+    if named:
+        (tmp_path / ".env").write_text(f"A=b\nCOMPOSE_PROJECT_NAME={named}\n", encoding="ascii")
+    (tmp_path / "docker.sh").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n', encoding="ascii")
+    (tmp_path / "docker.sh").chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").symlink_to(tmp_path / "docker.sh")
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run(["sh", str(place / "volumes.sh"), file], check=True, env=path, cwd=tmp_path)
+    called = (tmp_path / "called").read_text(encoding="ascii").splitlines()
+    expected = [f"volume create {named or 'protofed'}_{name}" for name, one in read(file)["volumes"].items() if one]
+    assert called == expected
+
+
 def test_a_site_meets_the_server_and_prometheus_and_nobody_else() -> None:
     inside = {name for name, one in read("compose.yaml")["networks"].items() if (one or {}).get("internal")}
     everybody = services()
+    replicas = {other for other, one in everybody.items() if "clients" in networks(one)}
+    assert replicas == {"client", "server", "prometheus"}
     for name in (*TRAINERS, *ON_GPU, "evaluator"):
         (own,) = networks(everybody[name])
         assert own == name.removesuffix("-gpu")
@@ -159,6 +200,9 @@ def test_prometheus_asks_the_services_by_the_jobs_that_rules_expect() -> None:
     assert clients["metric_relabel_configs"] == plain["scrape_configs"][1]["metric_relabel_configs"]
     assert server["static_configs"] == [{"targets": ["server-metrics:9464"]}]
     asked = {one["labels"]["site"]: one["targets"] for one in clients["static_configs"]}
+    assert clients["dns_sd_configs"] == [{"names": ["client"], "type": "A", "port": 9464}]
+    (label,) = clients["relabel_configs"]  # of a replica its address, since one name is all of them
+    assert label == {"source_labels": ["site", "__address__"], "regex": ";(.+)", "target_label": "site"}
     assert asked == {site: [f"{site}:9464"] for site in (*TRAINERS, "evaluator")}
     mounted = volumes(services()["prometheus"])
     assert mounted["/etc/prometheus/rules"] == ("./prometheus/rules", True)
@@ -170,7 +214,9 @@ def test_a_container_sees_its_own_identity_only_and_cannot_change_it() -> None:
         if name == "certificates":
             continue
         own = {what: ro for what, ro in volumes(one).values() if what.endswith("-identity")}
-        whose = {"admission": "operator", "ca": "operator", "export": "operator"}.get(name, name.removesuffix("-gpu"))
+        whose = {"admission": "operator", "ca": "operator", "export": "operator", "client": "clients"}.get(
+            name, name.removesuffix("-gpu")
+        )
         assert own == ({} if name in NO_IMAGE_OF_OURS else {f"{whose}-identity": True}), name
     holders = {name for name, one in services().items() if "ca" in {what for what, _ in volumes(one).values()}}
     assert holders == {"certificates", "ca"}
@@ -180,9 +226,10 @@ def test_the_job_makes_an_identity_for_every_client_in_a_folder_that_the_image_h
     job = services()["certificates"]
     assert job["command"] == f"${{LOCAL_SITES-{' '.join(TRAINERS)}}} evaluator"  # empty: the evaluator alone
     mounted = {where for where in volumes(job) if where.startswith("/identities/")}
-    assert mounted == {f"/identities/{one}" for one in ("ca", "server", "operator", *TRAINERS, "evaluator")}
+    assert mounted == {f"/identities/{one}" for one in ("ca", "server", "operator", *TRAINERS, "clients", "evaluator")}
+    assert job["environment"]["CLIENTS"] == "${CLIENTS:-0}"
     dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text(encoding="utf-8")
-    assert "for name in ca server operator evaluator $(seq -f 'site-%g' 9)" in dockerfile
+    assert "for name in ca server operator evaluator clients $(seq -f 'site-%g' 9)" in dockerfile
 
 
 def test_everything_waits_for_what_it_needs() -> None:
@@ -190,7 +237,7 @@ def test_everything_waits_for_what_it_needs() -> None:
     done, healthy = {"condition": "service_completed_successfully"}, {"condition": "service_healthy"}
     assert waits["server"] == {"certificates": done}
     assert waits["admission"] == {"server": healthy}
-    for name in (*TRAINERS, *ON_GPU, "evaluator"):
+    for name in (*TRAINERS, *ON_GPU, "evaluator", "client"):
         assert waits[name] == {"admission": done}
     assert waits["grafana"] == {"prometheus": healthy}
 

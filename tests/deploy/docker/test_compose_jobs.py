@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -31,7 +32,7 @@ def load(name: str) -> ModuleType:
     return module
 
 
-certificates, admission = load("certificates"), load("admission")
+certificates, admission, replica = load("certificates"), load("admission"), load("replica")
 
 
 def run(folder: Path, now: datetime = NOW, hosts: tuple[str, ...] = HOSTS) -> None:
@@ -205,3 +206,83 @@ def test_a_site_that_was_revoked_stays_out_and_keeps_nobody_else_out(
     admission.admit("server:7443", tmp_path / "operator")
     assert server.known == {found["operator/cert.pem"], found["site-2/cert.pem"]}
     assert "site-1: not registered: was revoked" in capsys.readouterr().out
+
+
+def test_each_replica_of_the_service_client_gets_a_key_of_its_own_and_is_let_in(tmp_path: Path) -> None:
+    for name in ("ca", "server", "operator", "clients"):
+        (tmp_path / name).mkdir()
+    for clients in (2, 3):  # more of them later
+        before = files(tmp_path)
+        certificates.Job(tmp_path, (), HOSTS, NOW, clients).run()
+    found = files(tmp_path)
+    assert {name: found[name] for name in before} == before
+    for site in ("client-1", "client-2", "client-3"):
+        assert read_identity(tmp_path / "clients" / site, Party.SITE, NOW).certificate.name == site
+        assert found[f"operator/admit/{site}.pem"] == found[f"clients/{site}/cert.pem"]
+    keys = [data for data in found.values() if b"PRIVATE KEY" in data]
+    assert len(keys) == len(set(keys)) == 6
+
+
+REPLICA = """
+import importlib.util, pathlib, sys
+spec = importlib.util.spec_from_file_location("replica", sys.argv[1])
+replica = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(replica)
+print(replica.take(pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4]), flush=True)
+sys.stdin.read()
+"""
+
+
+class Containers:
+    """Replicas as processes of their own: each keeps its site until it ends."""
+
+    def __init__(self, states: Path, clients: int) -> None:
+        self.states, self.clients = states, clients
+        self.running: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, name: str) -> str:
+        """The number that it takes; its last words, if there is none."""
+        command = [sys.executable, "-c", REPLICA, str(JOBS / "replica.py"), str(self.states), str(self.clients), name]
+        pipe = subprocess.PIPE
+        one = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        self.running[name] = one
+        assert one.stdout is not None
+        return one.stdout.readline().strip()
+
+    def kill(self, name: str) -> None:
+        one = self.running.pop(name)
+        one.kill()
+        one.communicate()
+
+
+@pytest.fixture
+def containers(tmp_path: Path) -> Iterator[Containers]:
+    made = Containers(tmp_path, 3)
+    yield made
+    for name in list(made.running):
+        made.kill(name)
+
+
+def test_each_replica_is_a_site_of_its_own_and_one_too_many_says_what_to_set(containers: Containers) -> None:
+    assert [containers.start(name) for name in ("a", "b", "c")] == ["1", "2", "3"]
+    assert "set a larger CLIENTS in .env" in containers.start("d")
+
+
+def test_a_container_that_is_restarted_is_the_same_site_and_a_new_one_takes_what_is_free(
+    containers: Containers,
+) -> None:
+    assert [containers.start(name) for name in ("a", "b", "c")] == ["1", "2", "3"]
+    for name in ("a", "b", "c"):
+        containers.kill(name)
+    assert [containers.start(name) for name in ("c", "b", "a")] == ["3", "2", "1"]
+    containers.kill("b")
+    assert containers.start("made anew") == "2"
+
+
+def test_a_replica_has_a_name_a_share_an_identity_and_a_state_of_its_own(tmp_path: Path) -> None:
+    identity, state = "/etc/protofed/identity/client-3", "/var/lib/protofed/client-3"
+    own = ["--site", "client-3", "--partition-index", "2", "--identity", identity, "--state", state]
+    assert replica.daemon(["client", "start"], 3) == ["protofed", "client", "start", *own]
+    (tmp_path / "client-3.claim").write_text("ab12", encoding="ascii")
+    assert replica.health(tmp_path, 3, "ab12")[-1] == f"{tmp_path}/client-3"
+    assert replica.health(tmp_path, 3, "another")[-1] == f"{tmp_path}/client-0", "no daemon runs there"
