@@ -317,11 +317,13 @@ def test_the_guides_settings_fit_its_recipe(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_guide_counts_its_own_steps() -> None:
-    """The sentence in its introduction; 0.2.0's guide had 28 commands, 3 files and, of two hospitals, 4 mails."""
-    found = re.search(r"it takes (\d+) commands, (\d+) file to write and (\d+) mails", _text(pilot_guide.GUIDE))
+    """The sentence in its introduction."""
+    told = r"the coordinator types (\d+) lines and writes (\d+) file, each hospital types (\d+) lines, and (\d+) mails"
+    found = re.search(told, _text(pilot_guide.GUIDE))
     assert found is not None
     counted = pilot_guide.effort(_text(pilot_guide.GUIDE))
-    assert tuple(map(int, found.groups())) == (counted.commands, counted.files, counted.mails)
+    expected = (counted.coordinator, counted.files, counted.hospital, counted.mails)
+    assert tuple(map(int, found.groups())) == expected
 
 
 def test_steps_are_counted_by_line_file_and_mail() -> None:
@@ -342,7 +344,25 @@ name = "x"
 
 *By mail* from the coordinator to each hospital (here: north): `north.bundle`, `pilot.toml`.
 
-To try it, `cd ~/protofed && .venv/bin/python -m tests.e2e.pilot_images images` writes some.
+```
+# at every machine, first in each terminal
+export A=1
+```
+
+```
+# at the coordinator, for each hospital (here: north)
+protofed certs sign north.request
+```
+
+```
+# at the coordinator, in a terminal of its own: the server
+protofed server start
+```
+
+```
+# at each hospital (here: north)
+protofed client init
+```
 
 ## Step 8. The real run
 
@@ -351,6 +371,5 @@ To try it, `cd ~/protofed && .venv/bin/python -m tests.e2e.pilot_images images` 
 protofed runs list
 ```
 """
-    assert pilot_guide.effort(text) == pilot_guide.Effort(commands=3, files=1, mails=3)
-    copied = text.replace("protofed certs init --ca ca", "cp standard.toml policy.toml")
-    assert pilot_guide.effort(copied) == pilot_guide.Effort(commands=3, files=2, mails=3)
+    # Two certificates, three hospitals to sign for, one start, and one variable in each of two terminals.
+    assert pilot_guide.effort(text) == pilot_guide.Effort(coordinator=8, hospital=2, files=1, mails=3)

@@ -13,7 +13,7 @@ GUIDE = ROOT / "docs" / "how-to" / "pilot.md"
 _STEP = re.compile(r"^## Step (?P<step>\d+)\.")
 _IMAGES = re.compile(r"`(cd ~/protofed && [^`]*pilot_images[^`]*)`")
 REHEARSAL = range(1, 8)  # steps from nothing to its report
-_COPIED = re.compile(r"^cp .* policy\.toml\b")  # 0.2.0's guide: a file to be edited, too
+HOSPITALS = 3
 _BLOCK = re.compile(r"^```\w*\n(?P<head>#[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _MAIL = re.compile(r"^\*By mail\* from (?P<sender>.+?) to (?P<to>[^:`]+?(?: \(here: \w+\))?): (?P<files>`.+`)\.$")
 _AGAIN = re.compile(r"\*again\* steps? (?P<steps>\d(?:[\d, and]*\d)?)(?: for the hospital (?P<joining>\w+))?")
@@ -85,15 +85,17 @@ def images_commands() -> list[str]:
 
 @dataclass(frozen=True)
 class Effort:
-    """What people do until they have a report of the rehearsal.
+    """What people do until they have a report of the rehearsal, with images of their own.
 
     Attributes:
-        commands: different lines that are typed; a hospital's count once, whoever many hospitals type them.
-        files: that are written or copied to be edited.
+        coordinator, hospital: lines that are typed at the coordinator, and at each hospital, again in each terminal and
+            for each hospital where the guide says so.
+        files: that the coordinator writes.
         mails: between the coordinator and the three hospitals.
     """
 
-    commands: int
+    coordinator: int
+    hospital: int
     files: int
     mails: int
 
@@ -102,14 +104,27 @@ def effort(text: str) -> Effort:
     """Count a guide."""
     parts = [part for part in _parts(text) if part.step in REHEARSAL and not isinstance(part, Again)]
     blocks = [part for part in parts if isinstance(part, Block)]
-    lines = [line for block in blocks if block.file is None for line in block.body.replace("\\\n", " ").splitlines()]
-    typed = [line for line in lines if line.strip() and not line.startswith("#")]
-    mails = [part for part in parts if isinstance(part, Mail)]
     return Effort(
-        commands=len(typed) + len(_IMAGES.findall(" ".join(text.split()))),
-        files=sum(block.file is not None for block in blocks) + sum(bool(_COPIED.match(line)) for line in typed),
-        mails=3 * len(mails),
+        coordinator=_typed([block for block in blocks if not block.at.startswith("each hospital")]),
+        hospital=_typed([block for block in blocks if not block.at.startswith("the coordinator")]),
+        files=sum(block.file is not None for block in blocks),
+        mails=HOSPITALS * sum(isinstance(part, Mail) for part in parts),
     )
+
+
+def _typed(blocks: list[Block]) -> int:
+    """How many lines are typed at a machine."""
+    terminals = 1 + sum(block.daemon is not None for block in blocks)
+    return sum(
+        (terminals if block.first else HOSPITALS if "for each hospital" in block.at else 1) * len(_lines(block))
+        for block in blocks
+        if block.file is None
+    )
+
+
+def _lines(block: Block) -> list[str]:
+    lines = block.body.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
 def named(text: str, hospital: str) -> str:

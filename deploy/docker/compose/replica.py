@@ -1,8 +1,8 @@
 """One of the replicas of compose.yaml's service `client`: `replica.py client start …`, or `replica.py health`.
 
 Each is a site of its own, `client-1` to `client-N`, with that site's key, state and share of the data. A container
-locks its site for as long as its daemon lives, and takes up the same one when it is restarted. A new container takes the
-first that is free.
+locks its site while its daemon lives, and takes up the same one when it is restarted. A new container takes the first
+that is free.
 """
 
 from __future__ import annotations
