@@ -60,6 +60,7 @@ def test_folders_may_be_split_already(tmp_path: Path) -> None:
     "name",
     [
         *[".DS_Store", "Thumbs.db", "desktop.ini", ".hidden/a.png", "__MACOSX/a.png", "@eaDir/a.png", "DICOMDIR"],
+        *["a.png:Zone.Identifier", "~snapshot/a.png"],
         *["#recycle/a.png", "@Recycle/a.png", "$RECYCLE.BIN/a.png", ".Trash-1000/a.png", "lost+found/a.png"],
         *["readme.txt", "labels.CSV", "a.json", "a.xml", "LICENSE.md", "a.pdf", "a.ini", "a.db"],
     ],
@@ -104,6 +105,23 @@ def test_where_a_folder_may_be_a_split_or_a_class_it_is_said_what_to_rename(tmp_
         classes(tmp_path / "twice" / name, {"nv": 1})
     with pytest.raises(DataError, match="two folders for one split among Train, training"):
         folder(tmp_path / "twice")
+
+
+def test_splits_in_the_folders_of_classes_are_refused(tmp_path: Path) -> None:
+    for name in ("nv/train/a.png", "nv/test/b.png", "mel/train/a.png", "mel/test/b.png"):
+        save(tmp_path / name)
+    with pytest.raises(DataError, match="splits in the folders of classes; expected train and test above"):
+        folder(tmp_path)
+    (tmp_path / "nv" / "test").rename(tmp_path / "nv" / "patient 7")
+    (tmp_path / "mel" / "test").rename(tmp_path / "mel" / "patient 8")
+    assert len(folder(tmp_path).items) == 4
+
+
+def test_folders_named_like_splits_are_told_how_to_be_some(tmp_path: Path) -> None:
+    for name in ("Train_images", "test_images"):
+        classes(tmp_path / name, {"nv": 1})
+    with pytest.raises(DataError, match="if 'Train_images', 'test_images' are splits"):
+        folder(tmp_path).check()
 
 
 def test_the_first_folders_are_sites_where_the_sites_are_a_column(tmp_path: Path) -> None:

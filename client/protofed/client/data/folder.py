@@ -21,7 +21,7 @@ _LEFTOVERS = frozenset(
     {"thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "__macosx", "lost+found", "found.000"}
     | {"system volume information", "network trash folder", "temporary items"}
     # What people deleted: at Windows, QNAP and Synology. An image there would be an example again.
-    | {"$recycle.bin", "recycler", "recycled", "@recycle", "#recycle", "@recently-snapshot", "#snapshot", "@eadir"}
+    | {"$recycle.bin", "recycler", "recycled", "@recycle", "#recycle", "@recently-snapshot", "#snapshot", "~snapshot", "@eadir"}
 )
 # A file with such a suffix is no image. Any other one is opened: DICOM files often have none, or part of a UID.
 _NO_IMAGES = frozenset(
@@ -70,6 +70,7 @@ _NO_IMAGES = frozenset(
         "tmp",
         "part",
         "crdownload",
+        "identifier",  # `x.png:Zone.Identifier`, which Windows' files get when they are copied
     ]
 )
 
@@ -97,6 +98,7 @@ def read(root: Path, group: str | None, *, by_site: bool = False) -> Listing:
             entry = _entry(root, name, site, group, has_splits=has_splits)
             entries += [entry] if entry is not None else []
             misplaced += [normalise(name)] if entry is None else []
+    _check_below_classes(root, entries)
     return Listing(entries, misplaced, found.left_out)
 
 
@@ -200,6 +202,20 @@ def _has_splits(root: Path) -> bool:
             f"{root} has two folders for one split among {', '.join(sorted(splits))}; expected one: put them together"
         )
     return True
+
+
+def _check_below_classes(root: Path, entries: Sequence[FileEntry]) -> None:
+    """Refuse splits within the folders of classes: without a word the site would train on its own test images."""
+    meant = set[Split | None]()
+    for entry in entries:
+        folders = entry.path.relative_to(root).parts[:-1]
+        below = folders[1 + (entry.site is not None) + (entry.split is not None) :]
+        meant |= {split_of(name) for name in below[:1]}
+    if {"train", "test"} <= meant:
+        raise DataError(
+            f"{root} has folders of splits in the folders of classes; expected train and test above, with a folder for "
+            "each class in them: move the images"
+        )
 
 
 def _check_sites(root: Path) -> None:

@@ -139,7 +139,7 @@ def _listed(names: Sequence[str], class_names: Sequence[str]) -> str:
 
 def _hint(names: Sequence[str]) -> str:
     """What to do where a label is the name of a split: folders of splits that are none to `folder.read`."""
-    splits = [f"'{name}'" for name in names if split_of(name) is not None]
+    splits = [f"'{short(name)}'" for name in names if split_of(re.split(r"[^a-z]", name.casefold())[0]) is not None]
     if not splits:
         return ""
     return (

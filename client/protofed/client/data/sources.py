@@ -125,6 +125,8 @@ def infer_class_names(data: Data) -> tuple[str, ...]:
 
 def _first_shape(data: Data) -> Input:
     entries = image_files.list_files(data).entries
+    if not entries:
+        raise DataError(f"{data.root} lists no image; expected a folder of images for each class, or a row for each")
     for entry in entries[:_TRIED]:
         try:
             with silence_decoders():

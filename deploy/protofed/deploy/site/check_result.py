@@ -133,7 +133,18 @@ class SiteCheck:
     @property
     def concerns(self) -> list[Concern]:
         """What the verdict names beside that the daemon would take part."""
-        return [*self._about_duplicates(), *self._about_single_classes(), *self._about_depths()]
+        return [
+            *self._about_files(),
+            *self._about_duplicates(),
+            *self._about_single_classes(),
+            *self._about_depths(),
+        ]
+
+    def _about_files(self) -> Iterator[Concern]:
+        if count := len(self.unreadable) + len(self.misplaced):
+            without_run = "a run refuses the site unless data.max_unreadable_fraction allows so many"
+            then = without_run if self.request.recipe is None else "they are left out"
+            yield Concern(f"files that cannot be used: {count:,}; {then}", untrue=False)
 
     def _about_duplicates(self) -> Iterator[Concern]:
         if across := self.duplicates.across:
