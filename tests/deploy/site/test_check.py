@@ -201,6 +201,12 @@ def test_the_verdict_comes_first_and_names_what_makes_scores_untrue(run: Run, ch
     assert said.index("that occur under several labels") < said.index("Classes")
 
 
+def test_files_that_are_left_out_are_named_by_the_verdict(check: Check, folder: Path) -> None:
+    (folder / "train" / "benign" / "broken.png").write_bytes(b"")
+    code, found = check(settings=SETTINGS.format(root=folder) + "max_unreadable_fraction = 0.5\n")
+    assert (code, found["refusal"], found["but"]) == (0, None, ["files that cannot be used: 1; they are left out"])
+
+
 def test_a_single_class_and_several_bit_depths_are_named_by_the_verdict(check: Check, tmp_path: Path) -> None:
     root = tmp_path / "single"
     for number in range(20):

@@ -21,7 +21,17 @@ _LEFTOVERS = frozenset(
     {"thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "__macosx", "lost+found", "found.000"}
     | {"system volume information", "network trash folder", "temporary items"}
     # What people deleted: at Windows, QNAP and Synology. An image there would be an example again.
-    | {"$recycle.bin", "recycler", "recycled", "@recycle", "#recycle", "@recently-snapshot", "#snapshot", "~snapshot", "@eadir"}
+    | {
+        "$recycle.bin",
+        "recycler",
+        "recycled",
+        "@recycle",
+        "#recycle",
+        "@recently-snapshot",
+        "#snapshot",
+        "~snapshot",
+        "@eadir",
+    }
 )
 # A file with such a suffix is no image. Any other one is opened: DICOM files often have none, or part of a UID.
 _NO_IMAGES = frozenset(
