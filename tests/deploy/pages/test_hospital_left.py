@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,9 @@ from tests.support.browser_client import Browser
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common.storage.journal import Journal, records
 from protofed.common.storage.segments import segment_path
+from protofed.deploy.audit.archive import archive
 from protofed.deploy.pages.formats import stamp
+from protofed.deploy.pages.hospital import site_log
 from protofed.deploy.pages.hospital.left_rounds import round_lines, summary
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
@@ -178,3 +181,29 @@ def test_half_a_line_is_no_damage_and_is_read_once_it_is_whole(state: Path) -> N
         assert SiteLog(state).look().problem == ""
     (state / AUDIT).write_bytes(whole + line)
     assert log.look().last_number == count + 1
+
+
+def test_what_an_archive_has_is_said_to_be_missing_and_never_that_nothing_left(tmp_path: Path) -> None:
+    state = tmp_path / "site-1"
+    journal = Journal(state / AUDIT, 2000)
+    for number in range(1, 4):
+        secure_round(journal, number)
+    journal.append("note", text="x" * 3000)  # the newest segment begins after it, with nothing that left
+    journal.append("note", text="the newest")
+    journal.close()
+    assert "in an archive" not in Browser(client_page(state)).get("/left")
+    archive(state / AUDIT, tmp_path / "archive", shown=False)
+    text = Browser(client_page(state)).get("/left")
+    assert "files are in an archive: what left by them is not listed here" in text
+    assert "No update and no score has left" not in text
+
+
+def test_items_that_are_no_longer_listed_are_counted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_log, "MOST", 3)
+    monkeypatch.setattr(site_log, "DROPPED_AT_ONCE", 1)
+    journal = Journal(state / AUDIT)
+    for number in range(5):
+        journal.append("refused", run="kept", round=9 + number, why="by the policy")
+    journal.close()
+    text = Browser(client_page(state)).get("/left")
+    assert re.search(r"older items are not listed here \(.protofed audit show.\): [1-9]", text)

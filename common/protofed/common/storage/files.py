@@ -170,9 +170,13 @@ def link(path: Path, target: Path) -> bool:
     return True
 
 
-def sweep(folders: Iterable[Path]) -> int:
-    """Remove the temporary files that a killed process left in these folders; returns their number."""
-    left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}*-{_RANDOM}")]
+def sweep(folders: Iterable[Path], name: str = "*") -> int:
+    """Remove the temporary files that a killed process left in these folders; returns their number.
+
+    Args:
+        name: a pattern: only those of files that are called so.
+    """
+    left = [path for folder in folders if folder.is_dir() for path in folder.glob(f"{TEMPORARY}{name}-{_RANDOM}")]
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)

@@ -6,6 +6,7 @@ is killed leaves each segment in one of the two places, or in both, and the next
 
 from __future__ import annotations
 
+import glob
 import gzip
 import itertools
 import zlib
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.storage import files
-from protofed.common.storage.segments import Segment, compressed_path, segments
+from protofed.common.storage.segments import COMPRESSED, Segment, compressed_path, segments
 from protofed.deploy.audit.verify import AuditError, AuditStatus, verify
 
 PIECE_BYTES = 1 << 20
@@ -56,7 +57,7 @@ def archive(path: Path, folder: Path, *, shown: bool = True) -> list[Moved]:
         files.make_private(folder)
     lock = files.Lock(folder)
     try:
-        files.sweep([folder])
+        files.sweep([folder], f"{glob.escape(path.stem)}.*{COMPRESSED}")  # others may write here, too
         *closed, newest = segments(path)
         status = verify(path, shown=shown)
         _check_continues(path, folder, [*closed, newest], status)

@@ -42,10 +42,13 @@ class HandedIn:
     @property
     def gap(self) -> str:
         """What is not counted, as a sentence; empty: the whole log is here."""
-        if not self.archived:
-            return ""
-        files = "first file is" if self.archived == 1 else f"first {self.archived} files are"
-        return f"the audit log's {files} in an archive: what left by them is not listed here (`protofed audit show`)"
+        return archived_text(self.archived) if self.archived else ""
+
+
+def archived_text(count: int) -> str:
+    """What is not listed where so many of the log's oldest segments are in an archive."""
+    files = "first file is" if count == 1 else f"first {count} files are"
+    return f"the audit log's {files} in an archive: what left by them is not listed here (`protofed audit show`)"
 
 
 def handed_in(path: Path, run: str) -> HandedIn:

@@ -40,6 +40,7 @@ class LeftPages:
         context = {
             "log": log,
             "summary": summary(lines),
+            "gaps": self.site.log.gaps(),
             "lines": page.cut(lines),
             "page": page,
             "totals": totals,

@@ -62,6 +62,7 @@ class RunPages:
                 **self._preview(offer),
                 **self._scores(offer),
                 "log": self.site.log.look(),
+                "gaps": self.site.log.gaps(),
                 "last": round_lines(self.site.log.leavings(offer.run))[:SHOWN],
                 "bytes_picture": self._bytes_picture(offer.run),
             },

@@ -15,9 +15,11 @@ from protofed.common.payload import Part
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.storage.journal import Record
 from protofed.deploy.audit.follow import FollowedLog, LogFollower
+from protofed.deploy.audit.handed_in import archived_text
 from protofed.deploy.audit.reader import AuditSummary, Message, SummaryReader
 
 MOST: Final = 20_000  # lines kept, the newest; the totals are of all
+DROPPED_AT_ONCE: Final = MOST // 10
 UPLOADS: Final = ("BeginUpload", "PutChunk", "CommitUpload")
 SCORES: Final = "ReportScores"
 ASKS: Final = ("Enroll", "NextTask")  # what a daemon without a task sends, again and again
@@ -143,6 +145,13 @@ class SiteLog:
         with self._lock:
             return [one for one in reversed(self._leavings.values()) if run in (None, one.run)]
 
+    def gaps(self) -> list[str]:
+        """What `leavings` lacks, in sentences."""
+        with self._lock:
+            archived, dropped = self._follower.look().missing, self._dropped
+        older = f"older items are not listed here (`protofed audit show`): {dropped:,}"
+        return [archived_text(archived)] * bool(archived) + [older] * bool(dropped)
+
     def notes(self, run: str | None = None) -> list[tuple[str, str]]:
         """(time, text) of policies, refusals, sums that were opened and decisions, the newest first."""
         with self._lock:
@@ -174,6 +183,7 @@ class SiteLog:
         self._summary = AuditSummary()
         self._reader = SummaryReader(self._summary, None, None, messages=True)
         self._leavings: dict[object, Leaving] = {}
+        self._dropped = 0  # of them, to stay below `MOST`
         self._policy, self._activity = PolicyInForce(), Activity()
         self._kinds: dict[str, str] = {}  # of tasks, by task_id
         self._noisy: set[str] = set()  # tasks, by task_id
@@ -251,8 +261,9 @@ class SiteLog:
     def _keep(self, key: object, leaving: Leaving) -> Leaving:
         self._leavings[key] = leaving
         if len(self._leavings) > MOST:
-            for oldest in list(itertools.islice(self._leavings, MOST // 10)):
+            for oldest in list(itertools.islice(self._leavings, DROPPED_AT_ONCE)):
                 del self._leavings[oldest]
+                self._dropped += 1
         return leaving
 
 
