@@ -124,8 +124,8 @@ def test_a_hospital_leaves_in_the_middle_of_its_training_and_nothing_of_it_arriv
     calls = calls_of(here, "site-2")
     assert {call for call, _ in calls[left:]} <= {"Heartbeat", "Enroll"}
     # All of them: a heartbeat of the fit may be on its way when the daemon enrolls.
-    assert {fields["exact_hold"] for call, fields in calls[left:] if call == "Enroll"} == {"withdrawn"}
-    assert {fields.get("exact_failure") for call, fields in calls if call == "Heartbeat"} == {None, "withdrawn"}
+    assert {fields["pause_reason"] for call, fields in calls[left:] if call == "Enroll"} == {"withdrawn"}
+    assert {fields.get("failure") for call, fields in calls if call == "Heartbeat"} == {None, "withdrawn"}
     with here.ledger() as ledger:
         fits = [task for task in ledger.tasks(recipe.name, number) if task.kind == "fit"]
     assert [(task.task_status, task.reason) for task in fits if task.site == "site-2"] == [("failed", "withdrawn")]

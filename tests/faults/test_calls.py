@@ -197,7 +197,7 @@ def test_row_73_the_site_without_which_no_round_counts_is_named(troubled: tuple[
     server, daemons = troubled
     wanted = daemons["site-3"]
     beat = pb.HeartbeatRequest(caller=wanted.caller, run=RUN, task_id=wanted.task().task_id)
-    beat.activity, beat.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DATA
+    beat.activity, beat.failure = pb.ACTIVITY_FAILED, pb.FAILURE_REASON_DATA
     wanted.say("Heartbeat", beat)
     text = shown(server)
     assert "2 1 abandoned" in text

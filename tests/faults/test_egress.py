@@ -306,5 +306,5 @@ def test_row_91_of_an_error_only_its_kind_leaves(recipe_of: Callable[..., Recipe
     recording = record(recipe, tmp_path, load)
     assert hiding({"name": b"Ann", "path": b"data/"}, recording.said, recording.connections) == set()
     beats = [one.message for one in recording.said if isinstance(one.message, pb.HeartbeatRequest)]
-    assert {beat.failure for beat in beats} - {pb.FAILURE_UNSPECIFIED} == {pb.FAILURE_DATA}
+    assert {beat.failure for beat in beats} - {pb.FAILURE_REASON_UNSPECIFIED} == {pb.FAILURE_REASON_DATA}
     assert Counter(record.event for record in recording.told)["sent"] == len(recording.said)

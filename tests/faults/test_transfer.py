@@ -599,7 +599,7 @@ def test_row_61_uploads_for_a_closed_invitation_do_not_count(client: RawClient, 
         message.digest = codec.digest(bytes([number]))
         client.say("BeginUpload", message)
     failed = pb.HeartbeatRequest(caller=client.caller, run=RUN, task_id=task.task_id)
-    failed.activity, failed.failure = pb.ACTIVITY_FAILED, pb.FAILURE_DISK
+    failed.activity, failed.failure = pb.ACTIVITY_FAILED, pb.FAILURE_REASON_DISK
     client.say("Heartbeat", failed)
     again = client.task()  # of the same round, opened again
     assert again.task_id != task.task_id

@@ -47,7 +47,7 @@ def disturbed_run(start: Callable[..., Any], recipe_of: Callable[..., Recipe]) -
     task_ids = {site: task.task_id for site, task in tasks.items()}
     beats: list[tuple[RawClient, dict[str, Any]]] = [
         (six, {"activity": pb.ACTIVITY_TRAINING, "epoch": 1, "epochs": 3, "making_progress": True}),
-        (five, {"activity": pb.ACTIVITY_FAILED, "failure": pb.FAILURE_OUT_OF_MEMORY}),
+        (five, {"activity": pb.ACTIVITY_FAILED, "failure": pb.FAILURE_REASON_OUT_OF_MEMORY}),
     ]
     for daemon, beat in beats:
         daemon.say(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import stat
@@ -372,23 +371,6 @@ def dies_after(first: str) -> Callable[..., None]:
     return removed
 
 
-def test_a_stage_of_release_0_2_0_is_handed_in_and_what_it_had_received_is_of_no_use(
-    reopen: Open, tmp_path: Path
-) -> None:
-    """0.2.0 kept the received prototypes beside an update, to make decoys of them again; it knew no attempts."""
-    store = reopen()
-    store.stage(task(1), outcome(1))
-    folder = tmp_path / "state" / "run" / "000001"
-    (folder / "received.safetensors").write_bytes(b"not read")
-    record = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    del record["task"]["attempt"], record["task"]["subject"]
-    (folder / "task.json").write_text(json.dumps(record), encoding="utf-8")
-    store = reopen()
-    assert [staged for staged, _ in store.unsettled("run")] == [task(1)]
-    store.settle(task(1), receipt())
-    assert number(store.last_counted("run", 2)) == 1
-
-
 # The site's secret
 
 
@@ -437,16 +419,6 @@ def test_stores_in_memory_have_secrets_of_their_own() -> None:
 def test_only_a_folder_has_a_place_for_approvals(reopen: Open) -> None:
     assert MemoryStore().approvals is None
     assert reopen().approvals is not None
-
-
-def test_a_state_of_protofed_0_1_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    facts = {"task": {"nonce": "n1", "run": "run", "round": 1}, "update": {}}
-    (tmp_path / "run" / "000001").mkdir(parents=True)
-    (tmp_path / "run" / "000001" / "task.json").write_text(json.dumps(facts), encoding="utf-8")
-    store = DiskStore(tmp_path)
-    with pytest.raises(StateError, match=r"protofed 0\.1, which .* does not read; .* empty state folder"):
-        store.unsettled("run")
-    store.close()
 
 
 # The last base that was accepted

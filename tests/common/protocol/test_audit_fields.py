@@ -42,7 +42,9 @@ SAID: list[tuple[Any, dict[str, Any]]] = [
     ),
     (pb.NextTaskRequest(caller=CALLER, run="r", wait_s=20.0), WHO | {"run": "r", "wait_s": True}),
     (
-        pb.HeartbeatRequest(caller=CALLER, activity=pb.ACTIVITY_FAILED, failure=pb.FAILURE_OUT_OF_MEMORY, epoch=2),
+        pb.HeartbeatRequest(
+            caller=CALLER, activity=pb.ACTIVITY_FAILED, failure=pb.FAILURE_REASON_OUT_OF_MEMORY, epoch=2
+        ),
         WHO | {"activity": "failed", "failure": "out-of-memory", "epoch": 2},
     ),
     (pb.GetChunkRequest(caller=CALLER, run="r", digest="d", index=3), WHO | {"run": "r", "digest": "d", "index": 3}),

@@ -22,8 +22,8 @@ ALLOWED = {
     "EnrollRequest.protocol_version": "version of these messages",
     "EnrollRequest.software_version": "version of protofed",
     "EnrollRequest.roles": "whether it trains, scores, or both",
-    "EnrollRequest.hold": "whether it waits for its own approval or its own schedule",
-    "EnrollRequest.exact_hold": "whether a person paused it, took it out of the run, or left an unreadable policy",
+    "EnrollRequest.pause_reason": "whether it waits for its approval or schedule, or a person paused it or took it out "
+    "of the run, its policy cannot be read, or its privacy budget is spent",
     "EnrollRequest.institution": "the hospital's name, as its settings say it for the list of partners",
     "EnrollRequest.identity": "public half of a key that the daemon drew at random",
     "EnrollRequest.consortium": "digest of a list that the server offered: a person has confirmed it",
@@ -40,7 +40,6 @@ ALLOWED = {
     "HeartbeatRequest.epochs": "of the plan",
     "HeartbeatRequest.bytes_moved": "progress of a transfer",
     "HeartbeatRequest.failure": "one of a fixed list; no text",
-    "HeartbeatRequest.exact_failure": "the same: whether a person at the site took it out of the run",
     "HeartbeatRequest.making_progress": "whether training got on within the last minute: no batches can be counted",
     "HeartbeatRequest.telemetry": "numbers of the site's machine and daemon that its policy names; none without it",
     "HeartbeatRequest.TelemetryEntry.key": "a name of the closed list in common.telemetry",

@@ -149,21 +149,15 @@ def test_progress_comes_back(progress: Progress) -> None:
 
 @pytest.mark.parametrize("reason", PauseReason)
 def test_a_pause_reason_comes_back(reason: PauseReason) -> None:
-    assert wire.unpack_pause_reason(sent(pb.EnrollRequest(**wire.pack_pause_reason(reason)))) is reason
+    assert wire.unpack_pause_reason(sent(pb.EnrollRequest(pause_reason=wire.pack_pause_reason(reason)))) is reason
 
 
-def test_a_server_of_0_2_0_reads_reasons_that_it_knows() -> None:
-    reasons = (PauseReason.PAUSED, PauseReason.WITHDRAWN, PauseReason.BUDGET, PauseReason.POLICY)
-    holds = [pb.EnrollRequest(**wire.pack_pause_reason(reason)).hold for reason in reasons]
-    assert holds == [pb.HOLD_SCHEDULE, pb.HOLD_APPROVAL, pb.HOLD_APPROVAL, pb.HOLD_APPROVAL]
-    failed = wire.pack_progress(Progress("n", Activity.FAILED, failure=FailureReason.WITHDRAWN))
-    assert failed["failure"] == pb.FAILURE_POLICY
-
-
-def test_a_reason_of_a_newer_site_counts_as_the_older_one_beside_it() -> None:
-    assert wire.unpack_pause_reason(pb.EnrollRequest(hold=pb.HOLD_APPROVAL, exact_hold=99)) is PauseReason.APPROVAL  # type: ignore[arg-type]
-    message = pb.HeartbeatRequest(activity=pb.ACTIVITY_FAILED, failure=pb.FAILURE_DATA, exact_failure=99)  # type: ignore[arg-type]
-    assert wire.unpack_progress(message).failure is FailureReason.DATA
+def test_an_unknown_reason_is_an_error_and_never_a_default() -> None:
+    with pytest.raises(ProtocolError, match="pause_reason 99 is not known"):
+        wire.unpack_pause_reason(pb.EnrollRequest(pause_reason=99))  # type: ignore[arg-type]
+    message = pb.HeartbeatRequest(activity=pb.ACTIVITY_FAILED, failure=99)  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError, match="failure_reason 99 is not known"):
+        wire.unpack_progress(message)
 
 
 ENUMS: list[tuple[type[StrEnum], Any, Any]] = [
@@ -172,7 +166,7 @@ ENUMS: list[tuple[type[StrEnum], Any, Any]] = [
     (TaskKind, wire.task_kind, pb.TaskKind),
     (Verdict, wire.verdict, pb.Verdict),
     (Activity, wire.activity, pb.Activity),
-    (FailureReason, wire.failure, pb.Failure),
+    (FailureReason, wire.failure, pb.FailureReason),
     (Signal, wire.signal, pb.Signal),
 ]
 enums = pytest.mark.parametrize(("ours", "table", "theirs"), ENUMS, ids=[ours.__name__ for ours, _, _ in ENUMS])
@@ -344,13 +338,12 @@ FIELDS = {
     "CommitRequest": "caller digest metrics task_id round run upload weight",
     "CommitRequest.MetricsEntry": "key value",
     "EnrollResponse": "assignment consortium finished",
-    "EnrollRequest": "caller consortium consortium_number exact_hold hold identity institution protocol_version roles "
+    "EnrollRequest": "caller consortium consortium_number identity institution pause_reason protocol_version roles "
     "software_version wait_s",
     "Finished": "last reason",
     "GetChunkRequest": "caller digest index run",
     "HeartbeatResponse": "signal",
-    "HeartbeatRequest": "activity bytes_moved caller epoch epochs exact_failure failure making_progress run task_id "
-    "telemetry",
+    "HeartbeatRequest": "activity bytes_moved caller epoch epochs failure making_progress run task_id telemetry",
     "HeartbeatRequest.TelemetryEntry": "key value",
     "NextTaskResponse": "finished task wait",
     "NextTaskRequest": "caller run wait_s",

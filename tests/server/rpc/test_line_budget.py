@@ -130,7 +130,7 @@ def test_the_calls_of_a_site_that_has_nothing_to_do_share_a_line_an_hour(log: Lo
 
 
 @pytest.mark.parametrize(
-    "more", [{"instance": "0b"}, {"roles": [pb.ROLE_EVALUATOR]}, {"hold": pb.HOLD_APPROVAL}], ids=str
+    "more", [{"instance": "0b"}, {"roles": [pb.ROLE_EVALUATOR]}, {"pause_reason": pb.PAUSE_REASON_APPROVAL}], ids=str
 )
 def test_an_enroll_that_fences_a_daemon_or_says_something_new_has_its_own_line_also_if_it_waits(
     more: dict[str, Any], log: Log
@@ -142,13 +142,15 @@ def test_an_enroll_that_fences_a_daemon_or_says_something_new_has_its_own_line_a
 
 
 def test_a_daemon_that_waits_for_its_approval_has_a_line_for_each_run_that_it_is_offered(log: Log) -> None:
-    def offered(run: str, hold: Any = pb.HOLD_APPROVAL) -> AuditEntry:
+    def offered(run: str, pause_reason: Any = pb.PAUSE_REASON_APPROVAL) -> AuditEntry:
         reply = pb.EnrollResponse(assignment=pb.Assignment(run=run, recipe="{}")).SerializeToString()
-        return entry("Enroll", pb.EnrollRequest(caller=pb.Caller(site="ann", instance="0a"), hold=hold), reply=reply)
+        request = pb.EnrollRequest(caller=pb.Caller(site="ann", instance="0a"), pause_reason=pause_reason)
+        return entry("Enroll", request, reply=reply)
 
     log.note(offered("r"), *[offered("r")] * 50, offered("s"), offered("s"))
     assert len(log.told()) == 2
-    log.note(offered("s", pb.HOLD_UNSPECIFIED), offered("s", pb.HOLD_UNSPECIFIED))  # it takes tasks: each has a line
+    takes_tasks = offered("s", pb.PAUSE_REASON_UNSPECIFIED)
+    log.note(takes_tasks, takes_tasks)  # each has a line
     assert len(log.told()) == 4
     log.clock.now += IDLE_EVERY_S
     log.note(beat())

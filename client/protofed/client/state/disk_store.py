@@ -35,7 +35,6 @@ from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, TaskKind
 from protofed.common.secure_sums.context import Subject
 from protofed.common.storage import files
-from protofed.common.version import VERSION
 
 _ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is ever moved or removed
 # What a killed process leaves of a round: a stage that was not renamed yet, or a removal that was not finished.
@@ -44,7 +43,6 @@ _TEMPORARY_BASE = re.compile(re.escape(files.TEMPORARY) + r"base-[0-9]{6,}\.safe
 _BASE = re.compile(r"base-([0-9]{6,})\.safetensors")  # the last base that was accepted, with its round
 SCORED = "scored.json"  # by round, what was asked when its scores were given
 _SCORED = TypeAdapter(dict[int, str])
-_NOT_IN_0_2_0 = {"attempt": 0, "subject": None, "memory_round": None}  # of a task
 DOWNLOADS_FOLDER = ".incoming"  # run names cannot begin with a dot, so no run's folder collides with it
 
 
@@ -281,13 +279,6 @@ def _read_record(folder: Path, section: str) -> dict[str, Any]:
     path = folder / "task.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))[section]
-        if "nonce" in record:  # 0.1's name of task_id
-            raise StateError(
-                f"{folder} was written by protofed 0.1, which {VERSION} does not read; let 0.1 end its runs, then "
-                "start with an empty state folder"
-            )
-        if section == "task":
-            record = {**_NOT_IN_0_2_0, **record}
         expected = {field.name for field in fields(Task if section == "task" else Update)} - {"payload"}
         if set(record) != expected:
             raise ValueError(f"{section} has other fields than {', '.join(sorted(expected))}")

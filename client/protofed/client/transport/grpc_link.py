@@ -132,7 +132,7 @@ class GrpcLink:
             software_version=VERSION,
             roles=[wire.role.pack(role) for role in self._roles],
             wait_s=wait_s,
-            **wire.pack_pause_reason(pause_reason),
+            pause_reason=wire.pack_pause_reason(pause_reason),
             **({} if self._membership is None else wire.pack_member(self._membership.member())),
         )
         try:

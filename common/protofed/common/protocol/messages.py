@@ -11,7 +11,7 @@ from protofed.common.errors import FailureReason
 from protofed.common.payload import TensorSpec
 from protofed.common.secure_sums.context import Subject
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CHUNK_BYTES = 2 << 20
 MOST_BYTES = 4 << 30  # the largest model that sites accept
 MOST_RECIPE_BYTES = 1 << 20
@@ -79,10 +79,10 @@ class Task:
         base_digest: of the blob to start from; None when there is none yet (INITIALISE).
         base_bytes: size of that blob.
         remaining_s: seconds until the round's deadline, by the server's monotonic clock.
-        attempt: of the round, from 1; 0: the server, of 0.2.0, does not tell.
+        attempt: of the round, from 1.
         subject: what is summed; None: the task is not of a secure sum.
         memory_round: of FIT, the newest round in which an update of this site stands: it was accepted for an attempt
-            that published a state and was not rolled back; 0: none. None: the server, of 0.2.0, does not tell.
+            that published a state and was not rolled back; 0: none. None: of other tasks.
     """
 
     kind: TaskKind

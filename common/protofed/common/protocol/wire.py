@@ -55,10 +55,6 @@ class _Enum(Generic[E]):
             raise PolicyViolationError(f"no message can carry {self._prefix.lower()} '{member}'")
         return self._to[member]
 
-    def known(self, number: int) -> E | None:
-        """The member of a number; None: it has none here."""
-        return self._from.get(number)
-
     def unpack(self, number: int) -> E:
         if number not in self._from:
             raise ProtocolError(f"{self._prefix.lower()} {number} is not known to this version")
@@ -70,18 +66,10 @@ role = _Enum(Role, pb.Role, "ROLE")
 task_kind = _Enum(TaskKind, pb.TaskKind, "TASK_KIND")
 verdict = _Enum(Verdict, pb.Verdict, "VERDICT")
 activity = _Enum(Activity, pb.Activity, "ACTIVITY")
-failure = _Enum(FailureReason, pb.Failure, "FAILURE")
+failure = _Enum(FailureReason, pb.FailureReason, "FAILURE_REASON")
 signal = _Enum(Signal, pb.Signal, "SIGNAL")
 _subject = _Enum(Subject, pb.SumSubject, "SUM_SUBJECT")
-_hold = _Enum(PauseReason, pb.Hold, "HOLD", without=(PauseReason.NONE,))
-# What a server of 0.2.0, which would refuse the call, reads in place of the exact one.
-_HOLD_OF_0_2_0 = {
-    PauseReason.PAUSED: PauseReason.SCHEDULE,
-    PauseReason.WITHDRAWN: PauseReason.APPROVAL,
-    PauseReason.BUDGET: PauseReason.APPROVAL,
-    PauseReason.POLICY: PauseReason.APPROVAL,
-}
-_FAILURE_OF_0_2_0 = {FailureReason.WITHDRAWN: FailureReason.POLICY}
+_pause_reason = _Enum(PauseReason, pb.PauseReason, "PAUSE_REASON", without=(PauseReason.NONE,))
 
 
 def read_digest(value: str) -> Digest:
@@ -95,20 +83,14 @@ def read_digest(value: str) -> Digest:
     return Digest(value)
 
 
-def pack_pause_reason(reason: PauseReason) -> dict[str, Any]:
-    """Fields of an EnrollRequest."""
-    if reason is PauseReason.NONE:
-        return {}
-    if reason in _HOLD_OF_0_2_0:
-        return {"hold": _hold.pack(_HOLD_OF_0_2_0[reason]), "exact_hold": _hold.pack(reason)}
-    return {"hold": _hold.pack(reason)}
+def pack_pause_reason(reason: PauseReason) -> Any:
+    """That of an EnrollRequest."""
+    return pb.PAUSE_REASON_UNSPECIFIED if reason is PauseReason.NONE else _pause_reason.pack(reason)
 
 
 def unpack_pause_reason(message: pb.EnrollRequest) -> PauseReason:
     """Why a daemon takes no task, of its EnrollRequest."""
-    if (exact := _hold.known(message.exact_hold)) is not None:
-        return exact
-    return _hold.unpack(message.hold) if message.hold else PauseReason.NONE
+    return _pause_reason.unpack(message.pause_reason) if message.pause_reason else PauseReason.NONE
 
 
 def pack_task(task: Task) -> pb.Task:
@@ -213,8 +195,7 @@ def unpack_enrolled(message: pb.EnrollResponse) -> Assignment | Finished:
         case "assignment":
             fields = message.assignment
             digest = read_digest(fields.preprocessing_digest)
-            cohort = max(fields.min_cohort, 1)  # a server of 0.2.0 announces none
-            return Assignment(read_id(fields.run), fields.recipe, fields.keep_rounds, digest, cohort)
+            return Assignment(read_id(fields.run), fields.recipe, fields.keep_rounds, digest, fields.min_cohort)
         case "finished":
             return Finished(message.finished.reason, message.finished.last)
         case _:
@@ -251,14 +232,14 @@ def verdict_of(call: str, reply: bytes) -> str:
 def is_idle(call: str, request: Any, reply: bytes) -> bool:
     """Whether a call of this name, once it is answered, only said that a daemon is there and that it has nothing to do.
 
-    So does an Enroll of a site that takes no tasks at present (`hold`). One that does not repeat the daemon's last one
-    (`enrolled_as`) does more, also if it waits: it may fence another daemon, change the site's roles, or be offered
-    another run.
+    So does an Enroll of a site that takes no tasks at present (`pause_reason`). One that does not repeat the daemon's
+    last one (`enrolled_as`) does more, also if it waits: it may fence another daemon, change the site's roles, or be
+    offered another run.
     """
     match call:
         case "Enroll":
             answer = pb.EnrollResponse.FromString(reply).WhichOneof("answer")
-            waits_for_a_run, is_paused = request.wait_s > 0, request.hold != pb.HOLD_UNSPECIFIED
+            waits_for_a_run, is_paused = request.wait_s > 0, request.pause_reason != pb.PAUSE_REASON_UNSPECIFIED
             return bool(waits_for_a_run if answer == "finished" else answer == "assignment" and is_paused)
         case "NextTask":
             return pb.NextTaskResponse.FromString(reply).WhichOneof("answer") == "wait"
@@ -315,24 +296,10 @@ def pack_progress(progress: Progress) -> dict[str, Any]:
     }
     return {
         **fields,
-        **_pack_failure(progress.failure),
+        "failure": pb.FAILURE_REASON_UNSPECIFIED if progress.failure is None else failure.pack(progress.failure),
         "activity": activity.pack(progress.activity),
         "telemetry": dict(progress.telemetry),
     }
-
-
-def _pack_failure(reason: FailureReason | None) -> dict[str, Any]:
-    if reason is None:
-        return {}
-    if reason in _FAILURE_OF_0_2_0:
-        return {"failure": failure.pack(_FAILURE_OF_0_2_0[reason]), "exact_failure": failure.pack(reason)}
-    return {"failure": failure.pack(reason)}
-
-
-def _unpack_failure(message: pb.HeartbeatRequest) -> FailureReason | None:
-    if (exact := failure.known(message.exact_failure)) is not None:
-        return exact
-    return failure.unpack(message.failure) if message.failure else None
 
 
 def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
@@ -344,7 +311,7 @@ def unpack_progress(message: pb.HeartbeatRequest) -> Progress:
         epochs=message.epochs,
         making_progress=message.making_progress,
         bytes_moved=message.bytes_moved,
-        failure=_unpack_failure(message),
+        failure=failure.unpack(message.failure) if message.failure else None,
         telemetry=read_telemetry(message.telemetry),
     )
 
