@@ -30,7 +30,7 @@ from protofed.deploy.pages.shell import Program
 from protofed.deploy.site.offer import as_offered
 
 pytestmark = pytest.mark.browser
-GOLDEN = Path("tests/golden/v0_2_0/site-1").absolute()
+GOLDEN = Path("tests/golden/v0_3_0/site-1").absolute()
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 812}
 RUN = "digits-fednh-secure"
 SETTINGS = """site = "site-1"

@@ -228,7 +228,7 @@ def _recompute(
             state = publisher.restore(before).state if before is not None else None
             sites = [update.task.site for update in used if update.task.kind is not TaskKind.REFINE]
             groups = () if grouping is None else grouping.begun(records.groups(row.closed_at), sites)
-            context = round_context(recipe, row.round, row.sites)
+            context = round_context(recipe, row.round, row.enrolled)
             again = publisher.publish(publisher.recomputed(state, used, context, groups)).address
             assert again == row.state, f"N4: round {row.round} gives {again}, the ledger says {row.state}"
             done += 1

@@ -1,10 +1,11 @@
 """The state of a run that a released protofed left in its middle: made once at a release, kept in tests/golden.
 
-    python -m tests.support.kept_release tests/golden/v0_2_0
+    python -c 'from tests.support.kept_release import *; make(Path("tests/golden/v0_3_0"))'
 
 A server and two sites train on the digits over gRPC and are stopped, in order, in the middle of round 3. Kept are the
 server's state folder (its ledger as SQL: a text that a reviewer can read) and both sites' with their audit logs. No
-identity is among them: a private key has no place in a repository, so the processes talk plain text.
+identity is among them: a private key has no place in a repository, so the processes talk plain text, and the keys that
+sites drew for secure sums stay out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sqlite3
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -27,18 +27,17 @@ LEDGER_SQL = "ledger.sql"
 SITES = ("site-1", "site-2")
 STOPPED_IN = 3  # the round in which the processes were stopped
 PARTS = ("server", *SITES)
-PROCESS_FILES = ("lock", "address", "metrics-address")  # of a process that runs: no part of what it leaves
+LEFT_OUT = ("lock", "address", "metrics-address", "sum-identity.pem")  # of a process that runs, and private keys
 
 
 def kept_recipe() -> Recipe:
     """Five rounds of FedNH with a model of some 1,300 weights; a round takes long enough to be caught in."""
     return small_recipe(
         "fednh",
-        method={"name": "fednh"},  # as 0.2.0 recorded it
         name="kept",
         rounds=5,
         model={"name": "mlp", "hidden": [16]},
-        plan={"epochs": 12, "batch_size": 4, "lr": 0.01, "momentum": 0.9},
+        plan={"epochs": 60, "batch_size": 4, "lr": 0.01, "momentum": 0.9},
         federation={"min_sites": 2, "quorum": 1.0, "heartbeat_s": 1.0},
         data={"source": "digits", "partition": {"kind": "dirichlet", "sites": 2, "beta": 0.5}},
     )
@@ -65,7 +64,7 @@ def make(target: Path) -> None:
         finally:
             processes.end()
         for name in PARTS:
-            shutil.copytree(processes.folder / name, target / name, ignore=shutil.ignore_patterns(*PROCESS_FILES))
+            shutil.copytree(processes.folder / name, target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
     server = target / "server"
     with closing(sqlite3.connect(server / LEDGER_FILE)) as ledger:
         lines = [line.rstrip() for statement in ledger.iterdump() for line in statement.splitlines()]
@@ -85,7 +84,3 @@ def restore(kept: Path, folder: Path) -> Processes:
         ledger.execute("PRAGMA journal_mode=WAL")
     (server / LEDGER_SQL).unlink()
     return processes
-
-
-if __name__ == "__main__":
-    make(Path(sys.argv[1]))

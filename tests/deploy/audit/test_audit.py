@@ -25,7 +25,7 @@ from protofed.protos.v1 import operator_pb2 as op
 from protofed.server.access.authorization import Peer
 from protofed.server.rpc.audit import AuditEntry, ServerAudit
 
-KEPT = Path(__file__).parents[2] / "golden" / "v0_2_0"
+KEPT = Path(__file__).parents[2] / "golden" / "v0_3_0"
 Protofed: TypeAlias = Callable[..., tuple[int, str, str]]
 OPERATOR = Peer("0e" * 32, "operator", "jo")
 ACCEPTED = pb.Receipt(verdict=pb.VERDICT_ACCEPTED, digest="0" * 64).SerializeToString()

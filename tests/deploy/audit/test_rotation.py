@@ -19,7 +19,7 @@ from protofed.common.storage.journal import Journal, records, verify
 from protofed.common.storage.segments import segment_path, segments
 from protofed.protos.v1 import federation_pb2 as pb
 
-KEPT = Path(__file__).parents[2] / "golden" / "v0_2_0"
+KEPT = Path(__file__).parents[2] / "golden" / "v0_3_0"
 ROUNDS = 12
 
 

@@ -34,7 +34,7 @@ from protofed.deploy.site import decide
 from protofed.deploy.site.pause_end import pause_end
 
 Run = Callable[..., tuple[int, str, str]]
-GOLDEN = Path(__file__).parents[2] / "golden" / "v0_2_0" / "site-1"
+GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 DATE = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 

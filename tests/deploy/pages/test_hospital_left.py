@@ -21,7 +21,7 @@ from protofed.deploy.pages.hospital.left_rounds import round_lines, summary
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v0_2_0" / "site-1"
+GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
 
 SITES = ("ann", "bob", "cyd")
-OF_0_2_0 = (Path(__file__).parents[2] / "golden" / "v0_2_0" / "server" / "ledger.sql").read_text(encoding="utf-8")
+OF_0_2_0 = (Path(__file__).parents[2] / "golden" / "v0_3_0" / "server" / "ledger.sql").read_text(encoding="utf-8")
 
 
 def seen(lab: Lab) -> dict[str, Any]:

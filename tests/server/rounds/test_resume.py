@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.kept_release import kept_recipe
 
-from protofed.common.codec import Digest
-from protofed.common.config.recipe import NamedOptions, Recipe, parse_json
 from protofed.common.errors import FailureReason, NotEnrolledError, StateError
 from protofed.common.protocol.messages import Finished, Role, Task, TaskKind, Verdict
-from protofed.server.methods.fednh import FedNHServer
 from protofed.server.rounds import phases
-from protofed.server.rounds.resume import as_begun, check_same, method_of, recipe_of, same_run
 from protofed.server.storage.blobs import Blobs, FolderBlobs
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:
     from tests.server.conftest import Fragile, Lab, Later, MakeLab
 
 SITES = ("ann", "bob", "cyd")
-KEPT = Path(__file__).parents[2] / "golden" / "v0_2_0"
 VALUES = {"ann": 1.0, "bob": 2.0, "cyd": 6.0}
 
 # Every phase
@@ -200,71 +191,6 @@ def test_a_failed_run_stays_failed(lab: Lab) -> None:
 def test_another_recipe_under_the_same_name_is_refused(make: MakeLab, lab: Lab) -> None:
     with pytest.raises(StateError, match="another recipe"):
         make(blobs=lab.blobs, ledger=lab.ledger, plan={"lr": 0.5})
-
-
-def test_a_run_of_0_2_0_goes_on_under_the_defaults_of_today(make: MakeLab, lab: Lab) -> None:
-    began_with = json.loads(lab.recipe.wire())
-    assert not began_with["federation"].keys() & {"max_relative_norm", "max_weight_ratio"}
-    began_with["federation"]["outlier_factor"] = 100.0
-    row = lab.ledger.run("test")
-    assert row is not None
-    known = replace(row, recipe=json.dumps(began_with))
-    check_same(lab.recipe, known)
-    for rules in ({"outlier_factor": 50.0}, {"max_weight_ratio": 9.0}, {"max_relative_norm": 9.0}, {"quorum": 1}):
-        changed = lab.recipe.federation.model_copy(update=rules)
-        with pytest.raises(StateError, match=r"another recipe; give .* or take another --state"):
-            check_same(lab.recipe.model_copy(update={"federation": changed}), known)
-
-
-def test_the_recipe_that_the_kept_release_recorded_is_the_same_recipe_today() -> None:
-    recorded = recorded_by_the_kept_release()
-    assert "outlier_factor" in recorded.recipe
-    check_same(kept_recipe(), recorded)
-
-
-def recorded_by_the_kept_release() -> RunRow:
-    lines = (KEPT / "server" / "ledger.sql").read_text(encoding="utf-8").splitlines()
-    (insert,) = [line for line in lines if line.startswith('INSERT INTO "runs"')]
-    recorded = insert[insert.index("{") : insert.rindex("}") + 1]
-    return RunRow("kept", Digest(""), recorded, 0, 0.0, None, None, None, paused=False)
-
-
-def fednh(seed: int = 0, **options: Any) -> Recipe:
-    recipe = kept_recipe()
-    return recipe.model_copy(update={"seed": seed, "method": NamedOptions.model_validate({"name": "fednh", **options})})
-
-
-def test_a_run_of_0_2_0_keeps_the_options_that_it_left_out_and_its_recipe_for_the_sites() -> None:
-    recipe = recipe_of(recorded_by_the_kept_release())
-    assert recipe.method.options == {}  # sites have approved these very bytes
-    half = method_of(recipe)
-    assert isinstance(half, FedNHServer)
-    assert (half.scale, half.prototype_seed) == (1.0, 0)
-    assert same_run(fednh(recipe.seed), recipe)
-    assert same_run(fednh(recipe.seed, scale=1.0), recipe)
-    assert not same_run(fednh(recipe.seed, scale=20.0), recipe)
-    assert not same_run(fednh(recipe.seed, prototype_seed=1), recipe)
-
-
-@pytest.mark.parametrize(("seed", "first"), [(0, 0), (7, 7), (-1, 10**12 - 1), (2**62, 2**62 % 10**12)])
-def test_a_run_that_begins_says_the_options_whose_defaults_have_changed(seed: int, first: int) -> None:
-    given = fednh(seed, prototype_momentum=0.5)
-    begun = parse_json(as_begun(given).wire(), Recipe, "wire")
-    assert begun.method.options == {"scale": 20.0, "prototype_seed": first, "prototype_momentum": 0.5}
-    assert as_begun(begun) == begun
-    assert same_run(given, begun)
-    assert same_run(begun, begun)
-    for other in ({"scale": 1.0}, {"prototype_seed": first + 1}, {"prototype_momentum": 0.9}):
-        assert not same_run(fednh(seed, **{"prototype_momentum": 0.5, **other}), begun)
-    assert not same_run(given.model_copy(update={"seed": seed - 1}), begun)
-
-
-def test_options_that_a_recipe_says_are_those_that_its_run_begins_with() -> None:
-    given = fednh(3, scale=1.0, prototype_seed=5)
-    assert as_begun(given) == given
-    other = given.model_copy(update={"method": NamedOptions(name="fedavg")})
-    assert as_begun(other) == other
-    assert not same_run(other, given)
 
 
 def test_a_state_that_is_gone_is_said_at_once(lab: Lab) -> None:

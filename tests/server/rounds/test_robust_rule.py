@@ -12,7 +12,6 @@ from tests.support.aggregate_digests import METHODS, first_model, made_up
 from tests.support.round_contexts import round_context
 
 from protofed.common import codec
-from protofed.common.config.recipe import SINCE_0_2_0, Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest, Role, Verdict
@@ -386,10 +385,3 @@ def test_it_is_refused_where_the_run_is_opened(make: MakeLab) -> None:
 def test_what_a_recipe_cannot_say_together(federation: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         recipe(federation=federation)
-
-
-def test_a_recipe_without_a_rule_is_sent_as_before() -> None:
-    assert {"robust", "max_bad_sites"} <= SINCE_0_2_0["federation"]
-    assert "robust" not in recipe().wire()
-    asked = recipe(federation={"robust": "krum", "max_bad_sites": 2})
-    assert Recipe.model_validate_json(asked.wire()).federation == asked.federation

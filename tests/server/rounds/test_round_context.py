@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
-from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +12,9 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.server.method import RoundContext
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.server.storage.reader import LedgerReader
-from protofed.server.storage.rows import RoundRow
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
-
-OF_0_2_0 = (Path(__file__).parents[2] / "golden" / "v0_2_0" / "server" / "ledger.sql").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -85,15 +78,3 @@ def test_a_restarted_server_and_a_verification_tell_what_was_recorded(lab: Lab, 
     assert share(lab) == 2 / 3
     assert verify_round(lab.ledger, lab.blobs, "test", 1, 1).finding is VerificationResult.SAME
     assert told[-2:] == [told[-1]] * 2
-
-
-def test_of_a_round_that_an_older_version_opened_the_size_takes_its_place(tmp_path: Path) -> None:
-    assert RoundRow("run", 1, 1, size=4, quorum=2, enrolled=7).sites == 7
-    assert RoundRow("run", 1, 1, size=4, quorum=2).sites == 4
-    with closing(sqlite3.connect(path := tmp_path / "ledger.sqlite")) as file:
-        file.executescript(OF_0_2_0)
-    reader = LedgerReader(f"sqlite:///{path}")  # which changes nothing in it
-    rows = [*reader.rounds("kept"), reader.newest("kept")]
-    reader.close()
-    assert len(rows) > 1
-    assert all(row is not None and row.enrolled is None and row.sites == row.size for row in rows)

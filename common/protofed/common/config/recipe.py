@@ -46,20 +46,6 @@ Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
 FEWEST_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
-# Keys that 0.2.0 does not know, by table. A recipe that leaves them at their defaults is sent and recorded without
-# them, so that its daemons go on, and its runs are continued as runs of the same recipe.
-SINCE_0_2_0: dict[str, frozenset[str]] = {
-    "federation": frozenset(
-        {
-            *("max_model_mb", "max_relative_norm", "max_weight_ratio", "best_by", "patience", "min_improvement"),
-            *("secure", "sum_step_s", "sum_group"),
-            *("robust", "max_bad_sites"),
-        }
-    ),
-    "model": frozenset({"pretrained_body"}),
-    "plan": frozenset({"loss", "tau", "sampling", "lr_steps", "warmup_rounds", "buffers", "dp"}),
-    "evaluation": frozenset({"personal_test_images"}),
-}
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -280,13 +266,8 @@ class Recipe(StrictModel):
         return self
 
     def wire(self) -> str:
-        """As JSON, for sites: without `data`, which is a simulation's and names paths, and newer keys' defaults."""
-        newer: dict[str, set[str]] = {}
-        for table, keys in SINCE_0_2_0.items():
-            options: BaseModel = getattr(self, table)
-            defaults = {key: type(options).model_fields[key].default for key in keys}
-            newer[table] = {key for key, default in defaults.items() if getattr(options, key) == default}
-        return self.model_dump_json(exclude={"data": True, **newer})
+        """As JSON, for sites: without `data`, which is a simulation's and names paths."""
+        return self.model_dump_json(exclude={"data"})
 
     def preprocessing_digest(self) -> Digest:
         """A digest that is equal for recipes by which sites preprocess images and number classes in the same way."""

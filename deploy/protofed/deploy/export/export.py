@@ -30,7 +30,6 @@ from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.run_facts import Choice, RunFacts
 from protofed.deploy.export.site_state import KeptRound
-from protofed.server.rounds.resume import same_run
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
@@ -211,7 +210,10 @@ def _recipe(request: ExportRequest, folder: Path) -> Recipe:
 
 def _check_recipe(request: ExportRequest, run_recipe: Recipe) -> None:
     given = request.recipe
-    if given is not None and not same_run(given.model_copy(update={"name": run_recipe.name}), run_recipe):
+    if (
+        given is not None
+        and given.model_copy(update={"name": run_recipe.name}).fingerprint() != run_recipe.fingerprint()
+    ):
         raise ConfigError(f"--recipe is not that of run '{run_recipe.name}': they differ; leave it out")
 
 

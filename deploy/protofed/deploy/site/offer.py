@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
-from protofed.server.rounds.resume import as_begun
 from protofed.server.rounds.sampling import min_cohort
 
 
 def as_offered(recipe: Recipe) -> Assignment:
     """What a site would be given at its enrolling."""
-    return Assignment(recipe.name, as_begun(recipe).wire(), min_cohort=min_cohort(recipe.federation))
+    return Assignment(recipe.name, recipe.wire(), min_cohort=min_cohort(recipe.federation))

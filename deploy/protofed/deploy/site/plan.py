@@ -39,7 +39,7 @@ from protofed.deploy.site.plan_scores import ScoreNames, offered_scores, release
 from protofed.deploy.site.plan_sight import Sight, sight
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, server_methods
 from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.resume import as_begun, round_context
+from protofed.server.rounds.resume import round_context
 from protofed.server.rounds.secure_sums import layout_of
 
 WORD_BYTES = np.dtype(np.uint64).itemsize  # of a number under masks
@@ -158,7 +158,7 @@ def site_plan(
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = offered_scores(recipe, global_model=server.global_model)
     refused_by = _refused_by(policy, name, client.declares.exchanges, update, recipe.classes, layout)
-    offered, plugins = digest or as_begun(recipe).fingerprint(), allowed or frozenset()
+    offered, plugins = digest or recipe.fingerprint(), allowed or frozenset()
     if recipe.plan.dp is not None:  # images are not asked, as at a site
         contrast = None
     facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, client.declares.own_losses, features)

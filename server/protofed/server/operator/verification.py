@@ -111,7 +111,7 @@ class _Recomputation:
         groups = () if grouping is None else grouping.begun(known, trained)
         most = self.row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
         counted = [capped(update, most) for update in self.used]
-        context = round_context(self.recipe, self.row.round, self.row.sites)
+        context = round_context(self.recipe, self.row.round, self.row.enrolled)
         return publisher.recomputed(state, counted, context, groups)
 
 

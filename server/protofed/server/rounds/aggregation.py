@@ -149,7 +149,7 @@ class Aggregation:
     def _round_context(self, phase: phases.Aggregating) -> RoundContext:
         rows = self._ledger.rounds(self._run, since=phase.round)
         (row,) = (row for row in rows if (row.round, row.attempt) == (phase.round, phase.attempt))
-        return round_context(self._recipe, row.round, row.sites)
+        return round_context(self._recipe, row.round, row.enrolled)
 
     def _record_start(self, phase: phases.Aggregating) -> int:
         """Record in the ledger that the aggregation begins, once until it waits; how many processes have died in it."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
 
-from protofed.common.config.recipe import Federation, NamedOptions, Recipe, parse_json
-from protofed.common.config.tables import MAX_NUMBER
+from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.context import FEWEST, Subject
@@ -26,10 +24,6 @@ from protofed.server.rounds.phases import (
     Summing,
 )
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow
-
-FORMER_DEFAULTS = {"outlier_factor": 100.0}  # of [federation] in 0.2.0; ledgers hold recipes with their defaults
-# Defaults of [method] in 0.2.0, whose ledgers hold only what a recipe said of it. A run that begins today says them.
-FORMER_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"fednh": {"scale": 1.0, "prototype_seed": 0}}
 
 
 def resumed(
@@ -166,7 +160,7 @@ def _sites(tasks: Sequence[TaskRow], *statuses: str) -> Sites:
 
 
 def recipe_of(row: RunRow) -> Recipe:
-    """The recipe that a run began with; keys of later versions have their defaults.
+    """The recipe that a run began with.
 
     Raises:
         ConfigError: this version cannot read it.
@@ -181,28 +175,12 @@ def round_context(recipe: Recipe, round: int, sites: int) -> RoundContext:
 
 
 def method_of(recipe: Recipe) -> ServerMethod:
-    """The server half of a recorded run; what its recipe leaves out is as it was in 0.2.0.
+    """The server half of a run.
 
     Raises:
         ConfigError: an unknown method or option.
     """
-    return server_methods.build(recipe.method.name, {**_former(recipe), **recipe.method.options})
-
-
-def as_begun(recipe: Recipe) -> Recipe:
-    """The recipe that a new run of this recipe is recorded with, and sent to sites: it says the options of
-    FORMER_OPTIONS.
-
-    Raises:
-        ConfigError: an unknown method or option.
-    """
-    if not (former := _former(recipe)):
-        return recipe
-    half = server_methods.build(recipe.method.name, recipe.method.options)
-    present = {option: getattr(half, option) for option in former}
-    # An option that is None, `prototype_seed`, follows the run's seed; a larger one would be refused as an option.
-    seed = recipe.seed % int(MAX_NUMBER)
-    return _saying(recipe, {option: seed if value is None else value for option, value in present.items()})
+    return server_methods.build(recipe.method.name, recipe.method.options)
 
 
 def check_same(recipe: Recipe, known: RunRow) -> None:
@@ -211,40 +189,8 @@ def check_same(recipe: Recipe, known: RunRow) -> None:
     Raises:
         StateError: it was begun with another one.
     """
-    if not same_run(recipe, recipe_of(known)):
+    if recipe.fingerprint() != recipe_of(known).fingerprint():
         raise StateError(
             f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
             "or take another --state"
         )
-
-
-def same_run(recipe: Recipe, began_with: Recipe) -> bool:
-    """Whether a recipe is that of a recorded run.
-
-    A default that has changed since the run began is no difference: of [federation], the run goes on with the present
-    one; of [method], with the former.
-    """
-    rules = began_with.federation
-    changed = {
-        key: getattr(Federation(), key)
-        for key, former in FORMER_DEFAULTS.items()
-        if getattr(rules, key) == former and getattr(recipe.federation, key) == getattr(Federation(), key)
-    }
-    began_with = began_with.model_copy(update={"federation": rules.model_copy(update=changed)})
-    if former := _former(began_with):
-        unsaid = {option: value for option, value in former.items() if option not in began_with.method.options}
-        recipe = as_begun(_saying(recipe, unsaid)) if recipe.method.name == began_with.method.name else recipe
-        began_with = _saying(began_with, former)
-    return recipe.fingerprint() == began_with.fingerprint()
-
-
-def _former(recipe: Recipe) -> Mapping[str, Any]:
-    return FORMER_OPTIONS.get(recipe.method.name, {})
-
-
-def _saying(recipe: Recipe, defaults: Mapping[str, Any]) -> Recipe:
-    """The recipe with these options of its method where it does not say them, those of FORMER_OPTIONS first."""
-    options = {**defaults, **recipe.method.options}
-    ordered = {option: options[option] for option in _former(recipe) if option in options}  # a digest has an order
-    method = NamedOptions.model_validate({"name": recipe.method.name, **ordered, **options})
-    return recipe.model_copy(update={"method": method})

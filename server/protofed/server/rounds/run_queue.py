@@ -39,7 +39,7 @@ from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.coordinator import NOTHING_TO_DO, Coordinator
 from protofed.server.rounds.partner_list import PartnerList
 from protofed.server.rounds.presence import NO_MEMBER
-from protofed.server.rounds.resume import as_begun, check_same, recipe_of
+from protofed.server.rounds.resume import check_same, recipe_of
 from protofed.server.rounds.sampling import min_cohort
 from protofed.server.rounds.start_checks import check_model
 from protofed.server.rounds.waiting import Waiting, WaitReason
@@ -288,7 +288,6 @@ class RunQueue:
         """
         if self._ledger.run(recipe.name) is not None:
             raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name, or --name")
-        recipe = as_begun(recipe)
         try:
             self._live[recipe.name] = Coordinator(recipe, self._context)
         except OutOfSpaceError:

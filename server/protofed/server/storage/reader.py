@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Engine, Row, Select, Table, and_, exists, func, inspect, null, or_, select
+from sqlalchemy import Engine, Row, Select, Table, and_, exists, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
@@ -58,7 +57,6 @@ class LedgerReader:
 
     def revoked(self) -> dict[SiteId, tuple[float, str]]:
         """Sites that have no certificate left but revoked ones: when the last was revoked, and why."""
-        # By columns, not rows: a ledger of 0.2.0 that nobody has opened since has no roles here.
         certificates = db.certificates.c
         query = select(certificates.name, certificates.revoked_at, certificates.reason)
         rows = self._read(query.where(certificates.party == "site").order_by(certificates.revoked_at))
@@ -66,12 +64,7 @@ class LedgerReader:
         return {row.name: (row.revoked_at, row.reason or "") for row in rows if row.name not in valid}
 
     def interventions(self) -> list[InterventionRow]:
-        """What operators did, in order; empty for a ledger of an older version that nobody has opened since."""
-        try:
-            if not inspect(self._engine).has_table(db.interventions.name):
-                return []
-        except SQLAlchemyError as error:
-            raise state_error(error) from error
+        """What operators did, in order."""
         rows = self._read(select(db.interventions).order_by(db.interventions.c.id))
         return [InterventionRow(**{k: v for k, v in row._mapping.items() if k != "id"}) for row in rows]
 
@@ -86,7 +79,7 @@ class LedgerReader:
 
     def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
         """The attempts of a run, in order, from a round on; on demand also those that were rolled back."""
-        query = select(*self._round_columns).where(db.rounds.c.run == run, db.rounds.c.round >= since)
+        query = select(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round >= since)
         query = query.order_by(db.rounds.c.round, db.rounds.c.attempt)
         if not rolled_back:
             query = query.where(~db.rounds.c.rolled_back)
@@ -94,7 +87,7 @@ class LedgerReader:
 
     def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
         """The newest attempt of a run that was not rolled back; the newest that published, or was scored, on demand."""
-        query = select(*self._round_columns).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back)
+        query = select(db.rounds).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back)
         if published or scored:
             query = query.where(db.rounds.c.state.is_not(None))
         if scored:
@@ -121,12 +114,12 @@ class LedgerReader:
 
     def task(self, task_id: str) -> TaskRow | None:
         """The invitation of that task_id, if there was one."""
-        rows = self._read(select(*self._task_columns).where(db.tasks.c.task_id == task_id))
+        rows = self._read(select(db.tasks).where(db.tasks.c.task_id == task_id))
         return _task(rows[0]) if rows else None
 
     def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
         """The invitations of a run (of a round or some, of one attempt), in the order of rounds and sites."""
-        query = _narrowed(db.tasks, run, round, attempt).with_only_columns(*self._task_columns)
+        query = _narrowed(db.tasks, run, round, attempt)
         order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
         return [_task(row) for row in self._read(query.order_by(*order))]
 
@@ -197,8 +190,7 @@ class LedgerReader:
     def moved(self, run: str) -> tuple[int, int]:
         """Bytes of a run's accepted updates, and of what sites were asked to fetch to train, sum and refine."""
         taken = select(func.sum(db.updates.c.bytes)).where(db.updates.c.run == run)
-        *_, subject = self._task_columns
-        of_updates = db.tasks.c.kind.in_(sorted(TRAININGS)) | (subject == Subject.UPDATE)
+        of_updates = db.tasks.c.kind.in_(sorted(TRAININGS)) | (db.tasks.c.subject == Subject.UPDATE)
         sent = select(func.sum(db.tasks.c.base_bytes)).where(db.tasks.c.run == run, of_updates)
         found = (self._read(taken.where(db.updates.c.verdict == Verdict.ACCEPTED)), self._read(sent))
         received, asked = (int(rows[0][0] or 0) for rows in found)
@@ -208,7 +200,7 @@ class LedgerReader:
         """The newest round with scores that was not rolled back; 0: none."""
         newest = [
             self._read(self._scores_of(run, table).with_only_columns(func.max(table.c.round)))[0][0] or 0
-            for table in self._score_tables
+            for table in (db.scores, db.score_sums)
         ]
         return int(max(newest))
 
@@ -218,7 +210,7 @@ class LedgerReader:
         scored = or_(
             *(
                 exists().where(*(table.c[name] == db.rounds.c[name] for name in ("run", "round", "attempt")))
-                for table in self._score_tables
+                for table in (db.scores, db.score_sums)
             )
         )
         query = select(db.rounds.c.round).where(db.rounds.c.run == run, ~db.rounds.c.rolled_back, scored).distinct()
@@ -240,8 +232,6 @@ class LedgerReader:
         self, run: str, round: int | range | None = None, names: Collection[str] | None = None
     ) -> dict[int, dict[str, Spread]]:
         """What secure sums say of sites' own scores, by round (or of one, or some) and name (or some); as `scores`."""
-        if db.score_sums not in self._score_tables:
-            return {}
         query = _of_rounds(self._scores_of(run, db.score_sums), db.score_sums, round)
         if names is not None:
             query = query.where(db.score_sums.c.name.in_(names))
@@ -323,31 +313,6 @@ class LedgerReader:
         same = (db.rounds.c.run == newest.c.run) & (db.rounds.c.round == newest.c.round)
         query = select(db.rounds.c.state).join(newest, same).where(published)
         return {Digest(row.state) for row in self._read(query)}
-
-    @cached_property
-    def _score_tables(self) -> list[Table]:
-        """The tables with scores; a ledger of an older version that nobody has opened since has no sums of them."""
-        try:
-            summed = inspect(self._engine).has_table(db.score_sums.name)
-        except SQLAlchemyError as error:
-            raise state_error(error) from error
-        return [db.scores, db.score_sums] if summed else [db.scores]
-
-    @cached_property
-    def _task_columns(self) -> list[Any]:
-        return self._columns(db.tasks)
-
-    @cached_property
-    def _round_columns(self) -> list[Any]:
-        return self._columns(db.rounds)
-
-    def _columns(self, table: Table) -> list[Any]:
-        """A table's columns; NULL for those that a ledger of an older version lacks that nobody has opened since."""
-        try:
-            known = {column["name"] for column in inspect(self._engine).get_columns(table.name)}
-        except SQLAlchemyError as error:
-            raise state_error(error) from error
-        return [column if column.name in known else null().label(column.name) for column in table.c]
 
     def _read(self, query: Any) -> Sequence[Row[Any]]:
         try:

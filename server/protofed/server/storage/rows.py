@@ -68,7 +68,7 @@ class UpdateRow:
     """One commit and its verdict.
 
     Attributes:
-        code: of a refusal, which `reason` explains, or of what `set_aside` explains (empty, if 0.2.0 wrote that).
+        code: of a refusal, which `reason` explains, or of what `set_aside` explains.
         norm: Euclidean, of the update less the model that it starts from; None where it was not taken.
         set_aside: why an accepted update was left out of the aggregation; None: it was not.
     """
@@ -132,7 +132,7 @@ class RoundRow:
         aggregations: times that its aggregation was begun.
         rolled_back: the run went back to an earlier round afterwards.
         statistics: what its state says of itself in numbers; see `state_statistics`.
-        enrolled: trainers that the run could invite when it was opened; None: an older version opened it.
+        enrolled: N of methods: trainers that the run could invite when it was opened.
     """
 
     run: str
@@ -149,13 +149,8 @@ class RoundRow:
     aggregations: int = 0
     rolled_back: bool = False
     statistics: Mapping[str, float] = field(default_factory=dict)
-    enrolled: int | None = None
+    enrolled: int = 0
     aggregate: Digest | None = None
-
-    @property
-    def sites(self) -> int:
-        """N of methods; of a round that an older version opened, whose methods need none, its size."""
-        return self.size if self.enrolled is None else self.enrolled
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Index, Integer,
 metadata = MetaData()
 # An update may have 4 GiB, and what an announcement says is kept up to 2^53; an integer of SQLite has 64 bits anyway.
 BYTES = BigInteger().with_variant(Integer(), "sqlite")
+# Sites are folded in the order of their bytes, whatever language the database sorts in.
+SITE = String(64).with_variant(String(64, collation="C"), "postgresql")
 sites = Table(
     "sites",
     metadata,
-    Column("site", String(64), primary_key=True),
+    Column("site", SITE, primary_key=True),
     Column("roles", JSON, nullable=False),
     Column("excluded", String),  # why the operator excluded it; NULL: it may take part
 )
@@ -35,9 +37,7 @@ rounds = Table(
     Column("attempt", Integer, primary_key=True),
     Column("size", Integer, nullable=False),
     Column("quorum", Integer, nullable=False),
-    Column(
-        "enrolled", Integer
-    ),  # trainers that the run could invite when it was opened; NULL: an older version opened it
+    Column("enrolled", Integer, nullable=False),  # trainers that the run could invite when it was opened
     Column("opened_at", Float, nullable=False),
     Column("closed_at", Float),
     Column("state", String(64)),  # digest of the state that the round published
@@ -47,9 +47,7 @@ rounds = Table(
     Column("scored", Boolean, nullable=False, default=False),
     Column("aggregations", Integer, nullable=False, server_default=text("0")),  # times its aggregation was begun
     Column("rolled_back", Boolean, nullable=False, server_default=false()),  # the run went back to an earlier round
-    Column(
-        "statistics", JSON
-    ),  # what the state says of itself in numbers; NULL: it published none, or an older version
+    Column("statistics", JSON),  # what the state says of itself in numbers; NULL: it published none
 )
 tasks = Table(
     "tasks",
@@ -58,7 +56,7 @@ tasks = Table(
     Column("run", String(64), nullable=False),
     Column("round", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("site", String(64), nullable=False),
+    Column("site", SITE, nullable=False),
     Column("kind", String(16), nullable=False),
     Column("base_digest", String(64)),
     Column("base_bytes", BYTES, nullable=False),
@@ -74,7 +72,7 @@ updates = Table(
     Column("run", String(64), nullable=False),
     Column("round", Integer, nullable=False),
     Column("attempt", Integer, nullable=False),
-    Column("site", String(64), nullable=False),
+    Column("site", SITE, nullable=False),
     Column("task_id", String(64), nullable=False),
     Column("verdict", String(16), nullable=False),
     Column("code", String(24), nullable=False, server_default=""),  # of what reason or set_aside explains
@@ -100,7 +98,7 @@ sum_groups = Table(  # of all runs, and never removed: sums over two groups of a
     "sum_groups",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("site", String(64), nullable=False),
+    Column("site", SITE, nullable=False),
     Column("first", String(64), nullable=False),  # of the sites of its group, by name
     Column("formed_at", Float, nullable=False),
     Column("dissolved_at", Float),  # by an operator; NULL: the site is in this group
@@ -118,7 +116,7 @@ scores = Table(
     Column("run", String(64), primary_key=True),
     Column("round", Integer, primary_key=True),
     Column("attempt", Integer, primary_key=True),
-    Column("site", String(64), primary_key=True),
+    Column("site", SITE, primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("value", Float, nullable=False),
 )
@@ -130,7 +128,6 @@ score_sums = Table(  # of sites' own scores that left in a secure sum only: what
     Column("attempt", Integer, primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("mean", Float, nullable=False),
-    Column("std", Float, nullable=False),  # 0, and read by nobody: a sum tells no deviation any more
     Column("sites", Integer, nullable=False),  # that had the score
 )
 certificates = Table(

@@ -25,9 +25,6 @@ def replace_sums(
 
     connection.execute(delete(db.scores).where(here(db.scores), db.scores.c.name.in_(names)))
     connection.execute(delete(db.score_sums).where(here(db.score_sums)))
-    rows = [
-        {**of_round, "name": name, "mean": spread.mean, "std": 0.0, "sites": spread.sites}  # see `schema.score_sums`
-        for name, spread in sums.items()
-    ]
+    rows = [{**of_round, "name": name, "mean": spread.mean, "sites": spread.sites} for name, spread in sums.items()]
     if rows:
         connection.execute(insert(db.score_sums), rows)
