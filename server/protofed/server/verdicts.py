@@ -19,7 +19,7 @@ class RoundOutcome(StrEnum):
     ABORTED = "aborted"  # by the operator
 
 
-# Why a task ended without its site's doing, at the beginning of its reason in the ledger, where 0.2.0 wrote it too.
+# Why a task ended without its site's doing, at the beginning of its reason in the ledger.
 EXCLUDED, REVOKED, RUN_ENDED, ROLLED_BACK = "excluded: ", "certificate revoked: ", "the run ended", "rolled back to "
 
 

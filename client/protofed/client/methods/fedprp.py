@@ -72,7 +72,7 @@ class FedPRPClient:
         centroids = stacked(named(class_means(local, body) if self.inter else {}), local.classes, head.prototypes)[0]
         train_head(local, head.own, self.head_epochs)
         eps = remembered(local, Part.PROTOTYPES, "margins", ones(local.classes)).to(head.prototypes)  # [C]
-        learned = not released and (self.margins == "learned" or Part.PROTOTYPES in local.memory)  # as of 0.2.0's runs
+        learned = not released and self.margins == "learned"
         eps.requires_grad_(learned)
         distance: Distance = "negated-cosine" if released else self.distance
 

@@ -39,7 +39,6 @@ class ApprovalStatus(StrEnum):
     CHANGED = "changed since it was approved"
     APPROVED = "approved"  # by a person
     BY_POLICY = "approved by policy"
-    NOT_RECORDED = "not recorded"  # the site took part under 0.2.0, which recorded no approval by its policy
     DENIED = "denied"  # the site had never taken part
     WITHDRAWN = "withdrawn"  # it had
 
@@ -55,7 +54,7 @@ class Offer:
         recipe: its JSON, byte for byte as received.
         digest: BLAKE3-256 of that JSON.
         at: when it was first offered with this recipe, UTC, RFC 3339.
-        min_cohort: no round is aggregated from fewer sites, as the server said; a server of 0.2.0 says nothing of it.
+        min_cohort: no round is aggregated from fewer sites, as the server said.
     """
 
     run: str
@@ -232,14 +231,12 @@ class Approvals:
     def decision(self, offer: Offer) -> tuple[ApprovalStatus, Approval | None]:
         """The status of an offered run for the site's people, and the record that gives it; errors as of `status`."""
         status = self.status(offer.run, offer.recipe)
-        if status is ApprovalStatus.WAITING and self.took_part(offer.run) and not self.first_task_at(offer.run):
-            return ApprovalStatus.NOT_RECORDED, None
         suffix = DENIED if status in OUT else BY_POLICY if status is ApprovalStatus.BY_POLICY else APPROVED
         return status, self._read(offer.run, suffix)
 
     def took_part(self, run: str) -> bool:
-        """Whether the site has accepted a task of the run; 0.2.0 left no record of that but the run's folder."""
-        return bool(self.first_task_at(run)) or (self._folder.parent / check_id("run", run)).is_dir()
+        """Whether the site has accepted a task of the run."""
+        return bool(self.first_task_at(run))
 
     def status(self, run: str, recipe: str) -> ApprovalStatus:
         """The status of a run with this recipe (its JSON). An approval that cannot be read counts as none.

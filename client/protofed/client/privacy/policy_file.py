@@ -83,7 +83,6 @@ class PolicyFile:
 
 
 def _warn_of_own_scores(rules: PolicyRules) -> None:
-    # Also of a copy of 0.2.0's standard.toml, which named them before anybody had solved for the counts.
     if own := sorted(filter(is_own, rules.metrics)):
         log.warning(
             "the policy releases the site's own scores: a server can compute its label counts from them: for public "

@@ -23,7 +23,7 @@ class Link(Protocol):
     def enroll(self, pause_reason: PauseReason = PauseReason.NONE, wait_s: float = 0.0) -> Assignment | Finished:
         """Enroll, with the reason why this daemon takes no tasks yet; returns the run to work on.
 
-        If there is none, the server may wait `wait_s` seconds for one before it answers; one of 0.2.0 does not.
+        If there is none, the server may wait `wait_s` seconds for one before it answers.
         """
 
     def next_task(self, run: str, wait_s: float) -> Task | Wait | Finished:

@@ -68,7 +68,6 @@ def handed_in(path: Path, run: str) -> HandedIn:
         if event == "sent" and (fields := facts.get("facts", {})).get("run") == run:
             number = int(fields.get("round", 0))
             sent[message] = call, number
-            # A log of 0.2.0 has a list of names, a later one their values, too.
             for scores in (fields.get("scores", ()), fields.get("metrics", ())):
                 result.names.setdefault(number, set()).update([UNLISTED] if isinstance(scores, str) else scores)
             if call == "CommitUpload":

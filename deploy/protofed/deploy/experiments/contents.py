@@ -48,7 +48,7 @@ class ExperimentContents(StrictModel):
         against: the recipe that the others are compared with; None: the first.
         reach: the score that is to be reached, as `global.accuracy=0.8`; None: none.
         tuning: the search before; None: there was none.
-        command: what computes the same, without paths; empty: 0.2.0 did not keep it.
+        command: what computes the same, without paths; empty while it is tuned.
     """
 
     jobs: tuple[str, ...] = ()

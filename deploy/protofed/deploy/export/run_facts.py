@@ -12,7 +12,6 @@ from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import recorded_spreads
 from protofed.deploy.console.best_round import BestSnapshot
 from protofed.deploy.console.model_warnings import MOST_SITES
-from protofed.deploy.console.site_exits import unrecorded_exits
 
 Choice: TypeAlias = Literal["newest", "given", "best"]
 ROUND_COUNTS = ("published", "degraded")
@@ -101,14 +100,13 @@ def _warnings(record: Mapping[str, Any]) -> list[tuple[int, str]]:
 
 
 def _left(record: Mapping[str, Any]) -> list[str]:
-    """Exclusions and revocations of the run, the first ones; those of which an older server made no note, too."""
+    """Exclusions and revocations of the run, the first ones."""
     what = {"excluded": "excluded", "revoked": "certificate revoked"}
     sentences = [
         f"{one['site']} ({what[one['action']]}{_during(one['round'])}{': ' * bool(one['reason'])}{one['reason']})"
         for one in record.get("interventions", ())
         if one["action"] in what
     ]
-    sentences += [f"{one.site} ({what[one.action]}: {one.reason})" for one in unrecorded_exits(record)]
     more = sentences[MOST_LEFT:]
     return sentences[:MOST_LEFT] + ([f"{len(more):,} more, which `protofed report` has"] if more else [])
 

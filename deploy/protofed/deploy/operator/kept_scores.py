@@ -23,10 +23,7 @@ def keeping(detail: pb.RunDetail) -> int:
 
 
 def kept_by_noise(detail: pb.RunDetail) -> bool:
-    """Whether rounds have been published and no site's own score is there because the run has noise.
-
-    A server of 0.2.0 does not say that a run has; of such a run the reason is not known here.
-    """
+    """Whether rounds have been published and no site's own score is there because the run has noise."""
     published = any(row.round and row.outcome in PUBLISHED for row in detail.rounds)
     return detail.info.noisy and published and not any(is_own(score.name) for score in detail.scores)
 

@@ -8,7 +8,7 @@ from protofed.protos.v1 import operator_pb2 as pb
 
 
 def model_warnings(detail: pb.RunDetail) -> tuple[ModelWarning, ...]:
-    """What the server says, the worst first; nothing of a server of 0.2.0."""
+    """What the server says, the worst first."""
     return tuple(
         ModelWarning(printable(one.code), one.round, printable(one.site), printable(one.text))
         for one in detail.model_warnings

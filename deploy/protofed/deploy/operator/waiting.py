@@ -17,7 +17,7 @@ BLOCKED = (
 
 
 def waiting(info: pb.RunInfo) -> Waiting | None:
-    """What the server says that a run waits for; None: nothing, or it is a server of 0.2.0."""
+    """What the server says that a run waits for; None: nothing."""
     if not info.HasField("waiting"):
         return None
     sent = info.waiting

@@ -8,7 +8,6 @@ from typing import Any
 
 from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
-from protofed.deploy.console.site_exits import unrecorded_exits
 from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
 
 NAMED_SITES = 12
@@ -64,15 +63,6 @@ def _interventions(record: RunRecord) -> Iterator[str]:
             yield f"{what}{reason}{who(done)} on {utc(done['at'])}{during}."
         else:
             yield f"{what.format(done['site'])}{who(done)} on {utc(done['at'])}{during}{reason}."
-    yield from _unrecorded(record)
-
-
-def _unrecorded(record: RunRecord) -> Iterator[str]:
-    for left in unrecorded_exits(record.raw):
-        if left.action == "excluded":
-            yield f"{left.site} is excluded: {left.reason}."
-        else:
-            yield f"{left.site}'s certificate was revoked on {utc(left.at)}: {left.reason}."
 
 
 def _left(record: RunRecord) -> Iterator[str]:

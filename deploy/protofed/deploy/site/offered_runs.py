@@ -80,9 +80,6 @@ def _decision_text(row: Mapping[str, Any]) -> str:
             return f"{status}{by}, {at}: nothing of it leaves this site; `protofed client approve` takes it back"
         case ApprovalStatus.CHANGED:
             return f"awaiting approval: it has changed since it was approved{by}, {at}"
-        case ApprovalStatus.NOT_RECORDED:
-            earlier = "took part under an earlier version, which recorded no approval by the policy"
-            return f"{earlier}; where the policy asks for one: protofed client approve {row['run']}"
         case ApprovalStatus.WAITING:
             return f"awaiting approval: protofed client approve {row['run']}"
         case unusable:

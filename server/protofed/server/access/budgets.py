@@ -39,10 +39,10 @@ class Budget:
         return self.flat + self.times * size
 
 
-# A paused daemon enrolls every 5 s (720 an hour), once more when its pause changes, and again after each restart; one
-# of 0.2.0 also while no run is queued. Each may write a row, and wakes the coordinator.
+# A paused daemon enrolls every 5 s (720 an hour), once more when its pause changes, and again after each restart. Each
+# may write a row, and wakes the coordinator.
 ENROLLMENTS = Budget("enrollments", 1200, 0, HOUR_S)
-# One a second at most since daemons refuse more; of an older one's five a second, two are still heard.
+# One a second at most: a daemon refuses a recipe that wants more.
 HEARTBEATS = Budget("heartbeats", 7200, 0, HOUR_S)
 # Of one task: one; at most three more if chunks arrive damaged; while the server is short of memory, two a minute.
 BEGINNINGS = Budget("beginnings of uploads for one task", 240, 0, HOUR_S)

@@ -46,10 +46,8 @@ class CwFedAvgPrivateServer:
         return {Part.BODY: model[Part.BODY], Part.HEAD: model[Part.HEAD], Part.CLASS_MODELS: heads}
 
     def broadcast(self, state: Payload, site: SiteId) -> Payload:
-        """Mean body and head, and all class heads; for a run begun with 0.2.0 the head is the class heads' mean."""
-        if Part.HEAD in state:
-            return state
-        return {**state, Part.HEAD: {name: stack.mean(axis=0) for name, stack in state[Part.CLASS_MODELS].items()}}
+        """Mean body and head, and all class heads."""
+        return state
 
     def class_model(self, state: Payload, c: int) -> Payload:
         """The body with one class's head."""
@@ -64,7 +62,7 @@ class CwFedAvgPrivateServer:
 
     def aggregate(self, state: Payload, updates: Iterable[Update], context: RoundContext) -> Payload:
         """A class that nobody has keeps its head."""
-        mean = Mean(tuple(part for part in (Part.BODY, Part.HEAD) if part in state))
+        mean = Mean((Part.BODY, Part.HEAD))
         heads = {name: HolderMeans() for name in state[Part.CLASS_MODELS]}
         for update in updates:
             mean.add(update.payload)

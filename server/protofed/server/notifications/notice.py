@@ -47,7 +47,7 @@ class Notice:
     text: str
     todo: str
     facts: Mapping[str, Fact]
-    runbook: str = ""  # 0.2.0's journals have none
+    runbook: str
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Notice:

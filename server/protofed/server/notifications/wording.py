@@ -114,7 +114,7 @@ def trial_notice(server: str, now: float) -> Notice:
     number = blake3(f"{server}\n{TEST}\n{now}".encode()).hexdigest()[:32]
     title = "a test of the notifications"
     text = "This is a test that an operator asked for. Nothing has happened."
-    return Notice(number, TEST, "info", at, server, None, None, title, text, "Nothing.", {})
+    return Notice(number, TEST, "info", at, server, None, None, title, text, "Nothing.", {}, "")
 
 
 def _run_ended(of: Occurrence) -> tuple[str, str, str, str]:

@@ -109,7 +109,7 @@ class _Recomputation:
         grouping = Grouping.of_run(self.recipe)
         trained = {update.task.site for update in self.used if update.task.kind is not TaskKind.REFINE}
         groups = () if grouping is None else grouping.begun(known, trained)
-        most = self.row.statistics.get(WEIGHT_CAP, math.inf)  # rounds of 0.2.0 have none
+        most = self.row.statistics.get(WEIGHT_CAP, math.inf)  # none is capped without it
         counted = [capped(update, most) for update in self.used]
         context = round_context(self.recipe, self.row.round, self.row.enrolled)
         return publisher.recomputed(state, counted, context, groups)

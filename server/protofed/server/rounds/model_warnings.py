@@ -360,7 +360,7 @@ def _others(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def _recalls(scores: Mapping[str, float]) -> dict[int, float]:
-    """By class; only classes that the test set has. A ledger of 0.2.0 may hold other names: it took any."""
+    """By class; only classes that the test set has."""
     named = {name.removeprefix(RECALL): value for name, value in scores.items() if name.startswith(RECALL)}
     return {int(name): value for name, value in named.items() if name.isdecimal()}
 

@@ -16,7 +16,7 @@ from protofed.server.storage.ledger import AUDIT
 from protofed.server.storage.reader import LedgerReader
 
 log = structlog.get_logger()
-ADOPTED = "adopted"  # promises that only the ledger had: of a process that died in between, or of an older version
+ADOPTED = "adopted"  # promises that only the ledger had: of a process that died in between
 GIVEN_UP = "given-up"  # promises that were lost, and that the operator goes on without
 A_LINE = 10_000  # promises in one record
 TOLD = 5  # of the promises that are missing

@@ -27,7 +27,7 @@ ASKS: Final = ("Enroll", "NextTask")  # what a daemon without a task sends, agai
 
 @dataclass(frozen=True)
 class PolicyInForce:
-    """The policy by which something left; empty: the log does not say, as one of 0.2.0."""
+    """The policy by which something left; empty: the log does not say."""
 
     name: str = ""
     digest: str = ""
@@ -270,7 +270,5 @@ class SiteLog:
 def _add_numbers(leaving: Leaving, given: object) -> None:
     if isinstance(given, Mapping):
         leaving.numbers |= given
-    elif isinstance(given, list):  # names alone, as 0.2.0 wrote them
-        leaving.numbers |= dict.fromkeys(map(str, given))
     elif given is not None:
         leaving.numbers[str(given)] = None  # more than the log lists
