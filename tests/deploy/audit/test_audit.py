@@ -280,13 +280,6 @@ def test_values_that_left_are_in_the_table_of_messages(protofed: Protofed, site_
     assert "loss 0.5" in protofed("show", site_log, "--messages")[1]
 
 
-def test_logs_of_0_2_0_have_names_alone_and_are_shown(protofed: Protofed) -> None:
-    code, out, _ = protofed("show", KEPT / "site-1", "--messages")
-    assert code == 0
-    assert "personal.accuracy" in out
-    assert json.loads(protofed("show", KEPT / "site-1", "--json")[1])["tasks"] == []
-
-
 def test_one_run_or_round_is_told_alone(protofed: Protofed, server_log: Path) -> None:
     _, out, _ = protofed("show", server_log, "--round", "2", "--json", "--messages")
     assert list(rounds(out)) == [2]

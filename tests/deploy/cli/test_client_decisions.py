@@ -143,22 +143,13 @@ def test_a_daemon_that_does_not_look_is_told_of(
     assert approvals.status(recipe.name, recipe.wire()) is ApprovalStatus.DENIED
 
 
-def test_what_was_handed_in_before_is_listed_also_of_0_2_0(run: Run, tmp_path: Path) -> None:
+def test_what_was_handed_in_before_is_listed(run: Run, tmp_path: Path) -> None:
     state = shutil.copytree(GOLDEN, tmp_path / "site-1")
     before = verify(state / AUDIT_FILE)
     code, out, _ = run("withdraw", "kept", "--state", state, "--yes")
     assert code == 0
     assert {"updates, rounds 1 to 2", "scores, rounds 1 to 2"} <= {line.strip() for line in out.splitlines()}
     assert [event for event, _ in lines(state)][before:] == ["withdrawn"]  # it has the run's folder: it took part
-
-
-def test_a_run_of_0_2_0_does_not_wait_for_an_approval(run: Run, tmp_path: Path) -> None:
-    state = shutil.copytree(GOLDEN, tmp_path / "site-1")
-    (row,) = json.loads(run("runs", "--state", state, "--json")[1])
-    assert (row["approval"], row["decided_by"], row["first_task"]) == ("not recorded", None, "")
-    shutil.rmtree(state / "kept")
-    (row,) = json.loads(run("runs", "--state", state, "--json")[1])
-    assert row["approval"] == "waiting"
 
 
 def test_nothing_handed_in_is_said_too(run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path) -> None:

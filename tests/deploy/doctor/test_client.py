@@ -312,7 +312,7 @@ def test_a_certificate_that_the_server_does_not_take(tls: TlsServer, look: Look)
     ("change", "name"),
     [
         ({"VERSION": "9.9.9"}, "version-differs"),
-        ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 2}, "protocol-mismatch"),
+        ({"VERSION": "9.9.9", "PROTOCOL_VERSION": 3}, "protocol-mismatch"),
     ],
 )
 def test_a_server_of_another_version(

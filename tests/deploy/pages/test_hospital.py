@@ -149,7 +149,7 @@ def test_a_look_is_no_daemon(pages: Pages, state: Path) -> None:
 def test_what_it_does_is_read_from_the_newest_sign_of_it(pages: Pages, state: Path) -> None:
     browser = pages()
     before = browser.get("/")
-    assert "epoch 1 of 12" in before
+    assert "epoch 7 of 12" not in before
     journal = Journal(state / AUDIT)
     heartbeat: dict[str, Any] = {"run": "kept", "activity": "training", "epoch": 7, "epochs": 12}
     journal.append("sent", call="Heartbeat", digest="a", bytes=10, facts=heartbeat)
@@ -213,7 +213,7 @@ def test_each_update_is_one_line_with_its_parts_and_verdict(state: Path, pages: 
         assert one.size > 5612  # its chunk, and the messages around it
         assert "parts" in one.rules
         assert "metrics" in one.rules
-        assert one.numbers == {"loss": None}  # 0.2.0 recorded no values
+        assert one.numbers.keys() == {"loss"}
     scores = [one for one in log.leavings("kept") if one.what == "scores"]
     assert [one.round for one in scores] == [2, 1]
     assert scores[0].rules == ["metrics"]
@@ -277,7 +277,8 @@ def test_a_damaged_log_is_said_on_both_pages_and_what_was_before_is_shown(pages:
     browser = pages()
     assert "is good" in browser.order("/left/check")
     lines = (state / AUDIT).read_bytes().splitlines(keepends=True)
-    lines[10] = lines[10].replace(b"personal.accuracy", b"personal.accurate")
+    middle = len(lines) // 2
+    lines[middle] = lines[middle].replace(b'"at":"2', b'"at":"1')
     (state / AUDIT).write_bytes(b"".join(lines))
     for path in ("/", "/left", "/runs/kept"):
         assert 'id="log-damaged"' in browser.get(path)

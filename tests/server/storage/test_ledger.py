@@ -536,17 +536,6 @@ def test_the_next_step_of_a_sum_closes_the_last_one_in_the_same_transaction(ledg
     }
 
 
-def test_a_ledger_of_before_is_read_without_being_opened(url: str) -> None:
-    with closing(Ledger(url)) as ledger:
-        opened(ledger, "ann")
-        tasks, moved = ledger.tasks("run"), ledger.moved("run")
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
-        file.execute("ALTER TABLE tasks DROP COLUMN subject")
-    with closing(LedgerReader(url)) as reader:
-        assert (reader.tasks("run"), reader.moved("run")) == (tasks, moved)
-        assert reader.task(tasks[0].task_id) == tasks[0]
-
-
 def test_of_a_secure_sum_the_numbers_stand_and_not_the_keys(ledger: Ledger) -> None:
     keys = [replace(invited(site), subject=Subject.UPDATE) for site in ("ann", "bob")]
     numbers = replace(invited("ann", kind=TaskKind.MASK), subject=Subject.UPDATE)
