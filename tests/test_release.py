@@ -7,6 +7,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from protofed.common.deprecated import COMMANDS, KEYS
+
 ROOT = Path(__file__).parents[1]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
@@ -30,6 +32,12 @@ def test_the_newest_changes_are_this_versions_or_the_next_ones() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.findall(r"^## (\d+)\.(\d+)\.(\d+)", changes, re.MULTILINE)[0]
     assert tuple(map(int, newest)) >= tuple(map(int, VERSION.split(".")))
+
+
+def test_no_old_name_is_taken_after_its_end() -> None:
+    now = tuple(map(int, VERSION.split(".")))
+    old = [*KEYS.items(), *COMMANDS.items()]
+    assert [name for name, renamed in old if tuple(map(int, renamed.ends.split("."))) <= now] == []
 
 
 def test_every_wing_shows_its_types() -> None:

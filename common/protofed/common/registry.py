@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from protofed.common.errors import ConfigError, short, unknown
 from protofed.common.plugins import MethodPlugin, PluginKind, check_type, import_object, is_allowed, load
-from protofed.common.renamed import RENAMED
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type[Any])
@@ -130,8 +129,6 @@ class Registry(Generic[T]):
         options_of_half = _fields(cls)
         known = options_of_half | foreign
         for option in options:
-            if (new := RENAMED.get(f"{self._kind}.{option}")) in known:
-                raise ConfigError(f"unknown option '{option}' of {self._kind} {name}: it is called '{new}'")
             if option not in known:
                 raise unknown(f"option of {self._kind} {name}", option, known or {"(none)"})
         try:

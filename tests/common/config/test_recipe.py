@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from protofed.client.privacy.rules import PolicyRules
 from protofed.common.config.data import (
     ColumnPartition,
     CreffDirichlet,
@@ -30,11 +29,8 @@ from protofed.common.config.recipe import (
     read_recipe,
     read_toml,
 )
-from protofed.common.config.settings import ClientSettings
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError
-from protofed.common.renamed import RENAMED
-from protofed.server.method import server_methods
 
 ROOT = Path(__file__).parents[3]
 TOML = """
@@ -380,10 +376,9 @@ def test_different_runs_have_different_fingerprints() -> None:
     assert len(set(prints)) == len(prints)
 
 
-def test_a_sample_of_test_images_has_one_of_each_class_and_is_said_only_where_it_is_asked_for() -> None:
+def test_a_sample_of_test_images_has_one_of_each_class_and_changes_the_fingerprint() -> None:
     with pytest.raises(ConfigError, match=r"personal_test_images = 9: expected at least 10, one image of each class"):
         sound(evaluation={"personal_test_images": 9})
-    assert "personal_test_images" not in sound(evaluation={"probabilities": True}).wire()  # 0.2.0 does not know it
     asked = sound(evaluation={"personal_test_images": 10, "probabilities": True})
     assert parse_json(asked.wire(), Recipe, "wire").evaluation == asked.evaluation
     assert asked.evaluation.switched_on == {"probabilities"}
@@ -465,26 +460,6 @@ def test_an_order_of_classes_names_each_once(evaluation: dict[str, object], tmp_
 
 
 # Keys of before 0.2
-
-
-@pytest.mark.parametrize(
-    ("place", "new"), sorted(item for item in RENAMED.items() if not item[0].startswith("method."))
-)
-def test_an_old_key_is_refused_by_its_new_name(place: str, new: str) -> None:
-    elsewhere: dict[str, type[BaseModel]] = {"share": ClientSettings, "models": PolicyRules}
-    model = elsewhere.get(place, Recipe)
-    *tables, key = place.split(".")
-    table: dict[str, Any] = {key: 1}
-    for name in reversed(tables):
-        table = {name: table}
-    with pytest.raises(ConfigError, match=f"unknown key '{place}': it is called '{new}'"):
-        parse(table, model, "file")
-
-
-@pytest.mark.parametrize(("method", "old"), [("fednh", "smoothing"), ("fednh", "separation"), ("fedprp", "ema")])
-def test_an_old_option_of_a_method_is_refused_by_its_new_name(method: str, old: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{old}' .*it is called '{RENAMED['method.' + old]}'"):
-        server_methods.build(method, {old: 0.5})
 
 
 # The score that judges rounds

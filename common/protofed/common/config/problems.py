@@ -8,7 +8,6 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from protofed.common.errors import nearest, short
-from protofed.common.renamed import RENAMED
 
 # Keys that only one kind of file has, at its top level: by two of them it is recognised where another was expected.
 HALLMARKS: Mapping[str, frozenset[str]] = {
@@ -84,8 +83,6 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     """What the unknown key at `loc` should be: a key of the same table, or the table that it belongs into."""
     key = str(loc[-1])
     here = {name for part in _models_at(model, loc[:-1]) for name in part.model_fields}
-    if (new := RENAMED.get(".".join(map(str, loc)).removeprefix("recipe."))) in here:
-        return f": it is called '{new}'"
     tables = dict(_tables(model))
     table, _, inner = key.replace("__", ".").rpartition(".")
     if table in tables and inner and "__" in key:  # `plan__lr`, as in Python's keywords

@@ -28,6 +28,7 @@ from protofed.common.config.tables import NamedOptions as NamedOptions
 from protofed.common.config.tables import Share
 from protofed.common.config.tables import StrictModel as StrictModel
 from protofed.common.config.toml_files import read_extended, read_table
+from protofed.common.deprecated import rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id as Id
 from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
@@ -304,13 +305,14 @@ def read_toml(path: Path, model: type[M]) -> M:
 
 
 def parse(table: dict[str, Any], model: type[M], where: str) -> M:
-    """A table as `model`; errors name `where` and the key.
+    """A table as `model`, its old keys renamed; errors name `where` and the key.
 
     Raises:
-        ConfigError: an unknown key (with the nearest known one) or a value out of range.
+        ConfigError: an unknown key (with the nearest known one), one under its old and its new name, or a value out of
+            range.
     """
     try:
-        return model.model_validate(table)
+        return model.model_validate(rename_keys(table, model.__name__, where))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, model, table)}") from error
 

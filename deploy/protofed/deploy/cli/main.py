@@ -13,6 +13,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from protofed.common import failpoint
+from protofed.common.deprecated import rename_command
 from protofed.common.errors import ConfigError, ProtofedError
 from protofed.common.version import VERSION, install_hint
 from protofed.deploy.cli import export, operator, simulate
@@ -25,7 +26,6 @@ from protofed.deploy.cli.consortium import consortium
 from protofed.deploy.cli.files import files
 from protofed.deploy.cli.new import new
 from protofed.deploy.cli.passwords import refuse_passwords
-from protofed.deploy.cli.renamed import HELP, replacement_message
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
 from protofed.deploy.cli.shipped import policies, recipes
@@ -64,6 +64,14 @@ COMMANDS: Final[Mapping[str, tuple[str, typer.Typer | Callable[..., None]]]] = {
     "new": (RESEARCHER, new),
     "demo": (RESEARCHER, simulate.demo),
 }
+MEANT = {  # words that people try, too unlike their command for Click's own suggestion
+    "runs stop": "runs abort` (for good) or `protofed runs pause",
+    "runs cancel": "runs abort",
+    "runs end": "runs abort",
+    "runs status": "runs show",
+    "sites remove": "sites exclude` or `protofed sites forget",
+}
+HELP = ("-h", "--help")
 console = Console()
 # Commands whose files are made to be shown. All others write state, keys, archives or what names sites.
 SHOWN = ("files", "policies", "recipes", "simulate", "compare", "figures", "tracking", "new", "demo")
@@ -129,11 +137,13 @@ def main(arguments: list[str] | None = None) -> None:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
         words = sys.argv[1:] if arguments is None else arguments
         refuse_passwords(words)
-        if (message := replacement_message(words, app)) is not None:
+        words = rename_command(words)
+        if (meant := MEANT.get(" ".join(words[:2]))) is not None:
+            message = f"there is no `protofed {' '.join(words[:2])}`; did you mean `protofed {meant}`?"
             _report_error(message, ConfigError(message), 2)
             sys.exit(2)
         named = command_line(words[:1]) if words and words[0] in COMMANDS else app
-        named(arguments, obj=_asks_for_help(words))
+        named(words, obj=_asks_for_help(words))
     except KeyboardInterrupt:
         sys.exit(130)
     except ProtofedError as error:
