@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.support.processes import Processes
 
 from protofed.common.config.recipe import Recipe
+from protofed.deploy import shipped
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.testing.small_recipe import small_recipe
 
@@ -27,7 +28,7 @@ LEDGER_SQL = "ledger.sql"
 SITES = ("site-1", "site-2")
 STOPPED_IN = 3  # the round in which the processes were stopped
 PARTS = ("server", *SITES)
-LEFT_OUT = ("lock", "address", "metrics-address", "sum-identity.pem")  # of a process that runs, and private keys
+LEFT_OUT = ("lock", "address", "metrics-address", "sum-identity.pem", ".secret")  # of a process that runs, and private
 
 
 def kept_recipe() -> Recipe:
@@ -45,9 +46,11 @@ def kept_recipe() -> Recipe:
 
 def start(processes: Processes) -> None:
     """The server and its sites, as far as they do not run."""
+    policy = processes.folder / "open.toml"  # audit logs name the file, and a machine's path has no place in them
+    shutil.copy(shipped.policy("open"), policy)
     processes.server()
     for index, site in enumerate(SITES):
-        processes.site(site, f"--partition-index={index}")
+        processes.site(site, f"--partition-index={index}", policy=str(policy))
 
 
 def make(target: Path) -> None:

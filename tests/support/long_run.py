@@ -23,6 +23,7 @@ def fill(engine: Engine, run: str, rounds: int, sites: int, began: float = 1.7e9
             {
                 **at,
                 "size": sites,
+                "enrolled": sites,
                 "quorum": 1,
                 "opened_at": opened,
                 "closed_at": opened + 9.0,

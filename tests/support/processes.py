@@ -82,8 +82,13 @@ class Processes:
         return process
 
     def site(self, name: str, *more: str, via: str = "", fails: str = "", policy: str = "open") -> Process:
-        """Start a site's daemon, which reaches the server at another address."""
-        file = shipped.folder("policies") / f"{policy}.toml"  # open holds back no class, as a simulation does
+        """Start a site's daemon.
+
+        Args:
+            via: another address at which it reaches the server.
+            policy: a shipped one or a file; open holds back no class, as a simulation does.
+        """
+        file = shipped.policy(policy)
         settings = f"--settings={self.folder / 'site.toml'}"
         known = (f"--site={name}", f"--server={via or self.address}", f"--policy={file}", "--until-finished")
         return self.start(name, "client", "start", settings, *known, *more, fails=fails)

@@ -58,7 +58,7 @@ def spreads(
 
 def recorded_spreads(entry: Mapping[str, Any]) -> dict[str, Spread]:
     """The scores of a round in a run's record: `sites` has them by site, `sums` what secure sums say."""
-    summed = entry.get("sums", {}).items()  # none in the record of an older server
+    summed = entry.get("sums", {}).items()
     return spreads(entry["sites"], {name: Spread(of["mean"], None, None, of["sites"]) for name, of in summed})
 
 

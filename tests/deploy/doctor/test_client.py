@@ -328,8 +328,8 @@ def test_a_server_of_another_version(
 def test_a_server_that_says_nothing_of_itself(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerInfo, "metadata", lambda _self: ())
     found = look()
-    assert findings(found) == [("version", "version-differs")]
-    assert "older" in found["version"].message
+    assert findings(found) == [("version", "protocol-mismatch")]
+    assert "does not say its version" in found["version"].message
     assert skipped(found).keys() == {"clock", "admission", "metrics", "privacy budget"}
 
 

@@ -14,7 +14,6 @@ import pytest
 from safetensors import safe_open
 from tests.support.finished_runs import ROUNDS, FinishedRun, accuracy, finished_run, probabilities
 
-from protofed.client.state.own_scores import FOLDER
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
@@ -88,9 +87,6 @@ def test_a_site_needs_no_server_for_the_scores_of_its_own_model(
     shutil.copytree(done.site("site-1"), site)
     asked = wanted("solo", "personal", tmp_path / "m", site_state=site, state=state, recipe=done.recipe)
     assert export(asked).facts.scores.values["personal.pm_l"] == done.scores["site-1"]["personal.pm_l"]
-    shutil.rmtree(site / FOLDER)  # as 0.2.0 left it: the server has what the policy released
-    asked = wanted("solo", "personal", tmp_path / "old", site_state=site, state=state, recipe=done.recipe)
-    assert ("personal.pm_l" in export(asked).facts.scores.values) == server
 
 
 def test_a_site_may_predict_with_its_private_head(recipe_of: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -82,20 +82,10 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["Excluded or revoked: cyd (excluded, round 2: no vote); bob (certificate revoked, round 2)."],
         [],
     ),
-    "excluded, says an older server": (
-        {"sites.cyd.excluded": "no vote"},
-        ["Excluded or revoked: cyd (excluded: no vote)."],
-        ["round 2:"],
-    ),
     "excluded before the first round": (
         {"interventions": [intervention("excluded", site="cyd", round=None)]},
         ["Excluded or revoked: cyd (excluded)."],
         ["round None"],
-    ),
-    "revoked, says an older server": (
-        {"sites.bob.revoked": "stolen", "sites.bob.revoked_at": BEGAN_AT + 1.5 * ROUND_S},
-        ["Excluded or revoked: bob (certificate revoked: stolen)."],
-        [],
     ),
     "revoked after the run": (
         {"sites.bob.revoked": "stolen", "sites.bob.revoked_at": BEGAN_AT + 9 * ROUND_S},

@@ -122,7 +122,7 @@ def test_a_picture_is_drawn_once_and_anew_when_something_has_left(state: Path, m
 
 def test_a_site_that_sent_nothing_has_no_picture(state: Path) -> None:
     (state / AUDIT).unlink()
-    shutil.rmtree(state / "scores")
+    shutil.rmtree(state / SCORES)
     browser = Browser(client_page(state))
     for path in ("/", "/left", "/runs/kept"):
         assert images(browser.get(path)) == {}

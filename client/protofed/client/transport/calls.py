@@ -374,10 +374,9 @@ def _code(error: grpc.RpcError) -> grpc.StatusCode:
 
 
 def _raise_if_revoked(error: grpc.RpcError) -> None:
-    text = str(error.details())
-    if error.code() is grpc.StatusCode.PERMISSION_DENIED and is_revoked(error.trailing_metadata(), text):
+    if error.code() is grpc.StatusCode.PERMISSION_DENIED and is_revoked(error.trailing_metadata()):
         remedy = "make a new key and certificate (`protofed certs request`) and have the operator register it"
-        raise RevokedError(f"{text}; that is for ever: {remedy}") from error
+        raise RevokedError(f"{error.details()}; that is for ever: {remedy}") from error
 
 
 def _log_incident(request: _Request, error: grpc.RpcError) -> None:

@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Any
 
 KEY = "protofed-denied"
-_TEXT_OF_0_2_0 = " was revoked on "  # in the answer of a server that sends no such metadata
 
 
 class DeniedBecause(StrEnum):
@@ -22,7 +21,6 @@ def denied_metadata(because: DeniedBecause | None) -> tuple[tuple[str, str], ...
     return () if because is None else ((KEY, because.value),)
 
 
-def is_revoked(metadata: Iterable[Any] | None, text: str) -> bool:
-    """Whether the answer to a denied call says that the caller's certificate was revoked; `text` is gRPC's details."""
-    said = dict(metadata or ()).get(KEY)
-    return said == DeniedBecause.REVOKED if said is not None else _TEXT_OF_0_2_0 in text
+def is_revoked(metadata: Iterable[Any] | None) -> bool:
+    """Whether the answer to a denied call says that the caller's certificate was revoked."""
+    return dict(metadata or ()).get(KEY) == DeniedBecause.REVOKED

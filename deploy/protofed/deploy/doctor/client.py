@@ -172,7 +172,7 @@ class ClientDoctor:
         if self.identity is None:
             raise CheckSkippedError("in plain text the server accepts everybody")
         if server_info is None or not server_info.status:
-            raise CheckSkippedError("the server does not say: it is of an older version")
+            raise CheckSkippedError("the server does not say")
         certificate = f"certificate {self.identity.current().certificate.fingerprint[:16]}…"
         match server_info.status:
             case status if status == REGISTERED:
@@ -187,9 +187,9 @@ class ClientDoctor:
         raise CheckFailedError("certificate-expired", f"{certificate} is {server_info.status} for the server")
 
     def _check_roles(self, registered: Sequence[str]) -> None:
-        """Whether the server would let this daemon enroll in its roles; one of 0.2 says nothing of them."""
+        """Whether the server would let this daemon enroll in its roles."""
         foreign = {role.value for role in self.settings.roles} - set(registered)
-        if registered and foreign:
+        if foreign:
             raise CheckFailedError(
                 "role-not-registered",
                 f"registered as {' and '.join(registered)}; `roles` has {' and '.join(sorted(foreign))}, too",
@@ -199,9 +199,7 @@ class ClientDoctor:
         """Software and protocol versions of both sides; only different protocols stop a daemon."""
         server_info = self._ask_server()
         if server_info is None:
-            raise CheckFailedError(
-                "version-differs", f"the server does not say its version: it is older than {VERSION}"
-            )
+            raise CheckFailedError("protocol-mismatch", f"the server does not say its version; here {VERSION}")
         text = f"server {server_info.software}, protocol {server_info.protocol}"
         if server_info.protocol != PROTOCOL_VERSION:
             raise CheckFailedError("protocol-mismatch", f"{text}; here {VERSION}, protocol {PROTOCOL_VERSION}")

@@ -259,7 +259,7 @@ class ServerDoctor:
         query = select(table.c.name).where(
             table.c.party == party, table.c.revoked_at.is_(None), table.c.not_after > now
         )
-        if party is Party.SITE:  # a ledger that is older than roles has no sites that could be asked for
+        if party is Party.SITE:
             kept_out = select(schema.sites.c.site).where(schema.sites.c.excluded.is_not(None))
             query = query.add_columns(table.c.roles).where(table.c.name.not_in(kept_out))
         try:
@@ -269,7 +269,7 @@ class ServerDoctor:
         return {name for name, *roles in rows if not roles or Role.TRAINER in roles[0]}
 
     def _groups(self) -> Groups:
-        """Those of secure sums; none if the ledger cannot be read, or is older than they are."""
+        """Those of secure sums; none if the ledger cannot be read."""
         if not self.settings.ledger and not self._file.exists():
             return ()
         try:

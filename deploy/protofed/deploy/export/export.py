@@ -235,12 +235,10 @@ def _data(request: ExportRequest, recipe: Recipe, kept_round: KeptRound) -> Site
 
 
 def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, round: int) -> ModelScores:
-    """The site's own, as it keeps them; a site of 0.2.0 kept none, and the server has what its policy released."""
+    """The site's own, as it keeps them."""
     kept = OwnScores(folder / SCORES_FOLDER)
     rounds = kept.rounds(request.run) if request.run in kept.runs() else []
     values = next((scored.scores for scored in rounds if scored.round == round), {})
-    if not values and request.state is not None:
-        values = published_states.scores_in(request.state, request.run, round).get(kept_round.site, {})
     personal_scores = {name: value for name, value in values.items() if name.startswith("personal.")}
     return ModelScores(
         of=_of(f"by site {kept_round.site}", round) if personal_scores else f"the site has none of round {round}",

@@ -82,12 +82,6 @@ def recipe_in(folder: Path, run: str) -> Recipe:
     return recipe_of(row)
 
 
-def scores_in(folder: Path, run: str, round: int) -> Mapping[SiteId, Mapping[str, float]]:
-    """The scores recorded after a round, by site and score name; errors as `of_folder`."""
-    with open_state(folder) as opened:
-        return opened.ledger.scores(run, round).get(round, {})
-
-
 def of_server(operator: Operator, run: str, round: int | None = None) -> PublishedState:
     """Download a state of a run from a server.
 

@@ -150,7 +150,7 @@ def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, 
 
 
 def best_snapshot(detail: pb.RunDetail) -> BestSnapshot | None:
-    """The best round; None: no round has a score that judges it, or an older server does not say."""
+    """The best round; None: no round has a score that judges it."""
     if not detail.HasField("best"):
         return None
     best = detail.best
