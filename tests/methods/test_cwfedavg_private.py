@@ -179,14 +179,6 @@ def test_every_site_is_sent_the_same() -> None:
     assert not Server.global_model
 
 
-def test_a_run_of_release_0_2_0_goes_on_and_its_rounds_give_their_bytes() -> None:
-    """Its states had no mean head: sites train from that of the class heads, and what is published keeps its form."""
-    old: Payload = {Part.BODY: MODEL[Part.BODY], Part.CLASS_MODELS: HEADS}
-    sent = Server().broadcast(old, "ann")
-    assert (sent[Part.HEAD]["weight"].tolist(), sent[Part.HEAD]["bias"].tolist()) == ([[2.0, 2.0]] * 3, [20.0] * 3)
-    assert Server().aggregate(old, [update(1.0, [0])], round_context()).keys() == {Part.BODY, Part.CLASS_MODELS}
-
-
 def test_what_one_half_sends_the_other_expects(site: Site) -> None:
     made = CwFedAvgPrivateClient().fit(site(lr=0.01), STATE).payload
     data = codec.encode(made)

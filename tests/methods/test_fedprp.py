@@ -254,18 +254,6 @@ def test_margins_are_one_and_are_not_kept(site: Site, watched: Callable[[FitCont
     assert local.memory.keys() == {Part.HEAD}
 
 
-def test_a_site_of_0_2_0_goes_on_with_the_margins_that_it_learned(
-    site: Site, watched: Callable[[FitContext], Watched]
-) -> None:
-    """Its recipe has no `margins`: that version knew the learned ones alone, and kept them at every site."""
-    memory: Any = {Part.HEAD: MODEL[Part.HEAD], Part.PROTOTYPES: {"margins": np.array([0.5, 1.0, 0.25])}}
-    local = site(lr=0.01, memory=memory)
-    seen = watched(local)
-    FedPRPClient(head_epochs=0).fit(local, GLOBAL)
-    assert seen.margins[0].tolist() == [0.5, 1.0, 0.25]
-    assert (local.memory[Part.PROTOTYPES]["margins"][[0, 2]] < [0.5, 0.25]).all()
-
-
 def test_margins_begin_at_one_are_learned_and_persist(site: Site, watched: Callable[[FitContext], Watched]) -> None:
     first = site(lr=0.01)
     seen = watched(first)

@@ -147,8 +147,7 @@ def test_a_recipe_names_a_digest_and_no_path(name: str, recipe: Make) -> None:
         recipe(name)
 
 
-def test_a_recipe_without_one_is_sent_as_before(recipe: Make) -> None:
-    assert "pretrained_body" not in recipe().wire()
+def test_a_recipe_with_one_says_so_to_the_sites(recipe: Make) -> None:
     sent = parse_json(recipe("0" * 64).wire(), Recipe, "the recipe")
     assert sent.model.pretrained_body == "0" * 64
     assert sent.model.options == {"hidden": [12]}

@@ -77,7 +77,6 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         (VALID + "example_counts = true", "unknown key 'example_counts': did you mean 'example_count'?"),
-        (VALID + "models = []", "unknown key 'models': it is called 'plugins'"),
         (VALID + "plugns = []", "unknown key 'plugns': did you mean 'plugins'?"),
         (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head', "),
         (VALID.replace("parts", "# parts"), "'parts' is missing"),

@@ -367,11 +367,11 @@ def test_a_command_that_never_was_is_refused_by_the_right_name(tried: str, meant
 
 
 def test_an_old_command_does_its_work_under_its_new_name(protofed: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes", "9.0.0")})
+    renamed = partial(rename_command, commands={"shipped list": Renamed("recipes list", "9.0.0")})
     monkeypatch.setattr(main, "rename_command", renamed)
     code, out, err = protofed("shipped", "list")
     assert (code, "digits-fednh" in out) == (0, True)
-    assert "`protofed shipped list` is now called `protofed recipes`; version 9.0.0 takes" in out + err
+    assert "`protofed shipped list` is now called `protofed recipes list`; version 9.0.0 takes" in out + err
 
 
 def test_the_help_has_the_hospital_first_and_every_command_once(protofed: Cli) -> None:

@@ -265,20 +265,10 @@ ROWS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
         ["The run was paused by operator 'olga'"],
         [WENT_WELL],
     ),
-    "excluded, says an older server": (
-        {"sites.cyd.excluded": "no vote", "interventions": []},
-        ["cyd is excluded: no vote."],
-        [WENT_WELL, "operator '"],
-    ),
     "excluded after the run": (
         {"sites.cyd.excluded": "no vote", "sites.cyd.excluded_at": BEGAN_AT + 9 * ROUND_S},
         [WENT_WELL],
         ["no vote"],
-    ),
-    "revoked, says an older server": (
-        {"sites.bob.revoked": "stolen", "sites.bob.revoked_at": BEGAN_AT + 1.5 * ROUND_S},
-        ["bob's certificate was revoked on 2027-01-15 08:01:30Z: stolen."],
-        [WENT_WELL],
     ),
     "revoked after the run": (
         {"sites.bob.revoked": "stolen", "sites.bob.revoked_at": BEGAN_AT + 9 * ROUND_S},
