@@ -1,29 +1,28 @@
-"""Shared by all suites."""
+"""Shared by all suites; what needs PyTorch or a server is imported by the fixture that does."""
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
-import torch
 from structlog.dev import ConsoleRenderer, plain_traceback
 
-from protofed.client.agent import heartbeat
-from protofed.common.config.recipe import Recipe
-from protofed.testing.live_server import Connect, LiveServer, links
-from protofed.testing.small_recipe import small_recipe
+if TYPE_CHECKING:
+    from protofed.common.config.recipe import Recipe
+    from protofed.testing.live_server import Connect, LiveServer
 
 Mount = Callable[[Path, str], None]
 
-torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # PyTorch reads it when it is imported
 # A shell starts what it puts in the background with SIGINT ignored, and every child would inherit that: tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -53,6 +52,8 @@ def plain_logs() -> None:
 @pytest.fixture
 def live_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
     """Starts servers; all are stopped at the end of the test."""
+    from protofed.testing.live_server import LiveServer
+
     started: list[LiveServer] = []
 
     def start(recipe: Recipe, state: Path | None = None, listen: str = "127.0.0.1:0", **options: Any) -> LiveServer:
@@ -67,6 +68,8 @@ def live_server(tmp_path: Path) -> Iterator[Callable[..., LiveServer]]:
 @pytest.fixture
 def linked() -> Iterator[Callable[[str], Connect]]:
     """Links in plain text to the server at an address; all are closed at the end of the test."""
+    from protofed.testing.live_server import links
+
     with ExitStack() as opened:
         yield lambda address: opened.enter_context(links(address))
 
@@ -74,12 +77,16 @@ def linked() -> Iterator[Callable[[str], Connect]]:
 @pytest.fixture(scope="session")
 def recipe_of() -> Callable[..., Recipe]:
     """Small recipes on the digits, by method."""
+    from protofed.testing.small_recipe import small_recipe
+
     return small_recipe
 
 
 @pytest.fixture(scope="session")
 def quick_heartbeats() -> Iterator[None]:
     """Daemons in this process beat as often as their recipe says: tests do not wait a second for each beat."""
+    from protofed.client.agent import heartbeat
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(heartbeat, "SHORTEST_S", 0.001)
         yield

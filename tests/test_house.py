@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,3 +24,11 @@ def test_a_client_half_fits_on_a_page() -> None:
         code = re.sub(PUBLIC_FACE, "", path.read_text(encoding="utf-8"))  # the formatter gives each name a line
         code = re.sub(DECLARED, "", code)
         assert len(code.splitlines()) <= 65, path
+
+
+def test_what_all_tests_share_imports_neither_pytorch_nor_a_server() -> None:
+    """A test of a pure function starts within a second."""
+    script = "import sys, tests.conftest; print(*sys.modules)"
+    made = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = ("torch", "sqlalchemy", "grpc", "protofed.server", "protofed.client")
+    assert [name for name in heavy if name in made.stdout.split()] == []
