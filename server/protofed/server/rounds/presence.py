@@ -28,7 +28,7 @@ class _Presence:
     member: Member = NO_MEMBER
 
     @property
-    def paused(self) -> PauseReason:
+    def reason(self) -> PauseReason:
         return PauseReason.WITHDRAWN if self.left else self.pause_reason
 
 
@@ -182,7 +182,7 @@ class SitePresence:
         presence = self._present.get(site)
         if presence is None or (presence.instance is None and presence.latest is None):
             return None
-        return self._clock() - presence.moved_at, presence.paused.value or _activity(presence.work)
+        return self._clock() - presence.moved_at, presence.reason.value or _activity(presence.work)
 
     def ages(self) -> dict[SiteId, float]:
         """Seconds since the last progress, by site that is present or presumed so. May be called from any thread."""
@@ -192,7 +192,7 @@ class SitePresence:
     def pause_reason(self, site: SiteId) -> PauseReason:
         """Why a present site takes no task now."""
         presence = self._present.get(site)
-        return PauseReason.NONE if presence is None else presence.paused
+        return PauseReason.NONE if presence is None else presence.reason
 
     def hold(self, site: SiteId, reason: PauseReason) -> None:
         """Count a present site as one that takes no task, until it enrolls again; what it said itself comes first."""
@@ -218,7 +218,7 @@ class SitePresence:
         return frozenset(
             site
             for site, presence in list(self._present.items())
-            if presence.paused is PauseReason.NONE and role in presence.roles
+            if presence.reason is PauseReason.NONE and role in presence.roles
         )
 
     def alive(self, role: Role, stall_timeout_s: float) -> frozenset[SiteId]:
