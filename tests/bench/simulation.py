@@ -164,7 +164,7 @@ def simulated(case: Case, processes: int = 1) -> Iterator[Rounds]:
     with simulation(case.recipe, sites=case.sites(), crew=crew_of(processes)) as running:
 
         def now() -> int:
-            phase: Phase = running.coordinator.phase
+            phase: Phase = running.run.phase
             return getattr(phase, "round", 0)
 
         def go(rounds: int) -> Seconds:

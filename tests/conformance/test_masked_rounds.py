@@ -87,7 +87,7 @@ def test_masked_rounds_give_the_state_and_the_scores_of_a_simulation(method: dic
         assert "mask" in kinds(running)
         rows = running.ledger.updates(recipe.name, recipe.rounds)
         sent = [running.blobs.get(row.digest) for row in rows if row.task.kind is TaskKind.MASK]
-        published = running.coordinator.published
+        published = running.run.published
     assert len(sent) >= recipe.federation.min_sites
     assert all(uniformity(vector_of(blob)) > 1e-6 for blob in sent), "what leaves a site tells nothing"
     assert published is not None
@@ -127,7 +127,7 @@ def test_noise_that_sites_share_is_the_same_under_masks_and_in_a_simulation(
 
 
 def weights(running: Simulation) -> Array:
-    published = running.coordinator.published
+    published = running.run.published
     assert published is not None
     tensors = [*published.state[Part.BODY].values(), *published.state[Part.HEAD].values()]
     return np.concatenate([tensor.ravel() for tensor in tensors])

@@ -74,7 +74,7 @@ class TestNoisyRounds(MethodConformance):
         federation = {"min_sites": 4, "quorum": 1.0}
         with simulation(noisy(method, data={**LONELY_CLASSES, "source": "digits"}, federation=federation)) as running:
             running.go()
-            published = running.coordinator.published
+            published = running.run.published
             assert published is not None
             assert codec.first_not_finite(published.state) is None
 
@@ -87,8 +87,8 @@ class TestNoisyRounds(MethodConformance):
             running.go()
             running.runs.roll_back(recipe.name, 1)
             running.go()
-            assert running.coordinator.published is not None
-            assert running.coordinator.published.address != simulated.digest
+            assert running.run.published is not None
+            assert running.run.published.address != simulated.digest
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_another_seed_is_another_noise_and_the_same_repeats() -> None:
     for seed in (0, 0, 1):
         with simulation(noisy("fednh", seed=seed)) as running:
             running.go(until=partial(_published, running))
-            digests.append(running.coordinator.published.address if running.coordinator.published else None)
+            digests.append(running.run.published.address if running.run.published else None)
     assert digests[0] == digests[1] != digests[2]
 
 

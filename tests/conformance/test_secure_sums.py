@@ -46,7 +46,7 @@ def recipe_of(method: dict[str, Any], **federation: object) -> Recipe:
 
 
 def digest(running: Simulation) -> str:
-    published = running.coordinator.published
+    published = running.run.published
     assert published is not None
     return published.address
 
@@ -74,7 +74,7 @@ def test_it_learns_as_without_and_every_state_comes_out_again(method: dict[str, 
             for row in rounds[1:]:
                 verified = verify_round(running.ledger, running.blobs, recipe.name, row.round, row.attempt)
                 assert verified.finding is VerificationResult.SAME
-            published = running.coordinator.published
+            published = running.run.published
             assert published is not None
             states.append(published.state)
             single, sums = running.ledger.scores(recipe.name), running.ledger.score_sums(recipe.name)

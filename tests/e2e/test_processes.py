@@ -34,8 +34,8 @@ def recipe(recipe_of: Callable[..., Recipe]) -> Recipe:
 def simulated(recipe: Recipe) -> str:
     with simulation(recipe) as running:
         running.go()
-        assert running.coordinator.published is not None
-        return running.coordinator.published.address
+        assert running.run.published is not None
+        return running.run.published.address
 
 
 def test_daemons_that_come_before_the_server_take_part_and_end_with_it(

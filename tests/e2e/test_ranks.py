@@ -101,8 +101,8 @@ def simulated(recipe: Recipe) -> Payload:
     """The same of one process."""
     with simulation(recipe) as running:
         running.go()
-        assert running.coordinator.published is not None
-        return codec.decode(running.blobs.get(running.coordinator.published.address))
+        assert running.run.published is not None
+        return codec.decode(running.blobs.get(running.run.published.address))
 
 
 def check_equal(here: Processes, recipe: Recipe) -> None:

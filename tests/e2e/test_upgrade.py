@@ -48,8 +48,8 @@ def simulated_end(kept: Path, folder: Path) -> Digest:
         (folder / "restored" / site).rename(folder / "state" / "sites" / site)
     with simulation(kept_recipe(), folder / "state") as undisturbed:
         undisturbed.go()
-        assert undisturbed.coordinator.published is not None
-        return undisturbed.coordinator.published.address
+        assert undisturbed.run.published is not None
+        return undisturbed.run.published.address
 
 
 def audited(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:

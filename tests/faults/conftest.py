@@ -112,8 +112,8 @@ def undisturbed() -> Callable[[Recipe], str]:
         if (key := recipe.model_dump_json()) not in known:
             with simulation(recipe) as running:
                 running.go()
-                assert running.coordinator.published is not None
-                known[key] = running.coordinator.published.address
+                assert running.run.published is not None
+                known[key] = running.run.published.address
         return known[key]
 
     return final

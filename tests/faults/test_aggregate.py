@@ -420,14 +420,14 @@ def arrived(method: str, order: Sequence[str]) -> Digest:
         lab.push(site, first_model(3, 8))
     for _ in range(2):
         for site in order:
-            row = lab.coordinator._driver.invitations.of(site)
+            row = lab.run.invitations.of(site)
             assert row is not None
-            update = made_up(site, lab.coordinator._driver.expected(row))
+            update = made_up(site, lab.intake.expected(row))
             assert lab.push(site, update, weight=10.0).verdict is Verdict.ACCEPTED
         if lab.asked("eva") is TaskKind.REFINE:
-            row = lab.coordinator._driver.invitations.of("eva")
+            row = lab.run.invitations.of("eva")
             assert row is not None
-            refined = made_up("eva", lab.coordinator._driver.expected(row))
+            refined = made_up("eva", lab.intake.expected(row))
             assert lab.push("eva", refined).verdict is Verdict.ACCEPTED
         for site in lab.here:
             if lab.asked(site) == "score":

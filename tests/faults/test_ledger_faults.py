@@ -100,7 +100,7 @@ def test_row_84_a_ledger_that_lacks_what_was_promised_is_served_only_when_that_i
     ledger = Ledger(f"sqlite:///{state / LEDGER_FILE}")
     for row in ledger.runs():  # so that it ends by itself
         if row.outcome is None:
-            Lab(recipe(row.run), FolderBlobs(state / "blobs"), ledger).coordinator.stop("enough")
+            Lab(recipe(row.run), FolderBlobs(state / "blobs"), ledger).run.stop("enough")
     ledger.close()
     assert protofed(*server, "--recover")[0] == 0
     assert protofed(*server)[0] == 0

@@ -113,7 +113,7 @@ def run(job: Job) -> Progress:
         def after_task() -> None:
             if time.monotonic() > job.deadline:
                 raise _TimeIsUpError  # `until` is asked once a pass, and the last pass scores a hundred models
-            done, _ = status(running.coordinator.phase, recipe.rounds)
+            done, _ = status(running.run.phase, recipe.rounds)
             if done != progress.rounds:
                 progress.rounds = done
                 if done % EVERY == 0:
@@ -124,7 +124,7 @@ def run(job: Job) -> Progress:
             running.go(on_task=after_task)
         if running.runs.failed:
             raise RunFailedError(f"run failed: {running.runs.failed[0]}")
-        progress.rounds, _ = status(running.coordinator.phase, recipe.rounds)
+        progress.rounds, _ = status(running.run.phase, recipe.rounds)
         progress.ended = running.runs.finished
         note()
     return progress

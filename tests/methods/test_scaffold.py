@@ -170,7 +170,7 @@ def test_c_is_the_mean_of_the_sites_own_as_they_left(fewest: int, federation: di
     policy = Policy(everything(recipe).rules.model_copy(update={"min_images_per_unit": fewest}))
     with simulation(recipe, tmp_path, policy=policy) as running:
         running.go()
-        published = running.coordinator.published
+        published = running.run.published
     assert published is not None
     own = [kept(folder, recipe.name).memory[Part.CONTROL] for folder in (tmp_path / "sites").glob("site-*")]
     assert len(own) == 3

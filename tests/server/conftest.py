@@ -34,9 +34,10 @@ from protofed.common.protocol.messages import (
     Verdict,
 )
 from protofed.server.rounds.context import RunJob, ServerContext, inline
-from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.intake import Intake
 from protofed.server.rounds.phases import Phase
 from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run import Run
 from protofed.server.storage.blobs import Blobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import UpdateProblem
@@ -186,7 +187,8 @@ class Lab:
         run = self.ledger.run(self.recipe.name)
         if run is not None and run.outcome is None and self.ledger.newest(run.run) is not None:
             self.presence.presume()  # as a queue of runs does
-        self.coordinator = Coordinator(self.recipe, context)
+        self.run = Run(self.recipe, context)
+        self.intake = Intake(self.run, context)
         for site, role in self.here.items():
             self.presence.enroll(site, {role}, daemon(site))
 
@@ -218,7 +220,7 @@ class Lab:
         self.clock.now += seconds
         for site in alive:
             self.presence.seen(site, daemon(site))
-        self.coordinator.tick()
+        self.run.tick()
 
     model = staticmethod(model)
     announce = staticmethod(announce)
@@ -227,12 +229,12 @@ class Lab:
 
     def asked(self, site: SiteId) -> TaskKind | None:
         """What the site is asked for now, if anything."""
-        answer = self.coordinator.next_task(site, daemon(site))
+        answer = self.intake.next_task(site, daemon(site))
         return answer.kind if isinstance(answer, Task) else None
 
     def task(self, site: SiteId) -> Task:
         """The site's open task; fails if there is none."""
-        answer = self.coordinator.next_task(site, daemon(site))
+        answer = self.intake.next_task(site, daemon(site))
         assert isinstance(answer, Task), f"{site} has no task: {answer}"
         return answer
 
@@ -247,27 +249,25 @@ class Lab:
         """Announce, send and commit an update, as a link does."""
         task = task or self.task(site)
         manifest, data = announce(payload)
-        decided = self.coordinator.intake.begin(
-            site, daemon(site), task.task_id, task.round, task.base_digest, manifest
-        )
+        decided = self.intake.begin(site, daemon(site), task.task_id, task.round, task.base_digest, manifest)
         if decided is not None:
             return decided
-        found = self.coordinator.intake.examine(site, task.task_id, manifest, data, task.base_digest)
+        found = self.intake.examine(site, task.task_id, manifest, data, task.base_digest)
         if isinstance(found, UpdateProblem):
-            return self.coordinator.intake.refuse(site, task.task_id, manifest, found)
+            return self.intake.refuse(site, task.task_id, manifest, found)
         self.blobs.put(data)
-        return self.coordinator.intake.commit(site, daemon(site), task.task_id, manifest, metrics or {}, weight, found)
+        return self.intake.commit(site, daemon(site), task.task_id, manifest, metrics or {}, weight, found)
 
     def score(self, site: SiteId, value: float = 0.5, task: Task | None = None) -> None:
         """Report one score: the one that the site's role gives."""
         task = task or self.task(site)
         name = "global.accuracy" if self.here[site] is Role.EVALUATOR else "personal.accuracy"
-        self.coordinator.report_scores(site, daemon(site), task.task_id, {name: value})
+        self.intake.report_scores(site, daemon(site), task.task_id, {name: value})
 
     def beat(self, site: SiteId, task_id: str, **fields: Any) -> Signal:
         """A heartbeat."""
         progress = Progress(task_id, **{"activity": Activity.TRAINING, **fields})
-        return self.coordinator.heartbeat(site, daemon(site), progress)
+        return self.intake.heartbeat(site, daemon(site), progress)
 
     def round(self, **values: float) -> None:
         """Every site named answers its fit task with a model of that value; then all scores come."""
@@ -282,19 +282,19 @@ class Lab:
     @property
     def phase(self) -> Phase:
         """Where the run is."""
-        return self.coordinator.phase
+        return self.run.phase
 
     @property
     def address(self) -> Digest:
         """The newest state's."""
-        assert self.coordinator.published is not None
-        return self.coordinator.published.address
+        assert self.run.published is not None
+        return self.run.published.address
 
     @property
     def value(self) -> float:
         """The newest state's weights, all of which are equal."""
-        assert self.coordinator.published is not None
-        weights = self.coordinator.published.state[Part.BODY]["conv.weight"]
+        assert self.run.published is not None
+        weights = self.run.published.state[Part.BODY]["conv.weight"]
         assert (weights == weights.flat[0]).all()
         return float(weights.flat[0])
 

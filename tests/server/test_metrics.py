@@ -92,7 +92,7 @@ def test_a_round_that_is_abandoned_and_opened_again(lab: Lab) -> None:
 def test_what_is_rolled_back_stays_counted_and_is_counted_again_when_it_is_done_again(make: MakeLab) -> None:
     lab = make(rounds=3, keep_rounds=0).begin()
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    lab.coordinator.roll_back(0)
+    lab.run.roll_back(0)
     assert rounds(lab.metrics)["committed"] == 2
     lab.later(0.0)
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
@@ -156,7 +156,7 @@ def test_a_restart_in_the_middle_of_an_aggregation_counts_it_once(make: MakeLab,
 
 
 def test_a_round_that_the_last_process_published_is_its_own(lab: Lab) -> None:
-    lab.coordinator.pause(paused=True)
+    lab.run.pause(paused=True)
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
     assert rounds(lab.metrics)["committed"] == 2
     lab.restart()

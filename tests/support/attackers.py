@@ -228,7 +228,7 @@ def _result(running: Simulation, attackers: frozenset[SiteId]) -> Played:
 
 
 def _fooled(running: Simulation, evaluator: Agent) -> float:
-    published, run = running.coordinator.published, evaluator._work._run
+    published, run = running.run.published, evaluator._work._run
     assert isinstance(run, PreparedRun)
     assert published is not None
     test = run.data.test

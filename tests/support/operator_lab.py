@@ -71,7 +71,7 @@ class OperatorLab(Lab):
     def _follow(self) -> None:
         """The sites turn to the run that goes on; to the last one where none does."""
         if (current := self.runs.current) is not None:
-            self.coordinator = current
+            self.run, self.intake = current, self.runs.intake(current.name)
 
 
 def operator_lab() -> OperatorLab:

@@ -94,15 +94,15 @@ def update_and_round() -> tuple[Trace, Trace]:
     """What the last update of a round touches, and what all of the round does, its scores too."""
     update, whole = Trace(), Trace()
     with simulation(shipped.recipe(RECIPE, [f"rounds={ROUND + 1}"])) as running:
-        while getattr(running.coordinator.phase, "round", ROUND) <= ROUND:
+        while getattr(running.run.phase, "round", ROUND) <= ROUND:
             running.runs.tick()
             for agent in running.agents:
-                before, step = running.coordinator.phase, Trace()
+                before, step = running.run.phase, Trace()
                 with traced(step):
                     answer = agent.step(0.0)
                 if isinstance(answer, Task) and answer.round == ROUND:
                     whole.codes |= step.codes
-                    if isinstance(before, Collecting) and not isinstance(running.coordinator.phase, Collecting):
+                    if isinstance(before, Collecting) and not isinstance(running.run.phase, Collecting):
                         update = step
     return update, whole
 

@@ -296,12 +296,12 @@ def _published_rounds(running: Simulation) -> int:
 
 
 def _result(running: Simulation) -> MethodResult:
-    published = running.coordinator.published
+    published = running.run.published
     assert published is not None
     return MethodResult(published.address, running.ledger.scores(running.recipe.name))
 
 
 def _state(running: Simulation) -> Payload:
-    published = running.coordinator.published
+    published = running.run.published
     assert published is not None
     return published.state

@@ -77,12 +77,12 @@ def test_a_simulation_and_a_server_begin_with_it(recipe: Make, kept: Kept, tmp_p
     body = another_body(recipe())
     begun = recipe(kept(exported(body)))
     with simulation(begun) as running:
-        running.go(until=lambda: running.coordinator.published is not None)
-        assert running.coordinator.published is not None
-        first = running.coordinator.published
+        running.go(until=lambda: running.run.published is not None)
+        assert running.run.published is not None
+        first = running.run.published
         assert same_tensors({Part.BODY: first.state[Part.BODY]}, {Part.BODY: body})
         running.go()
-        last = running.coordinator.published.address
+        last = running.run.published.address
     assert last != first.address
     server = LiveServer(begun, tmp_path / "server")
     try:

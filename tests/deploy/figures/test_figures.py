@@ -107,8 +107,8 @@ def test_groups_that_are_none_are_refused(text: str) -> None:
 def test_first_prototypes_are_those_that_the_run_began_with(seed: int, recipe_of: Recipes, tmp_path: Path) -> None:
     recipe = tiny(recipe_of, "fednh").model_copy(update={"rounds": 1, "seed": seed})
     with simulation(recipe, tmp_path) as running:
-        running.go(until=lambda: running.coordinator.published is not None)
-        published = running.coordinator.published
+        running.go(until=lambda: running.run.published is not None)
+        published = running.run.published
         running.go()
     again = first_prototypes(open_run(tmp_path, recipe))
     off_diagonal = cosines(again)[~np.eye(10, dtype=bool)]
@@ -254,6 +254,6 @@ def test_a_simulations_state_needs_its_recipe(folders: dict[str, Path], recipe_o
 def test_a_run_that_goes_on_is_not_drawn(recipe_of: Recipes, tmp_path: Path) -> None:
     recipe = recipe_of("fedavg")
     with simulation(recipe, tmp_path) as running:
-        running.go(until=lambda: running.coordinator.published is not None)
+        running.go(until=lambda: running.run.published is not None)
     with pytest.raises(StateError, match="has not ended well"):
         open_run(tmp_path, recipe)

@@ -275,7 +275,7 @@ def test_a_run_that_fails_is_exit_code_1(
     live_server: Start, recipe_of: RecipeOf, capfd: pytest.CaptureFixture[str]
 ) -> None:
     server = live_server(recipe_of("fedavg"))
-    after(0.3, lambda: server.runs.of(RUN)._driver.handle(Broken("disk")))
+    after(0.3, lambda: server.runs.of(RUN).handle(Broken("disk")))
     with pytest.raises(SystemExit) as ended:
         main.main(list(command(server)))
     out, err = capfd.readouterr()

@@ -201,7 +201,7 @@ def test_no_heading_of_a_minimal_run_is_empty_and_each_reason_stands_once(
 ) -> None:
     with simulation(recipe_of("fednh"), tmp_path) as running:
         running.runs.tick()
-        running.runs.abort("small-fednh", "the wrong classes")
+        running.run.stop("the wrong classes")
     for run_record in (plain, cli_report.run_record_of(tmp_path, None)):
         html, sections = page(run_record)
         assert empty_headings(html) == []
@@ -231,7 +231,7 @@ def test_training_alone_has_no_global_model_and_no_prototypes(tmp_path: Path, re
 def test_a_run_that_was_aborted_before_its_first_round_says_so(tmp_path: Path, recipe_of: RecipeOf) -> None:
     with simulation(recipe_of("fednh"), tmp_path) as running:
         running.runs.tick()
-        running.runs.abort("small-fednh", "the wrong classes")
+        running.run.stop("the wrong classes")
     _, sections = page(cli_report.run_record_of(tmp_path, None))
     assert list(sections) == ["summary", "refusals", "settings", "provenance", "absent", "words"]
     assert "The run was aborted on" in sections["summary"]

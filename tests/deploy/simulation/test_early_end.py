@@ -38,7 +38,7 @@ def test_grpc_ends_where_the_simulation_ends_also_across_a_restart(
         assert best_kept(running.ledger, running.blobs, recipe.name) is not None
     assert expected[:2] == (REASON, 2)
     with simulation(recipe, tmp_path / "two") as first:  # interrupted while round 2 is scored
-        first.go(until=lambda: isinstance(phase := first.coordinator.phase, Evaluating) and phase.round == 2)
+        first.go(until=lambda: isinstance(phase := first.run.phase, Evaluating) and phase.round == 2)
     with simulation(recipe, tmp_path / "two") as second:
         second.go()
         assert end(second.runs, second.ledger, recipe.name) == expected

@@ -32,7 +32,7 @@ def careful(recipe: Recipe, **changes: Any) -> Policy:
 
 
 def digest(running: Any) -> str:
-    return str(running.coordinator.published.address)
+    return str(running.run.published.address)
 
 
 @pytest.fixture

@@ -58,9 +58,7 @@ def test_an_interrupted_simulation_remembers_and_counts_nothing_twice(recipe_of:
         whole.go()
         expected = whole.training.by_round()
     with simulation(recipe, tmp_path) as first:
-        first.go(
-            until=lambda: isinstance(at := first.coordinator.phase, Collecting) and at.round == 2 and bool(at.reported)
-        )
+        first.go(until=lambda: isinstance(at := first.run.phase, Collecting) and at.round == 2 and bool(at.reported))
     with simulation(recipe, tmp_path) as second:
         second.go()
         assert second.training.by_round() == expected

@@ -246,7 +246,7 @@ def rows(state: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def end(running: Simulation) -> tuple[str, object]:
-    published = running.coordinator.published
+    published = running.run.published
     assert published is not None
     return published.address, running.ledger.scores(running.recipe.name)
 
@@ -271,7 +271,7 @@ def test_a_killed_worker_changes_no_row_of_the_ledger(recipe_of: Recipes, tmp_pa
     with simulation(recipe, tmp_path / "two", crew=partial(WorkerProcesses, 2)) as running:
 
         def kill() -> None:
-            if getattr(running.coordinator.phase, "round", 0) == 2 and not killed:
+            if getattr(running.run.phase, "round", 0) == 2 and not killed:
                 killed.append(workers_of(os.getpid())[0])
                 os.kill(killed[0], signal.SIGKILL)
 

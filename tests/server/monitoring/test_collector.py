@@ -147,7 +147,7 @@ def test_a_restart_begins_the_deadline_of_the_open_round_again(read: Scraped) ->
     began = read("round_opened_timestamp_seconds", run="one")
     assert began is not None
     assert opened_at < before <= began <= time.time()
-    assert isinstance(phase := read.lab.coordinator.phase, phases.Collecting)
+    assert isinstance(phase := read.lab.run.phase, phases.Collecting)
     assert phase.opened == 90.0
     read.lab.push("ann", model(1.0))
     read.lab.push("bob", model(1.0))
@@ -160,7 +160,7 @@ def test_a_restart_begins_the_deadline_of_the_open_round_again(read: Scraped) ->
 
 def test_sites_that_are_late_or_failed(read: Scraped) -> None:
     lab = read.lab
-    lab.coordinator.dismiss("cyd", "excluded")
+    lab.run.dismiss("cyd", "excluded")
     for site in ("ann", "bob"):
         lab.push(site, model(1.0))
     assert states_of(read, "round_sites") == {"reported": 2, "failed": 1}
@@ -239,10 +239,10 @@ def test_what_speaks_against_a_model_is_counted_and_every_code_has_a_series(
     for site in TRAINERS:
         lab.push(site, model(1.0))
     recalls = {"global.recall.0": 0.0, "global.recall.1": 1.0, "global.recall.2": 0.0}
-    lab.coordinator.report_scores(EVALUATOR, daemon(EVALUATOR), lab.task(EVALUATOR).task_id, recalls)
+    lab.intake.report_scores(EVALUATOR, daemon(EVALUATOR), lab.task(EVALUATOR).task_id, recalls)
     for site in ("ann", "bob"):
         own = {"personal.local.recall.0": 1.0, "personal.local.recall.2": 0.0}
-        lab.coordinator.report_scores(site, daemon(site), lab.task(site).task_id, own)
+        lab.intake.report_scores(site, daemon(site), lab.task(site).task_id, own)
     lab.later(101.0)  # cyd does not answer: the run ends
     found = {tuple(labels.values()): value for labels, value in read.series("model_warnings")}
     assert len(found) == 2 * len(WarningCode)
@@ -266,7 +266,7 @@ def test_a_scrape_costs_the_same_however_many_rounds_there_were(
     for _ in range(2):
         assert len(read.series("model_warnings")) == 2 * len(WarningCode)
     assert readings == []
-    read.lab.coordinator.stop("enough")
+    read.lab.run.stop("enough")
     read.lab.later(1.0)
     assert read.lab.runs.current is None
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_scores_of_the_newest_scored_round_by_scope_metric_and_stat(open_office:
         "bob": {"personal.accuracy": 1.0, "personal.ece": 0.75},
     }
     for site, scores in told.items():
-        lab.coordinator.report_scores(site, daemon(site), lab.task(site).task_id, scores)
+        lab.intake.report_scores(site, daemon(site), lab.task(site).task_id, scores)
     lab.later(101.0)  # cyd does not answer
     found = {tuple(labels.values()): value for labels, value in read.series("score")}
     assert {key: value for key, value in found.items() if key[2] == "mean"} == {
@@ -308,7 +308,7 @@ def test_a_trainers_forged_score_reaches_no_metric_no_record_and_no_table(read: 
         lab.push(site, model(1.0))
     forged = {"personal.accuracy": 0.5, "global.accuracy": 1e308}
     with pytest.raises(ProtocolError):
-        lab.coordinator.report_scores("ann", daemon("ann"), lab.task("ann").task_id, forged)
+        lab.intake.report_scores("ann", daemon("ann"), lab.task("ann").task_id, forged)
     for site in ("bob", "cyd", EVALUATOR):
         lab.score(site)
     shown = overview(read.records, "one")

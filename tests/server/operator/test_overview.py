@@ -62,7 +62,7 @@ def test_bytes_are_those_of_counted_updates_and_of_models_to_be_fetched(lab: Lab
     state = len(lab.blobs.get(lab.address))
     first = seen(lab).received
     lab.push("ann", lab.model(1.0))
-    lab.coordinator.intake.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
+    lab.intake.refuse("bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.DAMAGED, "no"))
     assert seen(lab).received == first + len(data)
     assert seen(lab).sent == 3 * state
 
@@ -102,7 +102,7 @@ def test_rounds_with_fewer_updates_than_wanted_are_counted_as_degraded(lab: Lab)
 
 
 def test_a_run_that_failed_says_so(lab: Lab) -> None:
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     assert (seen(lab).phase, seen(lab).failed, seen(lab).ended) == ("enough", False, True)
     lab.ledger.end_run("test", "disk", RoundOutcome.FAILED)
     assert (seen(lab).phase, seen(lab).failed) == ("disk", True)

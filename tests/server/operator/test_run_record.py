@@ -40,7 +40,7 @@ def told(lab: Lab, site: str, **scores: float) -> None:
     task = lab.task(site)
     assert task.kind is TaskKind.SCORE
     named = {name.replace("__", "."): value for name, value in scores.items()}
-    lab.coordinator.report_scores(site, f"daemon-{site}", task.task_id, named)
+    lab.intake.report_scores(site, f"daemon-{site}", task.task_id, named)
 
 
 def tasks(found: dict[str, Any], place: int = -1) -> dict[tuple[str, str], dict[str, Any]]:
@@ -87,7 +87,7 @@ def test_a_round_has_its_sites_bytes_losses_and_norms(lab: Lab) -> None:
 
 def test_what_was_refused_failed_or_late_says_why(lab: Lab) -> None:
     manifest, _ = lab.announce(lab.model(1.0))
-    lab.coordinator.intake.refuse(
+    lab.intake.refuse(
         "bob", lab.task("bob").task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds <NaN>")
     )
     lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.OUT_OF_MEMORY)
@@ -120,7 +120,7 @@ def test_a_run_that_ended_before_its_first_round_says_so(make: MakeLab) -> None:
     lab = make()
     lab.enroll(*SITES)
     lab.later(0)
-    lab.coordinator.stop("the wrong model")
+    lab.run.stop("the wrong model")
     found = seen(lab)
     assert (found["run"]["status"], found["run"]["reason"]) == ("aborted", "the wrong model")
     assert [one["round"] for one in found["rounds"]] == [0]
@@ -215,7 +215,7 @@ def test_an_exclusion_with_which_the_run_ends_is_one_of_that_run(action: str, mo
 def test_a_task_says_what_ended_it_in_its_sites_place(make: MakeLab) -> None:
     lab = make(federation={"quorum": 1}).begin()
     for site, reason in (("ann", f"{EXCLUDED}no vote"), ("bob", f"{REVOKED}stolen"), ("cyd", PauseReason.SCHEDULE)):
-        lab.coordinator.dismiss(site, reason)
+        lab.run.dismiss(site, reason)
     for reason in (PauseReason.APPROVAL, PauseReason.SCHEDULE, PauseReason.PAUSED, PauseReason.POLICY):
         assert run_record_module._cause(reason) == "paused"
     for left in (PauseReason.WITHDRAWN, FailureReason.WITHDRAWN):  # denied in its place, and declined by itself
@@ -305,7 +305,7 @@ def test_updates_that_are_not_finite_are_a_warning_while_the_run_goes_on(make: M
     lab = make(federation={"quorum": 3}).begin()
     manifest, _ = lab.announce(lab.model(1.0))
     problem = UpdateProblem(RejectionCode.NOT_FINITE, "body/w holds NaN")
-    lab.coordinator.intake.refuse("bob", lab.task("bob").task_id, manifest, problem)
+    lab.intake.refuse("bob", lab.task("bob").task_id, manifest, problem)
     assert seen(lab)["warnings"] == []  # it may send another one
     lab.beat("cyd", lab.task("cyd").task_id, activity=Activity.FAILED, failure=FailureReason.NUMERIC)
     (warning,) = seen(lab)["warnings"]

@@ -125,12 +125,12 @@ def test_runs_go_on_one_after_the_other_in_the_order_of_their_start(busy: Operat
     busy.operation.abort("two", "")
     assert busy.statuses() == {"one": "completed", "two": "aborted", "three": "running"}
     busy.later(0.0)
-    assert busy.coordinator.run == "three"
+    assert busy.run.name == "three"
     assert busy.makers()
 
 
 def test_a_run_that_cannot_go_on_has_failed_and_the_next_one_goes_on(busy: OperatorLab) -> None:
-    busy.runs.of("one")._driver.handle(phases.Broken("disk"))
+    busy.runs.of("one").handle(phases.Broken("disk"))
     assert busy.statuses() == {"one": "failed", "two": "running", "three": "queued"}
     assert busy.operation.run("one").overview.phase == "disk"
 
@@ -260,7 +260,7 @@ def test_every_site_has_its_fate_in_every_round(desk: OperatorLab) -> None:
     desk.begin()
     task = desk.task("cyd")
     announced = announce(desk.model(9.0))[0]
-    refusal = desk.coordinator.intake.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
+    refusal = desk.intake.begin("cyd", daemon("cyd"), task.task_id, task.round, Digest("0" * 64), announced)
     assert refusal is not None
     assert refusal.verdict is Verdict.INVALID
     desk.push("ann", desk.model(1.0))

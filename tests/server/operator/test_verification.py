@@ -42,7 +42,7 @@ def test_every_published_state_comes_out_again(lab: Lab) -> None:
 
 
 def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(lab: Lab) -> None:
-    lab.coordinator.roll_back(1)
+    lab.run.roll_back(1)
     lab.later(0.0)
     lab.round(ann=7.0, bob=8.0, cyd=9.0)
     lab.round(ann=7.5, bob=8.0, cyd=9.0)
@@ -53,7 +53,7 @@ def test_a_round_that_was_rolled_back_comes_out_from_the_state_it_was_made_from(
 
 @pytest.mark.parametrize("since", [(2, 1), (3, 1), (2, 2)])
 def test_a_clock_that_was_set_back_accuses_no_ledger(lab: Lab, since: tuple[int, int]) -> None:
-    lab.coordinator.roll_back(1)
+    lab.run.roll_back(1)
     lab.later(0.0)
     for value in (7.0, 7.5):
         lab.round(ann=value, bob=8.0, cyd=9.0)

@@ -39,7 +39,7 @@ def go(lab: Lab, values: Sequence[float]) -> Lab:
         if isinstance(lab.phase, phases.FinishedPhase):
             break
         weights = 1.0 + lab.phase.round if isinstance(lab.phase, phases.Collecting) else 0.0
-        offset = 64.0 * lab.ledger.newest_attempt(lab.coordinator.run, int(weights) - 1)
+        offset = 64.0 * lab.ledger.newest_attempt(lab.run.name, int(weights) - 1)
         for site, more in zip(SITES, (0.0, 0.25, 0.625), strict=True):  # nobody's update is the mean
             lab.push(site, lab.model(weights + offset + more))
         for site in ("eva", *SITES):
@@ -50,11 +50,11 @@ def go(lab: Lab, values: Sequence[float]) -> Lab:
 
 def kept(lab: Lab) -> list[int]:
     """Rounds whose state is kept."""
-    return [row.round for row in lab.ledger.rounds(lab.coordinator.run) if row.state and lab.has(row.state)]
+    return [row.round for row in lab.ledger.rounds(lab.run.name) if row.state and lab.has(row.state)]
 
 
 def best(lab: Lab) -> BestRound | None:
-    return best_kept(lab.ledger, lab.blobs, lab.coordinator.run)
+    return best_kept(lab.ledger, lab.blobs, lab.run.name)
 
 
 def judged(scores: Mapping[int, Scores], best_by: str | None) -> JudgedRounds | None:
@@ -188,7 +188,7 @@ def test_the_best_round_can_be_verified(make: MakeLab) -> None:
 def test_a_run_goes_back_to_its_best_round(make: MakeLab) -> None:
     lab = go(make(rounds=9, keep_rounds=1).begin(), [0.1, 0.9, 0.5, 0.5, 0.5, 0.5])
     state = lab.ledger.rounds("test")[2].state
-    lab.coordinator.roll_back(2)
+    lab.run.roll_back(2)
     assert (lab.address, best(lab)) == (state, BestRound(2, "global.accuracy", 0.9))
     lab.later(0.0)
     go(lab, [0.5] * 5)
@@ -198,7 +198,7 @@ def test_a_run_goes_back_to_its_best_round(make: MakeLab) -> None:
 def test_a_round_that_was_rolled_back_is_never_the_best(make: MakeLab) -> None:
     lab = go(make(rounds=9, keep_rounds=3).begin(), [0.1, 0.5, 0.9])
     assert best(lab) == BestRound(3, "global.accuracy", 0.9)
-    lab.coordinator.roll_back(2)
+    lab.run.roll_back(2)
     assert best(lab) == BestRound(2, "global.accuracy", 0.5)
     lab.later(0.0)
     go(lab, [0.25])
@@ -207,7 +207,7 @@ def test_a_round_that_was_rolled_back_is_never_the_best(make: MakeLab) -> None:
 
 def test_if_a_better_round_is_gone_the_best_of_those_that_are_kept_stays(make: MakeLab) -> None:
     lab = go(make(rounds=12, keep_rounds=1).begin(), [0.1, 0.8, 0.5, 0.5, 0.5, 0.6, 0.9, 0.5])
-    lab.coordinator.roll_back(6)  # round 2 went when round 7 was better, and round 7 is rolled back now
+    lab.run.roll_back(6)  # round 2 went when round 7 was better, and round 7 is rolled back now
     lab.later(0.0)
     go(lab, [0.5] * 5)
     every = judged_rounds(lab.ledger, "test")
@@ -302,8 +302,8 @@ def test_a_run_that_stops_early_keeps_its_best_round_and_can_go_on_from_it(make:
     assert (row.reason, row.outcome, row.failed) == (reason, RoundOutcome.COMPLETED, False)
     assert best(lab) == BestRound(2, "global.accuracy", 0.9)
     with pytest.raises(ConfigError, match="would end again at once"):
-        lab.coordinator.roll_back(4)
-    lab.coordinator.roll_back(2)
+        lab.run.roll_back(4)
+    lab.run.roll_back(2)
     lab.later(0.0)
     assert lab.task("ann").round == 3
 

@@ -36,7 +36,7 @@ def commit(
     task = lab.task(site)
     manifest, data = lab.announce(lab.model(value))
     lab.blobs.put(data)
-    found = problem or lab.coordinator.intake.examine(site, task.task_id, manifest, data, task.base_digest)
+    found = problem or lab.intake.examine(site, task.task_id, manifest, data, task.base_digest)
     return Commit(site, instance or daemon(site), task_id or task.task_id, manifest, {}, weight, found)
 
 
@@ -77,7 +77,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[list[SiteId]]:
 def test_accepted_updates_share_a_write_and_close_the_round(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     written = writes(monkeypatch)
     commits = [commit(lab, site, value) for site, value in (("ann", 1.0), ("bob", 2.0), ("cyd", 6.0))]
-    answers = lab.coordinator.intake.commit_all(commits)
+    answers = lab.intake.commit_all(commits)
     assert told(answers) == [Verdict.ACCEPTED] * 3
     assert [answer.digest for answer in answers if isinstance(answer, Receipt)] == [c.manifest.digest for c in commits]
     assert written == [["ann", "bob", "cyd"]]
@@ -90,7 +90,7 @@ def test_an_update_behind_the_one_that_closes_the_round_is_not_needed(
     lab = make(federation={"participation": 0.6, "over_selection": 1.5}).begin()
     written = writes(monkeypatch)
     commits = [commit(lab, site, value) for site, value in (("ann", 1.0), ("bob", 3.0), ("cyd", 100.0))]
-    assert told(lab.coordinator.intake.commit_all(commits)) == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.NOT_NEEDED]
+    assert told(lab.intake.commit_all(commits)) == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.NOT_NEEDED]
     assert written == [["ann", "bob"], ["cyd"]]
     assert lab.value == 2.0
 
@@ -112,7 +112,7 @@ def test_what_is_refused_stops_no_other(
     commits.insert(place, commit(lab, "cyd", 100.0, **fields))  # type: ignore[arg-type]
     expected: list[Verdict | type[Exception]] = [Verdict.ACCEPTED] * 2
     expected.insert(place, answer)
-    assert told(lab.coordinator.intake.commit_all(commits)) == expected
+    assert told(lab.intake.commit_all(commits)) == expected
     lab.push("cyd", lab.model(2.0))
     assert lab.value == 2.0
 
@@ -120,7 +120,7 @@ def test_what_is_refused_stops_no_other(
 @pytest.mark.parametrize(("value", "answer"), [(1.0, Verdict.DUPLICATE), (2.0, Verdict.INVALID)])
 def test_of_one_task_one_update_counts(lab: Lab, value: float, answer: Verdict) -> None:
     commits = [commit(lab, "ann", 1.0), commit(lab, "bob", 1.0), commit(lab, "ann", value)]
-    assert told(lab.coordinator.intake.commit_all(commits)) == [Verdict.ACCEPTED, Verdict.ACCEPTED, answer]
+    assert told(lab.intake.commit_all(commits)) == [Verdict.ACCEPTED, Verdict.ACCEPTED, answer]
     lab.push("cyd", lab.model(1.0))
     assert lab.value == 1.0
 
@@ -128,11 +128,11 @@ def test_of_one_task_one_update_counts(lab: Lab, value: float, answer: Verdict) 
 def test_updates_that_cannot_be_recorded_count_when_they_come_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     commits = [commit(lab, "ann", 1.0), commit(lab, "bob", 3.0)]
     lab.ledger.attach(Full())
-    answers = lab.coordinator.intake.commit_all(commits)
+    answers = lab.intake.commit_all(commits)
     assert told(answers) == [OutOfSpaceError] * 2
     assert answers[0] is not answers[1]
     lab.ledger.attach(free := Free())
-    assert told(lab.coordinator.intake.commit_all(commits)) == [Verdict.ACCEPTED] * 2
+    assert told(lab.intake.commit_all(commits)) == [Verdict.ACCEPTED] * 2
     assert free.appended == [["verdict"] * 2]
     lab.push("cyd", lab.model(2.0))
     assert lab.value == 2.0
@@ -140,10 +140,10 @@ def test_updates_that_cannot_be_recorded_count_when_they_come_again(lab: Lab, mo
 
 def test_an_update_that_contradicts_its_recorded_one_stops_no_other(lab: Lab) -> None:
     lab.ledger.attach(Full())
-    assert told(lab.coordinator.intake.commit_all([commit(lab, "ann", 1.0)])) == [OutOfSpaceError]
+    assert told(lab.intake.commit_all([commit(lab, "ann", 1.0)])) == [OutOfSpaceError]
     lab.ledger.attach(Free())
     commits = [commit(lab, "bob", 3.0), commit(lab, "ann", 2.0), commit(lab, "cyd", 2.0)]  # ann's daemon died meanwhile
-    answers = lab.coordinator.intake.commit_all(commits)
+    answers = lab.intake.commit_all(commits)
     assert told(answers) == [Verdict.ACCEPTED, StateError, Verdict.ACCEPTED]
     lab.push("ann", lab.model(1.0))
     assert lab.value == 2.0

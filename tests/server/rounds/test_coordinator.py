@@ -55,8 +55,8 @@ def test_round_0_asks_two_trainers_for_a_model_and_nobody_else_for_anything(make
     assert (task.kind, task.round, task.base_digest, task.base_bytes) == (TaskKind.INITIALISE, 0, None, 0)
     assert [lab.asked(site) for site in ("ann", "bob", "cyd", "eva") if site not in makers] == [None, None]
     lab.push(makers[0], lab.model(0.0))
-    assert isinstance(lab.coordinator.next_task(makers[0], f"daemon-{makers[0]}"), Wait)
-    assert lab.coordinator.published is None  # one site's word is none
+    assert isinstance(lab.intake.next_task(makers[0], f"daemon-{makers[0]}"), Wait)
+    assert lab.run.published is None  # one site's word is none
     lab.push(makers[1], lab.model(0.0))
     assert lab.value == 0.0
 
@@ -72,7 +72,7 @@ def test_first_models_that_differ_do_not_count_and_all_sites_are_asked(make: Mak
     one, other = lab.makers()
     lab.push(one, lab.model(0.0))
     lab.push(other, lab.model(1.0))
-    assert lab.coordinator.published is None
+    assert lab.run.published is None
     (reason,) = reasons(lab)
     for site, value in ((one, 0.0), (other, 1.0)):
         digest = lab.announce(lab.model(value))[0].digest
@@ -83,7 +83,7 @@ def test_first_models_that_differ_do_not_count_and_all_sites_are_asked(make: Mak
     (third,) = {"ann", "bob", "cyd"} - {one, other}
     lab.push(other, lab.model(1.0))
     lab.push(one, lab.model(0.0))
-    assert lab.coordinator.published is None  # all are waited for
+    assert lab.run.published is None  # all are waited for
     lab.push(third, lab.model(0.0))
     assert lab.value == 0.0
     tasks = {row.site: (row.task_status, row.reason) for row in lab.ledger.tasks("test", 0, 2)}
@@ -138,7 +138,7 @@ def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
     lab.round(ann=2.0, bob=4.0, cyd=0.0)
     assert lab.value == 2.0
     assert lab.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
-    assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
+    assert lab.intake.next_task("ann", "daemon-ann") == Finished("completed", last=True)
     row = lab.ledger.run("test")
     assert row is not None
     assert (row.reason, row.failed) == ("completed", False)
@@ -152,15 +152,15 @@ def test_a_run_ends_completed_with_the_mean_of_its_last_round(lab: Lab) -> None:
 
 def test_integer_tensors_take_the_maximum(lab: Lab) -> None:
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert lab.coordinator.published is not None
-    counter = lab.coordinator.published.state[Part.BODY]["bn.batches"]
+    assert lab.run.published is not None
+    counter = lab.run.published.state[Part.BODY]["bn.batches"]
     assert (counter.dtype.name, counter.tolist()) == ("int64", [6])
 
 
 def test_the_published_blob_is_the_state(lab: Lab) -> None:
     lab.round(ann=1.0, bob=2.0, cyd=6.0)
-    assert lab.coordinator.published is not None
-    assert same_tensors(codec.decode(lab.blobs.get(lab.address)), lab.coordinator.published.state)
+    assert lab.run.published is not None
+    assert same_tensors(codec.decode(lab.blobs.get(lab.address)), lab.run.published.state)
 
 
 def test_disclosed_counts_weight_the_mean_and_only_if_the_recipe_says_so(make: MakeLab) -> None:
@@ -191,7 +191,7 @@ def test_sites_are_told_when_there_is_something_to_ask_for(make: MakeLab) -> Non
     assert makers is not None
     assert (len(makers), makers < {"ann", "bob", "cyd"}) == (2, True)
     assert trainers == frozenset({"ann", "bob", "cyd"})
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     assert lab.told[-1] is None
 
 
@@ -205,12 +205,12 @@ def test_a_task_says_how_long_it_may_take(lab: Lab) -> None:
 
 def test_only_the_blob_of_the_own_open_task_may_be_fetched(lab: Lab) -> None:
     base = lab.address
-    assert lab.coordinator.may_fetch("ann", base)
-    assert not lab.coordinator.may_fetch("eva", base)
+    assert lab.run.invitations.may_fetch("ann", base)
+    assert not lab.run.invitations.may_fetch("eva", base)
     lab.push("ann", lab.model(1.0))
-    assert not lab.coordinator.may_fetch("ann", base)
+    assert not lab.run.invitations.may_fetch("ann", base)
     update = lab.ledger.updates("test", 1)[0].digest
-    assert not lab.coordinator.may_fetch("bob", update)
+    assert not lab.run.invitations.may_fetch("bob", update)
 
 
 def test_an_unknown_method_or_option_is_refused_before_the_run_begins(make: MakeLab) -> None:
@@ -260,9 +260,9 @@ def test_too_many_abandoned_attempts_fail_the_run(make: MakeLab) -> None:
 
 
 def test_an_operators_stop_is_no_failure(lab: Lab) -> None:
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)
-    assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("enough", last=True)
+    assert lab.intake.next_task("ann", "daemon-ann") == Finished("enough", last=True)
     lab.later(1000.0)
     assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)
 
@@ -403,7 +403,7 @@ def test_a_site_cannot_fill_the_disk_with_updates_that_are_refused(lab: Lab) -> 
 def test_an_upload_for_another_round_than_its_task_is_refused(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     with pytest.raises(ProtocolError, match="belongs to round 1, not to round 2"):
-        lab.coordinator.intake.begin("ann", "daemon-ann", task.task_id, 2, task.base_digest, manifest)
+        lab.intake.begin("ann", "daemon-ann", task.task_id, 2, task.base_digest, manifest)
 
 
 # Heartbeats
@@ -512,7 +512,7 @@ def test_a_hung_site_is_lost_although_its_heart_beats(lab: Lab) -> None:
         assert lab.beat("cyd", task_id, epoch=1, epochs=3) is Signal.CONTINUE
         lab.clock.now += 9.0
     assert lab.value == 0.0
-    lab.coordinator.tick()
+    lab.run.tick()
     assert lab.value == 2.0
 
 
@@ -524,7 +524,7 @@ def test_a_slow_site_that_gets_on_is_waited_for(make: MakeLab) -> None:
     for _ in range(10):
         lab.clock.now += 40.0
         assert lab.beat("cyd", task_id, epoch=1, epochs=3, making_progress=True) is Signal.CONTINUE
-        lab.coordinator.tick()
+        lab.run.tick()
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.round == 1
 
@@ -598,10 +598,10 @@ def test_scores_that_cannot_be_are_refused_whole_and_the_site_is_not_asked_again
         lab.push(trainer, lab.model(1.0))
     task = lab.task(site)
     with pytest.raises(ProtocolError, match="scores refused: "):
-        lab.coordinator.report_scores(site, f"daemon-{site}", task.task_id, scores)
+        lab.intake.report_scores(site, f"daemon-{site}", task.task_id, scores)
     assert lab.ledger.scores("test") == {}
     assert lab.asked(site) is None  # the same model would give the same scores
-    lab.coordinator.report_scores(site, f"daemon-{site}", task.task_id, {"personal.accuracy": 0.5})  # too late
+    lab.intake.report_scores(site, f"daemon-{site}", task.task_id, {"personal.accuracy": 0.5})  # too late
     for other in {"ann", "bob", "cyd", "eva"} - {site}:
         lab.score(other)
     assert lab.asked(site) is (TaskKind.FIT if site == "ann" else None)
@@ -640,7 +640,7 @@ def test_a_site_that_cannot_score_is_not_waited_for(lab: Lab) -> None:
 
 def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(lab: Lab) -> None:
     with pytest.raises(NotEnrolledError):
-        lab.coordinator.next_task("zoe", "daemon-zoe")
+        lab.intake.next_task("zoe", "daemon-zoe")
     task = lab.task("ann")
     lab.presence.enroll("ann", {Role.TRAINER}, "newer")
     with pytest.raises(FencedError):
@@ -648,7 +648,7 @@ def test_nobody_gets_a_task_without_enrolling_and_the_older_daemon_none_at_all(l
     with pytest.raises(FencedError):
         lab.push("ann", lab.model(1.0), task)
     assert lab.ledger.updates("test", 1) == []
-    again = lab.coordinator.next_task("ann", "newer")
+    again = lab.intake.next_task("ann", "newer")
     assert isinstance(again, Task)
     assert again.task_id == task.task_id
 
@@ -682,6 +682,6 @@ def test_an_aggregation_that_ends_after_the_run_was_stopped_changes_nothing(make
     lab.enroll("ann", "bob", "cyd")
     lab.later(0)
     lab.first_models()
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     workshop.finish()
     assert lab.phase == phases.FinishedPhase("enough", RoundOutcome.ABORTED)

@@ -123,7 +123,7 @@ def go_on(lab: Lab, turns: int = 40) -> None:
 
 
 def waits_for(lab: Lab) -> WaitReason | None:
-    waiting = lab.coordinator.waiting(Certificates(lab.ledger))
+    waiting = lab.run.waiting(Certificates(lab.ledger))
     return None if waiting is None else waiting.reason
 
 
@@ -207,7 +207,7 @@ def test_an_order_to_stop_is_refused_and_the_run_goes_on(make: MakeLab, room: Ro
     lab = make(ledger=tight_ledger(room, "database")).begin()
     room.records = 0
     with pytest.raises(OutOfSpaceError):
-        lab.coordinator.stop("enough")
+        lab.run.stop("enough")
     room.records = PLENTY
     lab.later(0.0)
     go_on(lab)
@@ -220,9 +220,9 @@ def test_an_order_to_stop_is_refused_while_a_step_waits(lab: Lab, room: Room) ->
     lab.later(101.0)
     room.records = PLENTY
     with pytest.raises(OutOfSpaceError):
-        lab.coordinator.stop("enough")
+        lab.run.stop("enough")
     lab.later(PAUSE_S)
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     assert isinstance(lab.phase, phases.FinishedPhase)
     assert (lab.phase.outcome, ended(lab, "abandoned")) == (RoundOutcome.ABORTED, 1)
 
@@ -253,7 +253,7 @@ def test_a_roll_back_forgets_the_step_that_waits(lab: Lab, room: Room) -> None:
     room.records = 0
     lab.later(101.0)
     room.records = PLENTY
-    lab.coordinator.roll_back(0)
+    lab.run.roll_back(0)
     lab.later(0.0, alive=TRAINERS)
     assert waits_for(lab) is WaitReason.UPDATES
     go_on(lab)
@@ -274,7 +274,7 @@ def test_a_step_of_a_secure_sum_is_asked_for_when_there_is_room(room: Room, step
     assert sums.asked() == {}
     assert waits_for(sums.lab) is WaitReason.DISK
     with pytest.raises(ConflictError):  # the step has its groups
-        sums.lab.coordinator.check_regrouping()
+        sums.lab.run.check_regrouping()
     room.records = PLENTY
     sums.lab.later(PAUSE_S, alive=SITES)
     assert set(sums.asked().values()) == {step}

@@ -58,7 +58,7 @@ def test_a_site_that_does_not_report_leaves_its_group_out_and_the_round_counts_o
     first, second = groups_of(run)
     assert (len(first), len(second)) == (3, 3)
     lost = first[0]
-    run.start = run.lab.coordinator.published.state  # type: ignore[union-attr]
+    run.start = run.lab.run.published.state  # type: ignore[union-attr]
     run.answer([site for site in run.asked() if site != lost])
     run.lab.later(600.0, alive=run.names)
     assert run.asked() == dict.fromkeys(second, TaskKind.SHARE)
@@ -171,7 +171,7 @@ def test_groups_stay_when_a_run_is_rolled_back() -> None:
     run.finish()
     run.finish(2)
     before = groups_of(run)
-    run.lab.coordinator.roll_back(1)
+    run.lab.run.roll_back(1)
     run.lab.later(0.0)
     run.lab.restart()
     run.go_to(TaskKind.SHARE)
@@ -180,7 +180,7 @@ def test_groups_stay_when_a_run_is_rolled_back() -> None:
 
 def next_run(run: Secure, name: str, names: tuple[SiteId, ...] = (), **federation: Any) -> Secure:
     """Another run of the same server, whose first one has ended."""
-    run.lab.coordinator.stop("enough")
+    run.lab.run.stop("enough")
     changes = {**RULES, "name": name, "federation": {**RULES["federation"], **federation}}
     return Secure("fedavg", run.ledger, names or run.names, changes)
 
@@ -222,7 +222,7 @@ def test_a_group_that_was_dissolved_is_formed_anew_of_those_that_are_left_and_pa
     (group,) = groups_of(run)
     assert isinstance(run.lab.phase, phases.Collecting)
     run.ledger.dissolve(group)
-    run.lab.coordinator.regrouped()
+    run.lab.run.regrouped()
     run.answer(NAMES[:4])
     run.lab.later(600.0, alive=run.names)
     assert groups_of(run) == (NAMES[:4],)
@@ -247,12 +247,12 @@ def test_a_clock_that_was_set_back_hides_no_group_from_a_verification() -> None:
 
 def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
     run = run_of(3)
-    run.lab.coordinator.check_regrouping()
+    run.lab.run.check_regrouping()
     run.go_to(TaskKind.SHARE)
     with pytest.raises(ConflictError, match="pause the run"):
-        run.lab.coordinator.check_regrouping()
+        run.lab.run.check_regrouping()
     run.finish()
-    run.lab.coordinator.check_regrouping()
+    run.lab.run.check_regrouping()
 
 
 def test_in_memory_the_same_groups_are_kept() -> None:

@@ -55,7 +55,7 @@ def test_a_commit_repeated_because_its_answer_was_lost_is_a_duplicate(lab: Lab) 
     task = lab.task("ann")
     first = lab.push("ann", lab.model(1.0), task)
     manifest, _ = lab.announce(lab.model(1.0))
-    again = lab.coordinator.intake.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)
+    again = lab.intake.commit("ann", "daemon-ann", task.task_id, manifest, {}, None, None)
     assert again == replace(first, verdict=Verdict.DUPLICATE)
 
 
@@ -64,7 +64,7 @@ def test_a_duplicate_stays_one_after_its_round_and_its_run_are_over(lab: Lab) ->
     first = lab.push("ann", lab.model(1.0), task)
     lab.round(bob=1.0, cyd=1.0)
     assert lab.push("ann", lab.model(1.0), task) == replace(first, verdict=Verdict.DUPLICATE)
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     assert lab.push("ann", lab.model(1.0), task) == replace(first, verdict=Verdict.DUPLICATE)
 
 
@@ -83,13 +83,8 @@ def test_of_two_updates_begun_before_either_was_committed_exactly_one_counts(lab
     task = lab.task("ann")
     left, right = (lab.announce(lab.model(value))[0] for value in (1.0, 2.0))
     for manifest in (left, right):
-        assert (
-            lab.coordinator.intake.begin("ann", "daemon-ann", task.task_id, task.round, task.base_digest, manifest)
-            is None
-        )
-    receipts = [
-        lab.coordinator.intake.commit("ann", "daemon-ann", task.task_id, m, {}, None, None) for m in (left, right)
-    ]
+        assert lab.intake.begin("ann", "daemon-ann", task.task_id, task.round, task.base_digest, manifest) is None
+    receipts = [lab.intake.commit("ann", "daemon-ann", task.task_id, m, {}, None, None) for m in (left, right)]
     assert [receipt.verdict for receipt in receipts] == [Verdict.ACCEPTED, Verdict.INVALID]
 
 
@@ -168,7 +163,7 @@ def test_an_update_of_a_site_that_said_it_could_not_is_refused_politely(lab: Lab
 
 def test_an_update_after_the_end_of_the_run_is_stale(lab: Lab) -> None:
     task = lab.task("ann")
-    lab.coordinator.stop("enough")
+    lab.run.stop("enough")
     assert lab.push("ann", lab.model(1.0), task).verdict is Verdict.STALE
 
 
@@ -210,7 +205,7 @@ def test_a_first_model_of_the_wrong_shape_is_refused_and_a_right_one_still_taken
     maker = lab.makers()[0]
     bad = lab.push(maker, {Part.BODY: lab.model(0.0)[Part.BODY]})
     assert (bad.verdict, bad.reason) == (Verdict.INVALID, "a first model needs a head with weight [3, D]")
-    assert lab.coordinator.published is None
+    assert lab.run.published is None
     assert lab.push(maker, lab.model(0.0)).verdict is Verdict.ACCEPTED
 
 
@@ -255,7 +250,7 @@ def test_a_refusal_that_cites_control_characters_is_kept(make: MakeLab, ledger_u
 def test_a_blob_that_was_refused_is_written_down_and_counts_for_nothing(lab: Lab) -> None:
     task = lab.task("ann")
     manifest, _ = lab.announce(lab.model(1.0))
-    receipt = lab.coordinator.intake.refuse(
+    receipt = lab.intake.refuse(
         "ann", task.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "body/conv.weight has values")
     )
     assert receipt.verdict is Verdict.INVALID
@@ -306,7 +301,7 @@ def test_a_nonce_of_another_run_is_unknown_to_this_one(make: MakeLab) -> None:
 def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
     receipts: list[Receipt] = [lab.push(site, lab.model(float(n))) for n, site in enumerate(SITES)]
     receipts.append(
-        lab.coordinator.intake.refuse(
+        lab.intake.refuse(
             "ann",
             lab.ledger.tasks("test", 1)[0].task_id,
             lab.announce({})[0],
@@ -320,7 +315,7 @@ def test_receipts_of_different_decisions_have_different_seals(lab: Lab) -> None:
 def test_a_rejection_is_recorded_with_its_code_and_reason(lab: Lab) -> None:
     task, (manifest, _) = lab.task("ann"), lab.announce(lab.model(1.0))
     for code in (RejectionCode.DAMAGED, RejectionCode.NORM):
-        receipt = lab.coordinator.intake.refuse("ann", task.task_id, manifest, UpdateProblem(code, f"because {code}"))
+        receipt = lab.intake.refuse("ann", task.task_id, manifest, UpdateProblem(code, f"because {code}"))
         assert (receipt.verdict, receipt.reason) == (Verdict.INVALID, f"because {code}")
     rows = [(update.verdict, update.code, update.reason) for update in lab.ledger.updates("test", 1)]
     assert rows == [(Verdict.INVALID, "damaged", "because damaged"), (Verdict.INVALID, "norm", "because norm")]

@@ -203,7 +203,7 @@ def of_three_sites(recipe_of: RecipeOf, **federation: int) -> Recipe:
 def test_a_server_refuses_one_contributor_and_a_simulation_takes_it(recipe_of: RecipeOf) -> None:
     recipe = of_three_sites(recipe_of, min_contributors=1)
     with simulation(recipe) as running:
-        assert running.coordinator.recipe.federation.min_contributors == 1
+        assert running.run.recipe.federation.min_contributors == 1
     ledger = Ledger("sqlite://")
     context = ServerContext(ledger, MemoryBlobs(), SitePresence(ledger, float), float)
     with pytest.raises(ConfigError, match=r"federation\.min_contributors"):

@@ -22,7 +22,7 @@ def scored_round(lab: Lab, value: float, scores: Mapping[str, float]) -> None:
     """All sites train; the evaluator reports these scores."""
     for site in SITES:
         lab.push(site, lab.model(value))
-    lab.coordinator.report_scores("eva", "daemon-eva", lab.task("eva").task_id, scores)
+    lab.intake.report_scores("eva", "daemon-eva", lab.task("eva").task_id, scores)
     for site in SITES:
         lab.score(site)
 

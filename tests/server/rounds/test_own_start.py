@@ -41,7 +41,7 @@ def norms(lab: Lab) -> dict[SiteId, float]:
 def examined(lab: Lab, site: SiteId, value: float) -> UpdateProblem | float:
     task = lab.task(site)
     manifest, data = lab.announce(lab.model(value))
-    return lab.coordinator.intake.examine(site, task.task_id, manifest, data, task.base_digest)
+    return lab.intake.examine(site, task.task_id, manifest, data, task.base_digest)
 
 
 def test_the_norm_is_of_the_way_from_the_sites_own_model(lab: Lab, asked: list[SiteId]) -> None:
@@ -78,7 +78,7 @@ def test_of_a_task_that_is_closed_nobody_asks_what_it_started_from(lab: Lab, ask
     lab.later(51.0, alive=("ann", "bob"))
     asked.clear()
     manifest, data = lab.announce(lab.model(2.0))
-    intake = lab.coordinator.intake
+    intake = lab.intake
     assert intake.examine("cyd", task.task_id, manifest, data, task.base_digest) == pytest.approx(2 * UNIT)
     assert asked == []
     assert intake.commit("cyd", "daemon-cyd", task.task_id, manifest, {}, None, 2 * UNIT).verdict is Verdict.STALE

@@ -11,7 +11,7 @@ from protofed.common.secure_sums.shares import Share
 from protofed.server.metrics import COUNTED_STEPS, ServerMetrics, SumFailure
 from protofed.server.monitoring import collector
 from protofed.server.rounds import phases
-from protofed.server.rounds.phase_metrics import count
+from protofed.server.rounds.run import count
 
 DROPOUTS, ABANDONED = "protofed_sum_dropouts_total", "protofed_sums_abandoned_total"
 
@@ -111,7 +111,7 @@ def test_a_sum_that_cannot_begin_counts_and_a_round_without_its_quorum_is_no_sum
 
 def test_a_run_that_is_stopped_lost_no_site(run: Secure) -> None:
     run.go_to(TaskKind.SHARE)
-    run.lab.coordinator._driver.handle(phases.Stop("enough"))
+    run.lab.run.handle(phases.Stop("enough"))
     assert counted(run.lab.metrics, DROPOUTS) == counted(run.lab.metrics, ABANDONED) == {}
 
 

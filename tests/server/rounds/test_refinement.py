@@ -94,8 +94,8 @@ def test_what_stays_on_the_server_is_not_sent_to_an_evaluator_either(
 def test_what_it_made_is_published_scored_and_sent_on_without_the_sites_models(refining: Lab) -> None:
     assert refining.push("eva", refining.model(4.0)).verdict is Verdict.ACCEPTED
     assert refining.value == 4.0
-    assert refining.coordinator.published is not None
-    assert refining.coordinator.published.state.keys() == {Part.BODY, Part.HEAD}
+    assert refining.run.published is not None
+    assert refining.run.published.state.keys() == {Part.BODY, Part.HEAD}
     assert refining.asked("eva") is TaskKind.SCORE
     for site in ("eva", *SITES):
         refining.score(site)
@@ -167,7 +167,7 @@ def test_a_run_without_an_evaluator_waits_says_so_and_goes_on_when_one_comes(mak
     lab.first_models()
     trained(lab)
     assert isinstance(lab.phase, phases.Refining)
-    waits = lab.coordinator.waiting(Certificates(lab.ledger))
+    waits = lab.run.waiting(Certificates(lab.ledger))
     assert waits is not None
     assert waits.reason == "evaluator"
     lab.later(40.0, alive=SITES)
@@ -222,7 +222,7 @@ def test_one_that_is_late_is_asked_again_with_another_task(refining: Lab) -> Non
 
 
 def test_excluding_the_evaluator_does_not_leave_the_round_waiting_for_it(refining: Lab) -> None:
-    refining.coordinator.dismiss("eva", "excluded: noisy")
+    refining.run.dismiss("eva", "excluded: noisy")
     assert isinstance(refining.phase, phases.Refining)
     assert not refining.phase.asked
 
@@ -328,13 +328,13 @@ def test_a_full_disk_delays_the_question(make: MakeLab) -> None:
 
 
 def test_a_run_goes_back_from_a_refinement_to_a_published_round(refining: Lab) -> None:
-    refining.coordinator.roll_back(0)
+    refining.run.roll_back(0)
     assert refining.asked("eva") is None
     refining.later(0.0)
     trained(refining, ann=8.0, bob=8.0, cyd=8.0)
     assert (base(refining)[Part.BODY]["conv.weight"] == 8.0).all()
     with pytest.raises(ConfigError):
-        refining.coordinator.roll_back(1)
+        refining.run.roll_back(1)
 
 
 def test_aggregates_go_with_the_rounds_that_are_not_kept(make: MakeLab) -> None:

@@ -179,11 +179,11 @@ def test_a_finished_run_stays_finished(lab: Lab) -> None:
     assert lab.phase == phases.FinishedPhase("completed", RoundOutcome.COMPLETED)
     assert lab.address == before
     lab.later(1000.0)
-    assert lab.coordinator.next_task("ann", "daemon-ann") == Finished("completed", last=True)
+    assert lab.intake.next_task("ann", "daemon-ann") == Finished("completed", last=True)
 
 
 def test_a_failed_run_stays_failed(lab: Lab) -> None:
-    lab.coordinator._driver.handle(phases.Broken("disk"))
+    lab.run.handle(phases.Broken("disk"))
     lab.restart()
     assert lab.phase == phases.FinishedPhase("disk", RoundOutcome.FAILED)
 
@@ -222,7 +222,7 @@ def drive(lab: Lab, unanswered: dict[str, tuple[Task, float]]) -> Lab:
         if isinstance(lab.phase, phases.FinishedPhase):
             return lab
         for site in ("eva", *SITES):
-            lab.coordinator.tick()
+            lab.run.tick()
             work(lab, site, unanswered)
     raise AssertionError(f"still {lab.phase}")
 
@@ -232,7 +232,7 @@ def work(lab: Lab, site: str, unanswered: dict[str, tuple[Task, float]]) -> None
         task, value = unanswered[site]
         assert lab.push(site, lab.model(value), task).verdict in (Verdict.ACCEPTED, Verdict.DUPLICATE)
         del unanswered[site]
-    answer = lab.coordinator.next_task(site, f"daemon-{site}")
+    answer = lab.intake.next_task(site, f"daemon-{site}")
     if isinstance(answer, Task) and answer.kind is TaskKind.SCORE:
         lab.score(site, answer.round / 4, answer)
     elif isinstance(answer, Task):

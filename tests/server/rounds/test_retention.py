@@ -16,12 +16,12 @@ UNSCORED = {"score_every": 0}  # no round is the best
 
 def states(lab: Lab) -> list[Digest]:
     """The published states, oldest first."""
-    return [row.state for row in lab.ledger.rounds(lab.coordinator.run) if row.state]
+    return [row.state for row in lab.ledger.rounds(lab.run.name) if row.state]
 
 
 def digests(lab: Lab, round: int) -> set[Digest]:
     """All that a round was sent."""
-    return {row.digest for row in lab.ledger.updates(lab.coordinator.run, round)}
+    return {row.digest for row in lab.ledger.updates(lab.run.name, round)}
 
 
 def go(lab: Lab, *rounds: int) -> Lab:
@@ -61,7 +61,7 @@ def test_refused_and_stale_updates_are_discarded_too(make: MakeLab) -> None:
     lab.push("ann", lab.model(1.0))
     manifest, data = lab.announce(lab.model(77.0))
     lab.blobs.put(data)
-    lab.coordinator.intake.refuse("cyd", late.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
+    lab.intake.refuse("cyd", late.task_id, manifest, UpdateProblem(RejectionCode.NOT_FINITE, "not finite"))
     lab.round(bob=1.0, cyd=1.0)
     assert lab.has(manifest.digest)
     go(lab, 2, 3)

@@ -28,7 +28,7 @@ def far(make: MakeLab) -> Lab:
 
 def test_the_state_of_that_round_is_what_sites_start_from_again(far: Lab) -> None:
     state = far.ledger.rounds("test")[1].state
-    far.coordinator.roll_back(1)
+    far.run.roll_back(1)
     assert far.value == 1.0
     far.later(0.0)
     assert far.task("ann").round == 2
@@ -39,7 +39,7 @@ def test_the_state_of_that_round_is_what_sites_start_from_again(far: Lab) -> Non
 
 
 def test_what_was_done_before_stays_in_the_ledger_and_is_marked(far: Lab) -> None:
-    far.coordinator.roll_back(1)
+    far.run.roll_back(1)
     history = far.ledger.rounds("test", rolled_back=True)
     assert [(row.round, row.rolled_back) for row in history] == [
         (0, False),
@@ -54,23 +54,23 @@ def test_what_was_done_before_stays_in_the_ledger_and_is_marked(far: Lab) -> Non
 
 def test_a_site_that_trains_is_called_off_and_its_update_is_stale(far: Lab) -> None:
     late = far.task("ann")
-    far.coordinator.roll_back(2)
+    far.run.roll_back(2)
     assert far.beat("ann", late.task_id) is Signal.ABORT
     assert far.push("ann", far.model(9.0), late).verdict is Verdict.STALE
 
 
 def test_an_update_that_counted_before_is_still_a_duplicate(far: Lab) -> None:
-    far.coordinator.roll_back(3)
+    far.run.roll_back(3)
     far.later(0.0)
     task, payload = far.task("ann"), far.model(7.0)
     assert far.push("ann", payload, task).verdict is Verdict.ACCEPTED
-    far.coordinator.roll_back(2)
+    far.run.roll_back(2)
     assert far.push("ann", payload, task).verdict is Verdict.DUPLICATE
 
 
 def test_scores_of_rounds_that_were_rolled_back_are_not_told_and_do_not_stand_in_the_way(far: Lab) -> None:
     assert sorted(far.ledger.scores("test")) == [1, 2, 3]
-    far.coordinator.roll_back(1)
+    far.run.roll_back(1)
     assert sorted(far.ledger.scores("test")) == [1]
     far.later(0.0)
     far.round(ann=5.0, bob=5.0, cyd=5.0)
@@ -78,7 +78,7 @@ def test_scores_of_rounds_that_were_rolled_back_are_not_told_and_do_not_stand_in
 
 
 def test_a_site_that_comes_after_it_is_asked_for_its_scores_once_it_has_trained(far: Lab) -> None:
-    far.coordinator.roll_back(1)
+    far.run.roll_back(1)
     far.enroll("dan")
     far.later(0.0)
     for site in (*SITES, "dan"):
@@ -87,7 +87,7 @@ def test_a_site_that_comes_after_it_is_asked_for_its_scores_once_it_has_trained(
 
 
 def test_a_restart_after_it_goes_on_from_there(far: Lab) -> None:
-    far.coordinator.roll_back(1)
+    far.run.roll_back(1)
     far.restart()
     assert far.value == 1.0
     far.later(0.0)
@@ -98,7 +98,7 @@ def test_a_restart_after_it_goes_on_from_there(far: Lab) -> None:
 
 
 def test_the_run_ends_as_if_the_rounds_had_never_been(far: Lab) -> None:
-    far.coordinator.roll_back(0)
+    far.run.roll_back(0)
     far.later(0.0)
     for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
         far.round(ann=value, bob=value, cyd=value)
@@ -112,7 +112,7 @@ def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeL
     lab.later(0.0)
     assert isinstance(lab.phase, phases.Collecting)
     assert lab.phase.tries == 1
-    lab.coordinator.roll_back(0)
+    lab.run.roll_back(0)
     lab.later(0.0)
     assert (lab.phase.attempt, lab.phase.tries) == (3, 0)
     lab.restart()
@@ -123,7 +123,7 @@ def test_abandoned_attempts_of_before_do_not_count_against_the_round(make: MakeL
 @pytest.mark.parametrize("to", [4, 99])
 def test_a_round_without_a_state_is_refused_with_those_that_have_one(far: Lab, to: int) -> None:
     with pytest.raises(ConfigError, match=r"does not exist; expected one of 0, 1, 2, 3"):
-        far.coordinator.roll_back(to)
+        far.run.roll_back(to)
     assert far.value == 3.0
 
 
@@ -132,7 +132,7 @@ def test_a_state_that_was_discarded_is_refused_and_nothing_changes(make: MakeLab
     for value in (1.0, 2.0, 3.0, 4.0, 5.0):
         lab.round(ann=value, bob=value, cyd=value)
     with pytest.raises(ConfigError, match="keep_rounds"):
-        lab.coordinator.roll_back(2)
+        lab.run.roll_back(2)
     assert lab.asked("ann") is TaskKind.FIT
 
 
@@ -147,12 +147,12 @@ def test_the_last_round_is_refused_since_none_would_follow_it(make: MakeLab, *, 
         assert isinstance(lab.phase, phases.FinishedPhase)
     before = lab.phase
     with pytest.raises(ConfigError, match="round 2 is the last"):
-        lab.coordinator.roll_back(2)
+        lab.run.roll_back(2)
     assert lab.phase == before
     row = lab.ledger.run("test")
     assert row is not None
     assert row.outcome is (RoundOutcome.COMPLETED if ended else None)
-    lab.coordinator.roll_back(1)
+    lab.run.roll_back(1)
     assert lab.phase == phases.Idle(2)
 
 
@@ -162,9 +162,9 @@ def test_a_round_that_is_being_aggregated_is_waited_for(make: MakeLab, workshop:
     lab.later(0)
     lab.first_models()
     with pytest.raises(ConflictError, match="try again"):
-        lab.coordinator.roll_back(0)
+        lab.run.roll_back(0)
     workshop.finish()
-    lab.coordinator.roll_back(0)
+    lab.run.roll_back(0)
     assert lab.phase == phases.Idle(1)
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_had_ended_goes_on(make: MakeLab) -> None:
     for value in (1.0, 2.0):
         lab.round(ann=value, bob=value, cyd=value)
     assert isinstance(lab.phase, phases.FinishedPhase)
-    lab.coordinator.roll_back(1)
+    lab.run.roll_back(1)
     row = lab.ledger.run("test")
     assert row is not None
     assert (row.outcome, row.ended_at, row.reason) == (None, None, None)
@@ -184,7 +184,7 @@ def test_a_run_that_had_ended_goes_on(make: MakeLab) -> None:
 def test_a_fit_says_which_update_of_the_site_stands(far: Lab) -> None:
     """What it keeps of later rounds does not go with the state that it starts from."""
     assert far.task("ann").memory_round == 3
-    far.coordinator.roll_back(1)
+    far.run.roll_back(1)
     far.later(0.0)
     assert far.task("ann").memory_round == 1
     far.restart()

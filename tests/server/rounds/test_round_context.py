@@ -37,8 +37,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[RoundContext]:
 
 
 def share(lab: Lab) -> float:
-    assert lab.coordinator.published is not None
-    return float(lab.coordinator.published.state[Part.PRIVATE]["share"])
+    assert lab.run.published is not None
+    return float(lab.run.published.state[Part.PRIVATE]["share"])
 
 
 def test_a_half_is_told_the_round_the_run_and_how_many_sites_it_has(make: MakeLab, told: list[RoundContext]) -> None:
@@ -60,7 +60,7 @@ def test_the_number_of_sites_is_that_of_those_who_could_be_invited_not_of_those_
 
 def test_a_site_that_goes_or_comes_counts_from_the_next_round_on(lab: Lab, told: list[RoundContext]) -> None:
     lab.presence.exclude("cyd", "test")
-    lab.coordinator.dismiss("cyd", "excluded")
+    lab.run.dismiss("cyd", "excluded")
     del lab.here["cyd"]
     lab.enroll("dan", "eve", "fay")
     lab.round(ann=1.0, bob=1.0)
@@ -73,7 +73,7 @@ def test_a_restarted_server_and_a_verification_tell_what_was_recorded(lab: Lab, 
     lab.here = {site: role for site, role in lab.here.items() if site in ("ann", "bob")}
     lab.restart()
     lab.presence.exclude("cyd", "test")
-    lab.coordinator.dismiss("cyd", "excluded")
+    lab.run.dismiss("cyd", "excluded")
     lab.push("bob", lab.model(1.0))
     assert share(lab) == 2 / 3
     assert verify_round(lab.ledger, lab.blobs, "test", 1, 1).finding is VerificationResult.SAME

@@ -40,9 +40,9 @@ from protofed.deploy.site.offer import as_offered
 from protofed.server.rounds import phases, run_queue
 from protofed.server.rounds.aggregation import PAUSE_S
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.phases import Broken
 from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run import Run
 from protofed.server.rounds.run_queue import NO_RUN, RunQueue
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
@@ -76,7 +76,7 @@ def enroll(runs: RunQueue, site: str, protocol: int = PROTOCOL_VERSION) -> Assig
     return runs.enroll(site, f"d-{site}", protocol, "0.0", "0.1", {Role.TRAINER})
 
 
-def going_on(runs: RunQueue) -> Coordinator:
+def going_on(runs: RunQueue) -> Run:
     """The run that goes on; fails if there is none."""
     assert runs.current is not None
     return runs.current
@@ -177,7 +177,7 @@ def test_the_next_run_begins_when_one_is_finished(two: RunQueue) -> None:
     for site in SITES:
         enroll(two, site)
     going_on(two).stop("enough")
-    assert going_on(two).run == "two"
+    assert going_on(two).name == "two"
     assert not two.finished
     assert ask(two, "one", "ann") == Finished("enough", last=False)
     again = enroll(two, "ann")
@@ -219,7 +219,7 @@ def test_being_told_of_one_finished_run_is_not_being_told_of_all(two: RunQueue) 
 
 def test_failed_runs_are_listed_with_their_reason(context: ServerContext, recipe: Callable[..., Recipe]) -> None:
     runs = RunQueue([recipe("one"), recipe("two"), recipe("three")], context)
-    runs.of("one")._driver.handle(Broken("disk"))
+    runs.of("one").handle(Broken("disk"))
     runs.of("two").stop("enough")
     assert runs.failed == ["one: disk"]
 
@@ -288,7 +288,7 @@ def test_a_restarted_server_goes_on_with_the_run_that_is_not_over(
 ) -> None:
     going_on(two).stop("enough")
     again = RunQueue([recipe("one"), recipe("two")], context)
-    assert going_on(again).run == "two"
+    assert going_on(again).name == "two"
     assert not again.finished
 
 
@@ -509,7 +509,7 @@ def test_an_aggregation_waits_for_room_and_goes_on(lab: Lab, tight: Tight) -> No
         lab.later(PAUSE_S)
         assert isinstance(lab.phase, phases.Aggregating)
     assert lab.value == 0.0
-    assert isinstance(lab.coordinator.next_task("ann", "daemon-ann"), Wait)
+    assert isinstance(lab.intake.next_task("ann", "daemon-ann"), Wait)
     tight.room = 1
     lab.later(PAUSE_S - 0.1)
     assert lab.value == 0.0
@@ -537,7 +537,7 @@ def test_a_run_that_waits_for_room_can_be_ended_and_rolled_back(lab: Lab, tight:
     tight.room = 1
     lab.push("cyd", lab.model(3.0))
     tight.room = 1_000
-    lab.coordinator.roll_back(0)
+    lab.run.roll_back(0)
     lab.later(PAUSE_S)
     assert lab.value == 0.0
     assert lab.task("ann").round == 1
@@ -546,10 +546,10 @@ def test_a_run_that_waits_for_room_can_be_ended_and_rolled_back(lab: Lab, tight:
 
 
 def test_a_round_is_opened_when_there_is_room(lab: Lab, tight: Tight) -> None:
-    lab.coordinator.pause(paused=True)
+    lab.run.pause(paused=True)
     lab.round(ann=1.0, bob=1.0, cyd=1.0)
     lab.restart()
-    lab.coordinator.pause(paused=False)
+    lab.run.pause(paused=False)
     tight.room = 0
     for _ in range(3):
         lab.later(1.0)

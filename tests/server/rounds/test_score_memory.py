@@ -152,6 +152,6 @@ def scored_round(lab: Lab, value: float) -> None:
     """All sites train; the evaluator reports a score."""
     for site in ("ann", "bob", "cyd"):
         lab.push(site, lab.model(value))
-    lab.coordinator.report_scores("eva", "daemon-eva", lab.task("eva").task_id, {"global.accuracy": value})
+    lab.intake.report_scores("eva", "daemon-eva", lab.task("eva").task_id, {"global.accuracy": value})
     for site in ("ann", "bob", "cyd"):
         lab.score(site)

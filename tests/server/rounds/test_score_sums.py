@@ -74,7 +74,7 @@ class Scored(Secure):
 
     def decline(self, site: SiteId) -> None:
         task = self.lab.task(site)
-        self.lab.coordinator.heartbeat(
+        self.lab.intake.heartbeat(
             site, daemon(site), Progress(task.task_id, Activity.FAILED, failure=FailureReason.POLICY)
         )
 
@@ -198,7 +198,7 @@ def test_a_sum_of_scores_that_is_opened_is_no_failure_nor_one_of_a_run_that_is_s
     assert counted(run.lab.metrics, ABANDONED) == {}
     run = Scored()
     run.scores_until(TaskKind.AGREE)
-    run.lab.coordinator._driver.handle(phases.Stop("enough"))
+    run.lab.run.handle(phases.Stop("enough"))
     assert counted(run.lab.metrics, ABANDONED) == {}
 
 

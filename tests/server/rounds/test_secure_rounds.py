@@ -21,6 +21,7 @@ from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Task
 from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
 from protofed.common.secure_sums.context import Subject
 from protofed.common.secure_sums.shares import Share
+from protofed.server.access.certificates import Certificates
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
@@ -56,8 +57,8 @@ class Secure:
         self.lab.enroll(*self.names)
         self.lab.later(0)
         self.lab.first_models()
-        assert self.lab.coordinator.published is not None
-        self.start = self.lab.coordinator.published.state
+        assert self.lab.run.published is not None
+        self.start = self.lab.run.published.state
         self.server = method_of(asked)
         self.layout = layout_of(self.server, self.start)
         self.updates = {site: self._update(site) for site in self.names}
@@ -305,7 +306,7 @@ def commits_of(run: Secure) -> list[Commit]:
     for site in run.asked():
         task = run.lab.task(site)
         manifest, data = run.lab.announce(run.sites[site].answer(task))
-        intake = run.lab.coordinator.intake
+        intake = run.lab.intake
         assert intake.begin(site, daemon(site), task.task_id, 1, task.base_digest, manifest) is None
         found = intake.examine(site, task.task_id, manifest, data, task.base_digest)
         run.lab.blobs.put(data)
@@ -315,7 +316,7 @@ def commits_of(run: Secure) -> list[Commit]:
 
 def test_uploads_of_a_step_that_are_committed_together_count_as_one_by_one(run: Secure) -> None:
     while isinstance(run.lab.phase, phases.Collecting | phases.Summing) and run.lab.phase.round == 1:
-        answers = run.lab.coordinator.intake.commit_all(commits_of(run))
+        answers = run.lab.intake.commit_all(commits_of(run))
         assert [getattr(answer, "verdict", answer) for answer in answers] == [Verdict.ACCEPTED] * len(SITES)
     assert run.published() == digest(run.state_of(SITES))
     assert {row.norm for row in run.ledger.updates("test", 1)} == {None}
@@ -334,7 +335,7 @@ def test_a_deadline_that_passes_while_uploads_are_recorded_together_parts_none_f
 
     with monkeypatch.context() as patch:
         patch.setattr(run.ledger, "judge_all", slow)
-        run.lab.coordinator.intake.commit_all(commits)
+        run.lab.intake.commit_all(commits)
     run.finish()
     assert run.published() == digest(run.state_of(SITES))
 
@@ -392,13 +393,13 @@ def test_an_attempt_that_sites_decline_by_their_policy_is_followed_by_one_far_ab
 
 
 def test_the_numbers_of_attempts_end_to_double_where_a_site_declines_each_for_another_reason(run: Secure) -> None:
-    (task, *_), driver = run.ledger.tasks("test", 1, 1), run.lab.coordinator._driver
-    assert driver.sums is not None
+    (task, *_), sums = run.ledger.tasks("test", 1, 1), run.lab.run.sums
+    assert sums is not None
     last = 1
     for number in range(100):
         declined = replace(task, task_id=f"again {number}", attempt=last, task_status="failed", reason="policy")
         run.ledger.invite([declined])
-        following = driver.sums.attempt_after(1, last)
+        following = sums.attempt_after(1, last)
         assert following > last
         last = following
     assert last < 1 << 22
@@ -429,7 +430,7 @@ def test_a_damaged_upload_ends_the_attempt_and_not_the_run(run: Secure, step: Ta
 def test_a_run_says_which_sites_a_step_waits_for(run: Secure) -> None:
     run.go_to(TaskKind.SHARE)
     run.answer(SITES[:2])
-    waits = run.lab.coordinator._driver.waiting(dict)
+    waits = run.lab.run.waiting(Certificates(run.ledger))
     assert waits is not None
     assert waits.text == "waits for cyd, dan, eli in step share of a secure sum; has 2, needs 4"
     assert run.lab.task("cyd").remaining_s == 60.0

@@ -47,7 +47,7 @@ class Kept:
         """Some rounds of a run on this folder."""
         ledger, journal = self.open()
         lab = self._make(blobs=FolderBlobs(self.folder / "blobs"), ledger=ledger, rounds=9)
-        lab.begin() if lab.coordinator.published is None else lab.enroll("eva", "ann", "bob", "cyd")
+        lab.begin() if lab.run.published is None else lab.enroll("eva", "ann", "bob", "cyd")
         lab.later(0.0)
         for value in values:
             lab.round(ann=value, bob=value, cyd=value)

@@ -43,8 +43,8 @@ def second(here: Processes) -> Process:
 def undisturbed(recipe: Recipe) -> str:
     with simulation(recipe) as running:
         running.go()
-        assert running.coordinator.published is not None
-        return running.coordinator.published.address
+        assert running.run.published is not None
+        return running.run.published.address
 
 
 @pytest.mark.timeout(600)

@@ -62,7 +62,7 @@ def _go(running: Simulation, clock: _Stopwatch, report: Callable[[int, str], Non
 
     def turned() -> None:
         nonlocal noted
-        done, doing = status(running.coordinator.phase, running.recipe.rounds)
+        done, doing = status(running.run.phase, running.recipe.rounds)
         report(done, doing)
         if done != noted:
             clock.note()

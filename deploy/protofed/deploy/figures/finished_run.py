@@ -166,11 +166,11 @@ def open_run(folder: Path, recipe: Recipe | None = None) -> FinishedRun:
     if recipe is None or not (state / LEDGER_FILE).exists():
         raise StateError(f"{folder} holds no simulation; expected a job of `compare`, or the --state of `simulate`")
     with simulation(recipe, state) as running:
-        published = running.coordinator.published
+        published = running.run.published
         if not running.runs.finished or running.runs.failed or published is None:
             raise StateError(f"the run in {folder} has not ended well; the command that began it goes on with it")
         scored, ledger = running.ledger.scored_round(recipe.name), running.ledger
         single, sums = ledger.scores(recipe.name, scored), ledger.score_sums(recipe.name, scored)
         newest = spreads(single.get(scored, {}), sums.get(scored, {}))
-        recorded = running.coordinator.recipe.model_copy(update={"data": recipe.data})
+        recorded = running.run.recipe.model_copy(update={"data": recipe.data})
     return FinishedRun(label, recorded, state, published.state, {k: v.mean for k, v in newest.items()})

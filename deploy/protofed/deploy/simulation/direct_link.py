@@ -49,7 +49,7 @@ class DirectLink:
 
     def push(self, task: Task, released: Released) -> Receipt:
         """Hand in an update; begin, examine and commit in the order of an upload over gRPC."""
-        intake, manifest = self.runs.of(task.run).intake, released.manifest
+        intake, manifest = self.runs.intake(task.run), released.manifest
         receipt = intake.begin(self.site, self.instance, task.task_id, task.round, task.base_digest, manifest)
         if receipt is not None:
             return receipt
@@ -61,7 +61,7 @@ class DirectLink:
 
     def report(self, task: Task, released: ReleasedScores) -> None:
         """Report scores."""
-        self.runs.of(task.run).report_scores(self.site, self.instance, task.task_id, released.scores)
+        self.runs.intake(task.run).report_scores(self.site, self.instance, task.task_id, released.scores)
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """Report progress; simulated sites report only failures."""

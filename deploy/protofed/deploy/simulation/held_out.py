@@ -33,7 +33,7 @@ def held_out_scores(running: Simulation) -> dict[SiteId, Scores]:
     """
     if not running.held_out:
         return {}
-    recipe = running.coordinator.recipe
+    recipe = running.run.recipe
     last = [row for row in running.ledger.rounds(recipe.name) if row.state is not None][-1]
     assert last.state is not None  # noqa: S101  (see above)
     state, scores = codec.decode(running.blobs.get(last.state)), dict[SiteId, Scores]()

@@ -10,28 +10,28 @@ from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.access.certificates import Certificates
-from protofed.server.rounds.coordinator import Coordinator
+from protofed.server.rounds.run import Run
 from protofed.server.rounds.waiting import WaitReason
 from protofed.server.storage.ledger import Ledger
 
 SHOWN = 3  # reasons in a sentence, and sites of each
 
 
-def standstill(coordinator: Coordinator, ledger: Ledger) -> str:
+def standstill(run: Run, ledger: Ledger) -> str:
     """What a run waits for while no site has a task: time stands still, so it never comes."""
-    waiting = coordinator.waiting(Certificates(ledger))
+    waiting = run.waiting(Certificates(ledger))
     if waiting is None:
         return "no site has a task"
-    rules = coordinator.recipe.federation
+    rules = run.recipe.federation
     said = f"round {waiting.round} {waiting.text}"
     if waiting.reason is WaitReason.TRAINERS:
         said += f" (federation.min_sites is {rules.min_sites}, quorum {rules.quorum})"
     return said
 
 
-def waits_for_space(coordinator: Coordinator, ledger: Ledger) -> bool:
+def waits_for_space(run: Run, ledger: Ledger) -> bool:
     """Whether what a run waits for is space on a disk."""
-    waiting = coordinator.waiting(Certificates(ledger))
+    waiting = run.waiting(Certificates(ledger))
     return waiting is not None and waiting.reason is WaitReason.DISK
 
 

@@ -167,7 +167,7 @@ def simulate_with_progress(
         simulation(recipe, state, devices.pick(device), policy=site_policy, crew=crew) as running,
     ):
         bar.say("making the model")
-        running.go(on_task=lambda: bar.to(*status(running.coordinator.phase, recipe.rounds)))
+        running.go(on_task=lambda: bar.to(*status(running.run.phase, recipe.rounds)))
         view, best = overview(running.ledger, recipe.name), best_of(running.ledger, running.blobs, recipe.name)
         warnings, refused = warnings_of(running.ledger, recipe.name), running.refused
         assert view is not None  # noqa: S101  (it was just run)

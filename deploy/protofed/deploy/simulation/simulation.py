@@ -42,8 +42,8 @@ from protofed.deploy.simulation.training_log import FILE as TRAINED
 from protofed.deploy.simulation.training_log import TrainingLog
 from protofed.deploy.simulation.workers import Crew, Workers
 from protofed.server.assembly import open_server
-from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.phases import Collecting, Evaluating, Phase
+from protofed.server.rounds.run import Run
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
@@ -77,8 +77,8 @@ class Simulation:
     training: TrainingLog = field(default_factory=lambda: TrainingLog(None))
 
     @property
-    def coordinator(self) -> Coordinator:
-        """The coordinator of the recipe's run."""
+    def run(self) -> Run:
+        """The recipe's run at its server."""
         return self.runs.of(self.recipe.name)
 
     def go(self, until: Callable[[], bool] = lambda: False, on_task: Callable[[], None] = lambda: None) -> None:
@@ -97,9 +97,9 @@ class Simulation:
             # Only where nobody is invited, as at the start, are all asked: of hundreds, a round invites a few.
             if self._step(self.runs.invitation, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
                 continue
-            if waits_for_space(self.coordinator, self.ledger):
+            if waits_for_space(self.run, self.ledger):
                 raise OutOfSpaceError("the run waits for space")
-            raise ConfigError(f"the run cannot continue: {standstill(self.coordinator, self.ledger)}{self.refused}")
+            raise ConfigError(f"the run cannot continue: {standstill(self.run, self.ledger)}{self.refused}")
 
     @property
     def refused(self) -> str:
@@ -111,7 +111,7 @@ class Simulation:
         any_task = False
         for agent in self.agents:
             if self.workers is not None:
-                self.workers.ahead(_moment(self.coordinator.phase), self._works)
+                self.workers.ahead(_moment(self.run.phase), self._works)
             if asked(agent.name) and isinstance(agent.step(0.0), Task):
                 any_task = True
                 on_task()
@@ -119,8 +119,9 @@ class Simulation:
 
     def _works(self) -> Iterator[Computation]:
         """What the sites will compute for their open tasks."""
-        phase = self.coordinator.phase
-        open_tasks = [(agent, self.coordinator.open_task(agent.name)) for agent in self.agents]
+        phase = self.run.phase
+        intake = self.runs.intake(self.recipe.name)
+        open_tasks = [(agent, intake.open_task(agent.name)) for agent in self.agents]
         invited = [(agent, task) for agent, task in open_tasks if task is not None]
         if isinstance(phase, Collecting):  # of a larger cohort, only the first are needed
             invited = invited[: phase.size - len(phase.reported)]

@@ -29,11 +29,11 @@ from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases, state_statistics
-from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.model_history import warnings_of
 from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.resume import recipe_of
+from protofed.server.rounds.run import Run
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.waiting import Waiting, WaitReason
 from protofed.server.storage.blobs import BLOBS
@@ -108,9 +108,9 @@ class StateCollector(Collector):
     def _ledger(self, sources: CollectorSources) -> Families:
         """The queue, and the newest round, state and scores of the active run or else of the run that ended last."""
         current, rows = sources.runs.current, sources.records.runs()
-        statuses = [_status(row, None if current is None else current.run) for row in rows]
+        statuses = [_status(row, None if current is None else current.name) for row in rows]
         yield metrics.RUNS.family({(status,): statuses.count(status) for status in STATUSES})
-        active = [row for row in rows if current is not None and row.run == current.run]
+        active = [row for row in rows if current is not None and row.run == current.name]
         ended = sorted((row for row in rows if row.ended_at is not None), key=lambda row: row.ended_at or 0)
         if not (chosen := active or ended[-1:]):
             return
@@ -143,12 +143,12 @@ def _run_now(sources: CollectorSources) -> Families:
     """The active run's phase and round, from memory: they are there even if the ledger cannot be read."""
     if (current := sources.runs.current) is not None:
         phase = current.phase
-        yield _one_hot(metrics.PHASE, current.run, phases.name(phase), phases.PHASES)
+        yield _one_hot(metrics.PHASE, current.name, phases.name(phase), phases.PHASES)
         yield from _recipe(current.recipe)
-        yield _waiting(current.run, current.waiting(sources.certificates))
+        yield _waiting(current.name, current.waiting(sources.certificates))
         yield from _sum_step(current.recipe, phase)
         if not isinstance(phase, phases.FinishedPhase):
-            yield metrics.ROUND.family({(current.run,): phase.round})
+            yield metrics.ROUND.family({(current.name,): phase.round})
 
 
 def _sum_step(recipe: Recipe, phase: phases.Phase) -> Families:
@@ -172,8 +172,8 @@ def _status(row: RunRow, current: str | None) -> str:
     return row.outcome or ("paused" if row.paused else "running" if row.run == current else "queued")
 
 
-def _round(records: LedgerReader, run: RunRow, newest: RoundRow, current: Coordinator | None) -> Families:
-    if newest.closed_at is None and current is not None and run.run == current.run:
+def _round(records: LedgerReader, run: RunRow, newest: RoundRow, current: Run | None) -> Families:
+    if newest.closed_at is None and current is not None and run.run == current.name:
         yield metrics.OPENED.family({(run.run,): current.deadline_began(newest)})
     yield metrics.QUORUM.family({(run.run,): newest.quorum})
     tasks = records.tasks(run.run, newest.round, newest.attempt)

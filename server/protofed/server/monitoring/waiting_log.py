@@ -52,4 +52,4 @@ class WaitingLog:
             return None  # a round is open: its sites need not be looked at twice a second
         if (waiting := current.waiting(self._certificates)) is None:
             return None
-        return (current.run, waiting) if waiting.reason in BLOCKED else None
+        return (current.name, waiting) if waiting.reason in BLOCKED else None

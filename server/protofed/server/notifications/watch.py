@@ -18,8 +18,8 @@ from protofed.server.access.certificates import Certificates
 from protofed.server.notifications.outbox import Told
 from protofed.server.notifications.wording import ABANDONED, OVERDUE, Occurrence
 from protofed.server.rounds import phases
-from protofed.server.rounds.coordinator import Coordinator
 from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.run import Run
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rounds.waiting import BLOCKED, NAMED
 from protofed.server.storage.reader import LedgerReader
@@ -89,7 +89,7 @@ class Watch:
             found += self._stalled(advancing, told)
         if NotifyEvent.SITE_SILENT in self._settings.events:
             over |= self._silences_over(current, told)
-            found += [] if advancing is None else self._silent(advancing.run)
+            found += [] if advancing is None else self._silent(advancing.name)
         if NotifyEvent.CERTIFICATE_ENDS in self._settings.events:
             found += self._ending()
         return News([each for each in found if each.key not in told], over)
@@ -102,9 +102,7 @@ class Watch:
                 key = f"{NotifyEvent.RUN_ENDED}:{row.run}:{row.ended_at!r}"
                 yield Occurrence(key, NotifyEvent.RUN_ENDED, row.run, facts={"outcome": row.outcome.value})
 
-    def _stalls_over(
-        self, current: Coordinator | None, told: Mapping[str, Told]
-    ) -> Iterator[tuple[str, Occurrence | None]]:
+    def _stalls_over(self, current: Run | None, told: Mapping[str, Told]) -> Iterator[tuple[str, Occurrence | None]]:
         prefix = f"{NotifyEvent.RUN_STALLED}:"
         if not (stalls := [key for key in told if key.startswith(prefix)]):
             return
@@ -113,7 +111,7 @@ class Watch:
             run, _, number = key.removeprefix(prefix).rpartition(":")
             if run not in unended:  # which is told of as its end
                 yield key, None
-            elif current is None or run != current.run or isinstance(phase := current.phase, phases.FinishedPhase):
+            elif current is None or run != current.name or isinstance(phase := current.phase, phases.FinishedPhase):
                 continue
             elif current.paused or phase.round < int(number):  # an operator stopped it, or rolled it back
                 yield key, None
@@ -129,11 +127,11 @@ class Watch:
         for_s = max(0, round(self._sources.now() - told.since))
         return Occurrence(f"{event}:{site or run}", event, run, site, {"for_s": for_s})
 
-    def _stalled(self, current: Coordinator | None, told: Collection[str]) -> Iterator[Occurrence]:
+    def _stalled(self, current: Run | None, told: Collection[str]) -> Iterator[Occurrence]:
         if current is None or isinstance(phase := current.phase, phases.FinishedPhase):
             self._stuck = None
             return
-        key, now = f"{NotifyEvent.RUN_STALLED}:{current.run}:{phase.round}", self._sources.clock()
+        key, now = f"{NotifyEvent.RUN_STALLED}:{current.name}:{phase.round}", self._sources.clock()
         if (reason := self._reason(current, phase)) is None:
             self._stuck = None
             return
@@ -145,25 +143,23 @@ class Watch:
             waiting = current.waiting(self._sources.certificates)
             missing = [] if waiting is None else [site.site for site in waiting.missing]
             facts |= {"missing": list[Fact](missing[:NAMED]), "missing_sites": len(missing)}
-            yield Occurrence(key, NotifyEvent.RUN_STALLED, current.run, facts=facts)
+            yield Occurrence(key, NotifyEvent.RUN_STALLED, current.name, facts=facts)
 
-    def _reason(self, current: Coordinator, phase: phases.Phase) -> str | None:
+    def _reason(self, current: Run, phase: phases.Phase) -> str | None:
         """Why the run does not advance; None: it does, as far as can be seen."""
         waiting = current.waiting(self._sources.certificates)
         if waiting is not None and waiting.reason in BLOCKED:  # sites that work on their answers are no block
             return waiting.reason.value
-        newest = self._sources.records.newest(current.run)
+        newest = self._sources.records.newest(current.name)
         if newest is None or newest.state is not None:  # it published: the run advances
             return None
         deadline = current.deadline_began(newest) + current.recipe.federation.deadline_s
         if newest.closed_at is None and isinstance(phase, OPEN) and self._sources.now() > deadline:
             return OVERDUE
-        attempts = self._sources.records.rounds(current.run, since=newest.round)
+        attempts = self._sources.records.rounds(current.name, since=newest.round)
         return ABANDONED if any(row.abandoned is not None for row in attempts) else None
 
-    def _silences_over(
-        self, current: Coordinator | None, told: Mapping[str, Told]
-    ) -> Iterator[tuple[str, Occurrence | None]]:
+    def _silences_over(self, current: Run | None, told: Mapping[str, Told]) -> Iterator[tuple[str, Occurrence | None]]:
         prefix = f"{NotifyEvent.SITE_SILENT}:"
         if not (silent := {SiteId(key.removeprefix(prefix)): key for key in told if key.startswith(prefix)}):
             return
@@ -173,7 +169,7 @@ class Watch:
             if site not in awaited:
                 yield key, None
             elif last is not None and last[0] < self._settings.silent_after_s:
-                run = None if current is None else current.run
+                run = None if current is None else current.name
                 yield key, None if run is None else self._end(NotifyEvent.SITE_BACK, told[key], run, site)
 
     def _silent(self, run: str) -> Iterator[Occurrence]:

@@ -200,14 +200,14 @@ class OperatorApi:
     def pause(self, run: str, *, paused: bool, by: str = "") -> RunReport:
         """Open no further round of a run (the open one goes on), or resume it; `by` is the operator's name."""
         self._row(run)
-        self._runs.pause(run, paused=paused)
+        self._runs.of(run).pause(paused=paused)
         self._note("paused" if paused else "resumed", by, run)
         return self.run(run)
 
     def abort(self, run: str, reason: str, by: str = "") -> RunReport:
         """End a run for good; `reason` is one line that sites are sent."""
         self._row(run)
-        self._runs.abort(run, _checked(reason) or "aborted by the operator")
+        self._runs.of(run).stop(_checked(reason) or "aborted by the operator")
         self._note("aborted", by, run, reason=reason)
         return self.run(run)
 
@@ -374,7 +374,7 @@ class OperatorApi:
     def _going_on(self) -> str | None:
         """The run that a deed to a site belongs to; asked before it, since the run may end by it."""
         current = self._runs.current
-        return None if current is None else current.run
+        return None if current is None else current.name
 
     def _note(self, action: str, by: str, run: str | None, site: SiteId | None = None, reason: str = "") -> None:
         """Remember who did it: a report names the hand behind an abort or an exclusion."""
@@ -407,7 +407,7 @@ class OperatorApi:
         except ConfigError:
             recipe = None
         current = self._runs.current
-        in_queue = "running" if current is not None and current.run == row.run else "queued"
+        in_queue = "running" if current is not None and current.name == row.run else "queued"
         status = row.outcome or ("paused" if row.paused else in_queue)
         lacking = self._unmet(recipe) if recipe is not None and row.outcome is None else ()
         return RunReport(row, recipe, status, summary, self._runs.waiting(row.run, self.certificates), lacking)

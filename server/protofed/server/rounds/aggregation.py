@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -41,7 +41,9 @@ class Rejected:
 
 
 # The new state, or reasons by site of a rejected or damaged update.
-Computed: TypeAlias = Published | Rejected | dict[SiteId, str] | Exception
+Result: TypeAlias = Published | Rejected | dict[SiteId, str] | Exception
+# The new state, which is durable, or the event that says why there is none.
+Outcome: TypeAlias = Published | phases.Insufficient | phases.Broken
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,23 @@ class AggregationJob:
     statistics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """The event that a job's computation is over; `used` are the updates that it was of."""
+
+    job: AggregationJob
+    used: Sequence[UpdateRow]
+    result: Result
+
+
 class Aggregation:
     """Aggregates the rounds of one run, one at a time.
 
+    `begin`, `retry` and `settled` give the outcome; None: it is being computed, or waits for space on the disk.
+
     Args:
         rankings: of the run's rounds, by a score's name: the best one is kept longer.
-        then: called on the coordinator's thread with the new state, or with the event that says why there is none.
+        queue: takes the event that a computation is over, on the coordinator's thread; `settled` answers it.
     """
 
     def __init__(
@@ -76,12 +89,12 @@ class Aggregation:
         publisher: Publisher,
         context: ServerContext,
         rankings: Rankings,
-        then: Callable[[AggregationJob, Published | phases.Insufficient | phases.Broken], None],
+        queue: Callable[[Computed], None],
     ) -> None:
         self._recipe = recipe
         self._run, self._rules, self._grouping = recipe.name, recipe.federation, Grouping.of_run(recipe)
         self._publisher, self._rankings = publisher, rankings
-        self._context, self._ledger, self._then = context, context.ledger, then
+        self._context, self._ledger, self._queue = context, context.ledger, queue
         self._job: AggregationJob | None = None
         self._noted = False
         self._chosen = False  # whether this process has set aside what the robust rule rejects of this job's updates
@@ -97,22 +110,23 @@ class Aggregation:
         """Whether nothing is being computed because the disk is full."""
         return self._again_at is not None
 
-    def begin(self, job: AggregationJob, state: Payload | None) -> None:
+    def begin(self, job: AggregationJob, state: Payload | None) -> Outcome | None:
         """Aggregate a round's updates on top of a state; None: the first model."""
         self._job, self._noted, self._chosen = job, False, False
-        self._aggregate(state)
+        return self._aggregate(state)
 
-    def tick(self, state: Payload | None) -> None:
-        """Retry, if a job waits for space and its pause is over."""
-        if self._again_at is not None and self._context.clock() >= self._again_at:
-            self._again_at = None
-            self._aggregate(state)
+    def retry(self, state: Payload | None) -> Outcome | None:
+        """Begin again, if a job waits for space and its pause is over."""
+        if self._again_at is None or self._context.clock() < self._again_at:
+            return None
+        self._again_at = None
+        return self._aggregate(state)
 
     def drop(self) -> None:
         """Forget a job that waits for space: the run goes back to an earlier round."""
         self._job, self._again_at = None, None
 
-    def _aggregate(self, state: Payload | None) -> None:
+    def _aggregate(self, state: Payload | None) -> Outcome | None:
         job = self._job
         assert job is not None  # noqa: S101  (begun)
         try:
@@ -123,11 +137,10 @@ class Aggregation:
                 groups = self._grouping.begun(groups, {row.task.site for row in used})
         except OutOfSpaceError as error:
             self._wait(error)
-            return
+            return None
         if deaths >= self._rules.max_attempts:  # out of memory, most likely: a restart would die in it again, for ever
             reason = f"the server died {deaths} times while it aggregated round {job.phase.round}"
-            self._end(phases.Broken(f"{reason}; it may need more memory"))
-            return
+            return self._end(phases.Broken(f"{reason}; it may need more memory"))
         # What a rule rejects did come, and the rule asks for so many that it may.
         rejected = [] if job.phase.refines else self._rejected(job.phase)
         came = frozenset(row.task.site for row in [*used, *rejected])
@@ -137,14 +150,14 @@ class Aggregation:
             missing = state_machine.missing(job.phase.required & excluded.keys())
             needed = max(job.phase.quorum, fewest)
             text = f"{count(len(used), 'update')} left, quorum {needed} ({reasons}){missing}"
-            self._end(phases.Insufficient(text, self._context.clock()))
-            return
+            return self._end(phases.Insufficient(text, self._context.clock()))
         of_round = self._round_context(job.phase)
         before = None if self._chosen or job.phase.refines else rejected
         self._context.work(
             lambda: self._computed(job, state, used, groups, of_round, before),
-            lambda result: self._go_on(job, state, used, result),
+            lambda result: self._queue(Computed(job, used, result)),
         )
+        return None
 
     def _round_context(self, phase: phases.Aggregating) -> RoundContext:
         rows = self._ledger.rounds(self._run, since=phase.round)
@@ -169,6 +182,7 @@ class Aggregation:
             self._noted = False
 
     def _wait(self, error: OutOfSpaceError) -> None:
+        """No outcome yet: the job is begun again later."""
         job = self._job
         at = {} if job is None else {"round": job.phase.round}
         log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
@@ -212,7 +226,7 @@ class Aggregation:
         groups: Groups,
         context: RoundContext,
         before: list[UpdateRow] | None,
-    ) -> Computed:
+    ) -> Result:
         """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread.
 
         Args:
@@ -278,43 +292,47 @@ class Aggregation:
             )
         return counted
 
-    def _go_on(self, job: AggregationJob, state: Payload | None, used: list[UpdateRow], result: Computed) -> None:
+    def settled(self, computed: Computed, state: Payload | None) -> Outcome | None:
+        """Record what a computation gave; with fewer updates it begins again, on top of the same state."""
+        job, used, result = computed.job, computed.used, computed.result
         if self._job is not job:  # the operator ended the run while it was computed
-            return
+            return None
         match result:
             case Published():
                 try:
                     self._publish(job, result)
                 except OutOfSpaceError as error:
                     self._wait(error)
-                    return
-                self._end(result)
+                    return None
+                return self._end(result)
             case OutOfSpaceError():
                 self._wait(result)
+                return None
             case SecureSumError():
-                self._end(phases.Insufficient(f"the secure sum cannot be opened: {result}", self._context.clock()))
+                why = f"the secure sum cannot be opened: {result}"
+                return self._end(phases.Insufficient(why, self._context.clock()))
             case dict() if any(row.task.subject is not None for row in used):
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
-                self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
+                return self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
             case DiskFailureError():
                 self._survived()
                 raise result  # the server ends; another one, with a sound disk, aggregates
             case Rejected() | dict():
                 by_rule = isinstance(result, Rejected)
-                texts = result.reasons if isinstance(result, Rejected) else result
+                reasons_by_site = result.reasons if isinstance(result, Rejected) else result
                 code = SetAsideCode.ROBUST if by_rule else SetAsideCode.UNREADABLE
                 try:
                     for row in used:
-                        if (why := texts.get(row.task.site)) is not None:
-                            self._set_aside(row, SetAside(code, why))
+                        if (text := reasons_by_site.get(row.task.site)) is not None:
+                            self._set_aside(row, SetAside(code, text))
                 except OutOfSpaceError as error:
                     self._wait(error)  # the same are found again
-                    return
+                    return None
                 self._chosen = by_rule  # of fewer updates, the rule has to choose anew
-                self._aggregate(state)
+                return self._aggregate(state)
             case _:
-                reason = str(result) if isinstance(result, ProtofedError) else type(result).__name__
-                self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {reason}"))
+                cause = str(result) if isinstance(result, ProtofedError) else type(result).__name__
+                return self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {cause}"))
 
     def _set_aside(self, row: UpdateRow, why: SetAside) -> None:
         task, text = row.task, why.text
@@ -322,10 +340,9 @@ class Aggregation:
         self._ledger.set_aside(row, why)
         self._context.metrics.update_set_aside(why.code)
 
-    def _end(self, outcome: Published | phases.Insufficient | phases.Broken) -> None:
-        job, self._job = self._job, None
-        assert job is not None  # noqa: S101  (begun)
-        self._then(job, outcome)
+    def _end(self, outcome: Outcome) -> Outcome:
+        self._job = None
+        return outcome
 
     def _publish(self, job: AggregationJob, new: Published) -> None:
         """Blob first (it is durable already), ledger row second, old blobs go last: a crash between loses nothing."""

@@ -27,6 +27,11 @@ class Invitations:
         """The site's open invitation."""
         return self._open.get(site)
 
+    def may_fetch(self, site: SiteId, address: Digest) -> bool:
+        """Whether the site's own open task names this blob. May be called from any thread."""
+        row = self._open.get(site)
+        return row is not None and row.base_digest == address
+
     def open_rows(self) -> list[TaskRow]:
         """All open invitations, in site order."""
         return [self._open[site] for site in sorted(self._open)]

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class Refinements:
-    """Holds the aggregate that is being refined; called from the coordinator's thread, as the driver is.
+    """Holds the aggregate that is being refined; called from the coordinator's thread, as the run is.
 
     Attributes:
         aggregate: of the open round; None: it has none yet.
@@ -63,23 +63,12 @@ class Refinements:
         sent = self._method.to_refine(aggregate.state)
         return {part: tensors for part, tensors in sent.items() if part is not Part.SITE_MODELS}
 
-    def perform(self, effect: phases.AskRefinement | phases.Recall | phases.Refine) -> AggregationJob | None:
-        """Carry out what the state machine asks for; what is to be aggregated, if anything is.
+    def ask(self, phase: phases.Refining) -> None:
+        """Invite the evaluator.
 
         Raises:
             OutOfSpaceError, DiskFailureError: something could not be stored.
         """
-        match effect:
-            case phases.AskRefinement(phase):
-                self._ask(phase)
-            case phases.Recall(reason):
-                self._recall(reason)
-            case phases.Refine(phase):
-                return self._job(phase)
-        return None
-
-    def _ask(self, phase: phases.Refining) -> None:
-        """Invite the evaluator."""
         assert self.aggregate is not None  # noqa: S101  (it is durable)
         sites = sorted(phase.asked)
         if phase.tries:  # the evaluator before may have failed because what it was sent had rotted on the disk
@@ -89,7 +78,7 @@ class Refinements:
         log.info("refinement asked for", run=self._run, round=phase.round, site=sites[0])
         self._invitations.send(TaskKind.REFINE, phase.round, phase.attempt, sites, bases, self._ledger.invite)
 
-    def _recall(self, reason: str) -> None:
+    def recall(self, reason: str) -> None:
         """Close the evaluator's invitation, that another can be asked."""
         for row in self._invitations.open_rows():
             seen = self._context.presence.last_seen(row.site)
@@ -97,7 +86,7 @@ class Refinements:
             self._ledger.set_task_status(row.task_id, "late", f"{reason}: {seen}")
         self._invitations.clear()
 
-    def _job(self, phase: phases.Aggregating) -> AggregationJob:
+    def job(self, phase: phases.Aggregating) -> AggregationJob:
         """What makes the published state of the aggregate and of the evaluator's update."""
         row = self._ledger.newest(self._run)
         assert row is not None and self.aggregate is not None  # noqa: S101, PT018  (it is durable)

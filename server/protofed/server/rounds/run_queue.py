@@ -36,10 +36,11 @@ from protofed.common.secure_sums.groups import Group
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.coordinator import NOTHING_TO_DO, Coordinator
+from protofed.server.rounds.intake import NOTHING_TO_DO, Intake
 from protofed.server.rounds.partner_list import PartnerList
 from protofed.server.rounds.presence import NO_MEMBER
 from protofed.server.rounds.resume import check_same, recipe_of
+from protofed.server.rounds.run import Run
 from protofed.server.rounds.sampling import min_cohort
 from protofed.server.rounds.start_checks import check_model
 from protofed.server.rounds.waiting import Waiting, WaitReason
@@ -73,7 +74,8 @@ class RunQueue:
             raise ConfigError(f"two recipes have the same name: {', '.join(names)}; a run's name is used once")
         self._context, self._ledger = context, context.ledger
         self.partners = PartnerList(context.ledger, context.presence)
-        self._live: dict[str, Coordinator] = {}  # those that have not ended, and those that ended in this process
+        self._live: dict[str, Run] = {}  # those that have not ended, and those that ended in this process
+        self._intakes: dict[str, Intake] = {}  # theirs
         self._informed: set[SiteId] = set()  # sites that know that no run is left
         self._reportable = set(names)  # runs that `failed` speaks of
         known = {row.run: row for row in self._ledger.runs()}
@@ -93,12 +95,10 @@ class RunQueue:
                 self.start(recipe)
 
     @property
-    def current(self) -> Coordinator | None:
+    def current(self) -> Run | None:
         """The run that is going on; None if all have ended. May be called from any thread."""
-        for coordinator in list(self._live.values()):  # a copy: the coordinator's thread may add a run meanwhile
-            if not isinstance(coordinator.phase, phases.FinishedPhase):
-                return coordinator
-        return None
+        # A copy: the coordinator's thread may add a run meanwhile.
+        return next((run for run in list(self._live.values()) if not _has_ended(run)), None)
 
     @property
     def stall_timeout_s(self) -> float:
@@ -129,18 +129,21 @@ class RunQueue:
             raise broken
         if (current := self.current) is not None:
             current.tick()
-        ended = [run for run, coordinator in self._live.items() if isinstance(coordinator.phase, phases.FinishedPhase)]
-        for run in ended[:-1] if self.current is None else ended:
-            del self._live[run]  # and with it a decoded model; `of` makes it again from the ledger
+        ended = [name for name, run in self._live.items() if _has_ended(run)]
+        for name in ended[:-1] if self.current is None else ended:
+            del (
+                self._live[name],
+                self._intakes[name],
+            )  # and with it a decoded model; `of` makes it again from the ledger
 
     def waiting(self, run: str, certificates: Certificates) -> Waiting | None:
         """Why a run does not go on; None: it does, has ended, or is not known."""
-        if (coordinator := self._live.get(run)) is None or isinstance(coordinator.phase, phases.FinishedPhase):
+        if (known := self._live.get(run)) is None or isinstance(known.phase, phases.FinishedPhase):
             return None
         current = self.current
-        if current is not None and current.run != run:
-            return Waiting(WaitReason.QUEUED, coordinator.phase.round, behind=current.run)
-        return coordinator.waiting(certificates)
+        if current is not None and current.name != run:
+            return Waiting(WaitReason.QUEUED, known.phase.round, behind=current.name)
+        return known.waiting(certificates)
 
     # Requests of sites
 
@@ -197,9 +200,9 @@ class RunQueue:
             current.tick()
         recipe = current.recipe
         cohort = min_cohort(recipe.federation)
-        return Assignment(current.run, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest(), cohort)
+        return Assignment(current.name, recipe.wire(), self._context.keep_rounds, recipe.preprocessing_digest(), cohort)
 
-    def _lacks_partners(self, site: SiteId, run: Coordinator) -> bool:
+    def _lacks_partners(self, site: SiteId, run: Run) -> bool:
         """Whether a trainer's update of a run could be summed with nobody's: its people confirmed another list."""
         trains = Role.TRAINER in self._context.presence.roles(site)
         return run.recipe.federation.secure and trains and not self.partners.admits(site)
@@ -207,10 +210,10 @@ class RunQueue:
     def next_task(self, run: str, site: SiteId, instance: str) -> Task | Wait | Finished:
         """The site's open task in this run; Finished once the run is over."""
         current = self.current
-        if current is None or run != current.run:
+        if current is None or run != current.name:
             self._context.presence.seen(site, instance)
             return self._finished(site, run)
-        return current.next_task(site, instance)
+        return self.intake(run).next_task(site, instance)
 
     def idle(self, run: str, site: SiteId, instance: str) -> Wait | None:
         """What `next_task` answers a site that has nothing to do; None: ask that. May be called from any thread.
@@ -219,7 +222,7 @@ class RunQueue:
             As `next_task`.
         """
         current = self.current
-        if current is None or run != current.run or current.invitation(site):
+        if current is None or run != current.name or current.invitations.of(site):
             return None
         self._context.presence.asks(site, instance)
         return NOTHING_TO_DO
@@ -237,11 +240,11 @@ class RunQueue:
             return Signal.ABORT
         current = self.current
         try:
-            if current is None or run != current.run:
+            if current is None or run != current.name:
                 self._context.presence.seen(site, instance)
                 signal = Signal.ABORT
             else:
-                signal = current.heartbeat(site, instance, progress)
+                signal = self.intake(run).heartbeat(site, instance, progress)
         except NotEnrolledError:
             # A daemon in a fit from before a restart enrolls at its end, which the ABORT of a closed task brings about.
             if progress.task_id in ("", self.invitation(site)):
@@ -253,19 +256,28 @@ class RunQueue:
     def invitation(self, site: SiteId) -> str:
         """The id of the site's open task in the current run; empty: it has none. May be called from any thread."""
         current = self.current
-        return "" if current is None else current.invitation(site)
+        return "" if current is None or (row := current.invitations.of(site)) is None else row.task_id
 
     def may_fetch(self, run: str, site: SiteId, address: Digest) -> bool:
         """Whether the site's own open task names this blob. May be called from any thread."""
         current = self.current
-        return current is not None and current.run == run and current.may_fetch(site, address)
+        return current is not None and current.name == run and current.invitations.may_fetch(site, address)
 
     def named(self, among: Collection[Digest]) -> set[Digest]:
         """Those of these digests whose blobs a row of the ledger names."""
         return self._ledger.named(among)
 
-    def of(self, run: str) -> Coordinator:
-        """The coordinator of a run, ended or not.
+    def intake(self, run: str) -> Intake:
+        """What takes the calls of a run's sites.
+
+        Raises:
+            ProtocolError: this server has no such run.
+        """
+        self.of(run)
+        return self._intakes[run]
+
+    def of(self, run: str) -> Run:
+        """A run, ended or not.
 
         Raises:
             ProtocolError: this server has no such run.
@@ -274,7 +286,7 @@ class RunQueue:
             row = self._ledger.run(run)
             if row is None:
                 raise ProtocolError(f"no such run '{run}' on this server; enroll again")
-            self._live[run] = Coordinator(recipe_of(row), self._context)
+            self._open(recipe_of(row))
         return self._live[run]
 
     # Requests of the operator
@@ -289,7 +301,7 @@ class RunQueue:
         if self._ledger.run(recipe.name) is not None:
             raise ConflictError(f"there is a run '{recipe.name}' already; give the recipe another name, or --name")
         try:
-            self._live[recipe.name] = Coordinator(recipe, self._context)
+            self._open(recipe)
         except OutOfSpaceError:
             if (row := self._ledger.run(recipe.name)) is not None:  # it is queued, and only the journal lacks it yet
                 self._take_up(row)
@@ -299,22 +311,6 @@ class RunQueue:
         log.info("run queued", run=recipe.name)
         self._context.notify(None)
 
-    def abort(self, run: str, reason: str) -> None:
-        """End a run that is going on or queued.
-
-        Raises:
-            ConflictError: it has ended.
-        """
-        self._unended(run).stop(reason)
-
-    def pause(self, run: str, *, paused: bool) -> None:
-        """Open no further round of a run, or open them again.
-
-        Raises:
-            ConflictError: it has ended.
-        """
-        self._unended(run).pause(paused=paused)
-
     def roll_back(self, run: str, to: int) -> None:
         """Go on with a run from the state that a round published; one that had ended is queued again, as the last one.
 
@@ -322,9 +318,8 @@ class RunQueue:
             ConfigError: that round published none, its state is no longer kept, or no round would follow it.
             ConflictError: a round is being aggregated now.
         """
-        coordinator = self.of(run)
-        ended = isinstance(coordinator.phase, phases.FinishedPhase)
-        coordinator.roll_back(to)
+        ended = _has_ended(known := self.of(run))
+        known.roll_back(to)
         if ended:
             self._live[run] = self._live.pop(run)  # to the end of the queue: a run that goes on is not interrupted
             self._informed.clear()
@@ -349,11 +344,11 @@ class RunQueue:
         Raises:
             ConflictError: a secure sum is open.
         """
-        for coordinator in self._live.values():
-            coordinator.check_regrouping()
+        for run in self._live.values():
+            run.check_regrouping()
         self._ledger.dissolve(group)
-        for coordinator in self._live.values():
-            coordinator.regrouped()
+        for run in self._live.values():
+            run.regrouped()
         log.warning("group of sites dissolved", sites=list(group))
 
     def offer_partners(self, document: str) -> Consortium:
@@ -381,11 +376,9 @@ class RunQueue:
         self._context.presence.admit(site)
         log.info("site admitted", site=site)
 
-    def _unended(self, run: str) -> Coordinator:
-        coordinator = self.of(run)
-        if isinstance(coordinator.phase, phases.FinishedPhase):
-            raise ConflictError(f"run '{run}' has ended: {coordinator.phase.reason}")
-        return coordinator
+    def _open(self, recipe: Recipe) -> None:
+        run = Run(recipe, self._context)
+        self._live[run.name], self._intakes[run.name] = run, Intake(run, self._context)
 
     def _take_up(self, row: RunRow) -> bool:
         """Continue a run from its ledger rows, or end it FAILED; True if it continues.
@@ -396,7 +389,7 @@ class RunQueue:
         """
         self._reportable.add(row.run)
         try:
-            self._live[row.run] = Coordinator(recipe_of(row), self._context)
+            self._open(recipe_of(row))
         except (OutOfSpaceError, DiskFailureError):
             raise
         except (ConfigError, StateError) as error:
@@ -413,8 +406,12 @@ class RunQueue:
 
     def _reason(self, run: str) -> str:
         """Why a run has ended; only of one that ended long ago does the ledger have to be asked."""
-        coordinator = self._live.get(run)
-        if coordinator is not None and isinstance(coordinator.phase, phases.FinishedPhase):
-            return coordinator.phase.reason or "completed"
+        known = self._live.get(run)
+        if known is not None and isinstance(known.phase, phases.FinishedPhase):
+            return known.phase.reason or "completed"
         row = self._ledger.run(run) if run else None
         return NO_RUN if row is None else row.reason or "completed"
+
+
+def _has_ended(run: Run) -> bool:
+    return isinstance(run.phase, phases.FinishedPhase)

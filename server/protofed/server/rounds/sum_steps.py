@@ -48,19 +48,20 @@ class SumRounds:
         self.holders = holders_of(method, recipe)
         self._grouping = Grouping(recipe.name, recipe.seed, recipe.federation.sum_group)
         self.scores = score_names(recipe)
-        self._ledger, self._blobs, self._invitations = context.ledger, context.blobs, invitations
+        self._ledger, self._blobs, self._clock = context.ledger, context.blobs, context.clock
+        self._invitations = invitations
         self._layout: tuple[Digest, SumLayout] | None = None  # of the newest state, by its address
         self._record: tuple[tuple[int, int, Subject, TaskKind], SumRecord] | None = None  # of which step
         self._checks: dict[str, SumCheck] = {}  # by task_id, of the step that is open
 
-    def ask(self, phase: phases.Summing, *, complete: bool) -> str:
+    def ask(self, phase: phases.Summing, *, complete: bool) -> tuple[phases.Insufficient, ...]:
         """Store what each site is sent, record the tasks with the end of the last step's, wake the sites.
 
         Args:
             complete: the round needs none of the updates that are not there yet.
 
         Returns:
-            Why what sites have sent gives nothing to go on with; empty: they are asked.
+            The event that what sites have sent gives nothing to go on with; nothing: they are asked.
 
         Raises:
             OutOfSpaceError, DiskFailureError: something cannot be written; no site is asked.
@@ -71,8 +72,8 @@ class SumRounds:
             raise
         except (SecureSumError, StateError) as error:  # of a site that lied, or of a blob that is damaged
             log.error("no secure sum", run=self._run, round=phase.round, kind=phase.step, why=str(error))
-            return f"{phase.step} of the secure sum: {error}"
-        return ""
+            return (phases.Insufficient(f"{phase.step} of the secure sum: {error}", self._clock()),)
+        return ()
 
     def _ask(self, phase: phases.Summing, *, complete: bool) -> None:
         at = phase.round, phase.attempt

@@ -54,7 +54,7 @@ class CommitGroups:
         """The receipt of a checked and examined upload, durable; a call that is cut short is recorded all the same.
 
         Raises:
-            As `UploadIntake.commit` and `FolderBlobs.seal`.
+            As `Intake.commit` and `FolderBlobs.seal`.
         """
         loop = asyncio.get_running_loop()
         self._queue.append(waiting := _Waiting(run, commit, loop.create_future()))
@@ -99,7 +99,7 @@ class CommitGroups:
         """The answer to a commit that cannot count; None: it is sealed."""
         site, task_id, manifest = commit.site, commit.task_id, commit.manifest
         try:
-            intake = self._runs.of(run).intake  # while it was examined, its round may have closed
+            intake = self._runs.intake(run)  # while it was examined, its round may have closed
             closed = intake.verdict_if_closed(site, commit.instance, task_id, manifest)
             if closed is None:
                 self._blobs.seal(Upload(site, task_id, manifest.digest))
@@ -123,7 +123,7 @@ class CommitGroups:
 
     def _judged_of(self, run: str, commits: Sequence[Commit]) -> list[Receipt | Exception]:
         try:
-            intake = self._runs.of(run).intake  # a run that was rolled back meanwhile has another
+            intake = self._runs.intake(run)  # a run that was rolled back meanwhile has another
         except ProtofedError as error:
             return [for_another(error) for _ in commits]
         return intake.commit_all(commits)

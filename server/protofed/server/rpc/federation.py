@@ -53,7 +53,7 @@ from protofed.server.access.budgets import (
     Budgets,
 )
 from protofed.server.metrics import ServerMetrics
-from protofed.server.rounds.intake import Commit, UploadIntake
+from protofed.server.rounds.intake import Commit, Intake
 from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.rpc.chunk_replies import ChunkReplies
 from protofed.server.rpc.commit_groups import CommitGroups
@@ -79,7 +79,7 @@ class _Announced:
     round: int
     base: Digest | None
     manifest: Manifest
-    intake: UploadIntake
+    intake: Intake
     shares: Mapping[Part, float]  # of its bytes, by part, for metrics
     resumed: int = 0  # chunks that an earlier attempt left and that metrics have counted
 
@@ -175,8 +175,8 @@ class FederationService(rpc.FederationServicer):
         manifest, task_id, run = wire.unpack_manifest(request), read_id(request.task_id), read_id(request.run)
         base = wire.read_digest(request.base_digest) if request.base_digest else None
 
-        def judge() -> tuple[UploadIntake, Receipt | None]:
-            intake = self._runs.of(run).intake
+        def judge() -> tuple[Intake, Receipt | None]:
+            intake = self._runs.intake(run)
             return intake, intake.begin(site, instance, task_id, request.round, base, manifest)
 
         intake, receipt = await self._control(judge)
@@ -221,7 +221,7 @@ class FederationService(rpc.FederationServicer):
             raise ProtocolError("this names another run, round, task or digest than the upload was begun with")
         # First, whether it can count: else its bytes need not be read, and the model that it starts from may be gone.
         told = site, instance, task_id, manifest
-        receipt = await self._control(lambda: self._runs.of(announced.run).intake.verdict_if_closed(*told))
+        receipt = await self._control(lambda: self._runs.intake(announced.run).verdict_if_closed(*told))
         if receipt is None:
             found = await self._examined(announced)
             weight = request.weight if request.HasField("weight") else None
@@ -241,7 +241,7 @@ class FederationService(rpc.FederationServicer):
     async def ReportScores(self, request: pb.ScoresRequest, context: Any) -> pb.Ack:
         site, instance = _caller(request.caller)
         run, task_id = read_id(request.run), read_id(request.task_id)
-        await self._control(lambda: self._runs.of(run).report_scores(site, instance, task_id, dict(request.scores)))
+        await self._control(lambda: self._runs.intake(run).report_scores(site, instance, task_id, dict(request.scores)))
         return pb.Ack()
 
     async def collect(self) -> None:
