@@ -22,8 +22,8 @@ from protofed.common.protocol.messages import Manifest, Receipt, Role, Task, Tas
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of
 from protofed.server.assembly import open_server
-from protofed.server.rounds.round_rules import AGREEING
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.machine.rules import AGREEING
+from protofed.server.rounds.queue import RunQueue
 
 LIAR = "site-1"
 CLAIM = 9e15  # examples: the largest count that a float holds exactly

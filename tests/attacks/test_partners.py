@@ -22,8 +22,8 @@ from protofed.common.protocol.consortium import read
 from protofed.common.secure_sums.groups import in_order
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.partner_list import PartnerList
+from protofed.server.rounds.machine.rules import Grouping
+from protofed.server.rounds.secure_aggregation.partners import PartnerList
 from protofed.server.rpc.federation import FederationService
 from protofed.testing.live_server import LiveServer
 from protofed.testing.small_recipe import small_recipe

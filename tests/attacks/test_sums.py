@@ -18,7 +18,7 @@ from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, strongest, tried
 
 from protofed.common.secure_sums.groups import alone
-from protofed.server.rounds.grouping import Grouping
+from protofed.server.rounds.machine.rules import Grouping
 
 SITES = 6
 EVERY = {**attacks.BY_CLASS, **attacks.MODEL, **attacks.WITH_DATA}

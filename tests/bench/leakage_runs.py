@@ -28,7 +28,7 @@ from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulat
 from protofed.server.method import OwnStartMethod, server_methods
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.presence import SitePresence
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 

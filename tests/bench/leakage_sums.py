@@ -13,7 +13,7 @@ from protofed.common.secure_sums.linear_form import SumLayout
 from protofed.common.secure_sums.sums import Sums
 from protofed.deploy.simulation.simulation import Simulation
 from protofed.server.method import server_methods
-from protofed.server.rounds.secure_sums import layout_of, unmasked_total
+from protofed.server.rounds.secure_aggregation.totals import layout_of, unmasked_total
 
 
 def sums_of(running: Simulation) -> Iterator[tuple[dict[SiteId, Payload], dict[SiteId, Payload]]]:

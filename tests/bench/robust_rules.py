@@ -23,8 +23,8 @@ from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.tensors import norm_of
 from protofed.server.methods.fedavg import FedAvgServer
-from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.robust_rule import RobustRule
+from protofed.server.rounds.aggregation.publisher import Publisher
+from protofed.server.rounds.aggregation.robust_rule import RobustRule
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.rows import TaskRow, UpdateRow
 

@@ -30,7 +30,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.malloc import keep_memory
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.simulation.worker_processes import crew_of
-from protofed.server.rounds.phases import Phase
+from protofed.server.rounds.machine.phases import Phase
 
 SITES, COHORT, CLASSES = 100, 10, 10
 REPETITIONS = 7

@@ -30,7 +30,7 @@ from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
 from protofed.server.assembly import open_server
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.testing.small_recipe import OPTIONS, small_recipe
 
 METHODS: list[dict[str, Any]] = [{"name": "fedavg"}, {"name": "fednh", **OPTIONS["fednh"]}]

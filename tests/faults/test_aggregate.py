@@ -43,8 +43,8 @@ from protofed.common.protocol.messages import (
 from protofed.deploy.simulation.simulation import DirectLink, Simulation, agents_of, everything, simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.verification import VerificationResult, verify_round
-from protofed.server.rounds import phases
-from protofed.server.rounds.aggregation import WEIGHT_CAP
+from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
+from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RejectionCode, RoundOutcome

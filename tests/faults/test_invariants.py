@@ -23,7 +23,7 @@ from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage.journal import Journal
 from protofed.server.method import server_methods
-from protofed.server.rounds.publisher import Published, Publisher
+from protofed.server.rounds.aggregation.publisher import Published, Publisher
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger

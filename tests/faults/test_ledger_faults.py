@@ -14,7 +14,7 @@ from tests.support.operator_lab import OperatorLab
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role
 from protofed.deploy.cli import main
-from protofed.server.rounds.aggregation import PAUSE_S
+from protofed.server.rounds.aggregation.aggregation import PAUSE_S
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger

@@ -16,10 +16,10 @@ from protofed.client.training.context import FitContext
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload, Update
 from protofed.common.tensors import same_tensors
+from protofed.server.method import sent
 from protofed.server.methods.creff import FEATURES, KNOWN, RETRAINED, CReFFServer
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.federated_features import joined, matched, retrained
-from protofed.server.rounds.broadcast import sent
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

@@ -30,7 +30,7 @@ from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg import CwFedAvgServer as Server
 from protofed.server.methods.fedavg import FedAvgServer as FedAvgServer
 from protofed.server.methods.mixtures import FACTORS
-from protofed.server.rounds import update_checks
+from protofed.server.rounds.intake import update_checks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., FitContext]

@@ -18,7 +18,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
-from protofed.server.rounds import update_checks
+from protofed.server.rounds.intake import update_checks
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

@@ -16,7 +16,7 @@ from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedavg import FedAvgServer as Server
-from protofed.server.rounds import update_checks
+from protofed.server.rounds.intake import update_checks
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

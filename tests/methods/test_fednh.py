@@ -22,7 +22,7 @@ from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.server.methods.fednh import FedNHServer as Server
-from protofed.server.rounds import update_checks
+from protofed.server.rounds.intake import update_checks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., FitContext]

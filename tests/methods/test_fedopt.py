@@ -15,9 +15,9 @@ from protofed.common import codec
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import is_buffer, same_tensors
+from protofed.server.method import sent
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fedopt import FedAdamServer, FedAvgMServer, FedOptServer, FedYogiServer
-from protofed.server.rounds.broadcast import sent
 
 IMAGES = Input(shape=(3, 32, 32))
 HALVES = (FedAvgMServer(), FedAdamServer(), FedYogiServer())

@@ -27,7 +27,7 @@ from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRPServer as Server
-from protofed.server.rounds import update_checks
+from protofed.server.rounds.intake import update_checks
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

@@ -21,7 +21,7 @@ from protofed.common.secure_sums.fixed_point import POINT
 from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout, form_of
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
-from protofed.server.rounds.secure_sums import layout_of, next_state, unmasked_total
+from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state, unmasked_total
 
 CLASSES, FEATURES, SITES = 4, 3, 3
 TRUE = {"name": "cwfedavg", "shares": "true"}

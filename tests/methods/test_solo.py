@@ -16,7 +16,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.solo import SoloServer as Server
-from protofed.server.rounds import update_checks
+from protofed.server.rounds.intake import update_checks
 
 COMMON: Payload = {
     Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},

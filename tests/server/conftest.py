@@ -34,8 +34,8 @@ from protofed.common.protocol.messages import (
     Verdict,
 )
 from protofed.server.rounds.context import RunJob, ServerContext, inline
-from protofed.server.rounds.intake import Intake
-from protofed.server.rounds.phases import Phase
+from protofed.server.rounds.intake.intake import Intake
+from protofed.server.rounds.machine.phases import Phase
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.run import Run
 from protofed.server.storage.blobs import Blobs, MemoryBlobs

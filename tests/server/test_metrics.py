@@ -13,7 +13,7 @@ from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Verdict
 from protofed.server.metrics import METRICS, ServerMetrics
-from protofed.server.rounds import phases
+from protofed.server.rounds.machine import phases
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RejectionCode, SetAsideCode
 
@@ -183,7 +183,7 @@ def test_runs_that_are_taken_up_again_are_recoveries(queue: OperatorLab) -> None
 
 
 def test_a_run_that_cannot_be_taken_up_is_none(queue: OperatorLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofed.server.rounds.run_queue.recipe_of", _refuse)
+    monkeypatch.setattr("protofed.server.rounds.queue.recipe_of", _refuse)
     queue.restart()
     assert value(queue.metrics, "protofed_recoveries_total") == 0
     assert queue.statuses() == {"one": "failed", "two": "failed"}

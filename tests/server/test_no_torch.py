@@ -16,13 +16,13 @@ def loaded(*modules: str) -> set[str]:
 
 
 def test_the_whole_server_imports_no_torch() -> None:
-    modules = loaded("protofed.server.rpc.federation", "protofed.server.rounds.run_queue", "protofed.server.methods")
+    modules = loaded("protofed.server.rpc.federation", "protofed.server.rounds.queue", "protofed.server.methods")
     assert "protofed.server.methods.fednh" in modules
     assert modules.isdisjoint(HEAVY)
 
 
 def test_only_the_service_knows_of_grpc() -> None:
     """And of the messages of its calls: those of secure sums are in blobs, which rounds read."""
-    modules = loaded("protofed.server.rounds.run_queue", "protofed.server.operator.overview")
+    modules = loaded("protofed.server.rounds.queue", "protofed.server.operator.overview")
     assert "protofed.server.operator.overview" in modules
     assert modules.isdisjoint({"grpc", "protofed.protos.v1.federation_pb2", *HEAVY})

@@ -27,8 +27,7 @@ from protofed.common.statistics import spreads
 from protofed.common.tensors import norm_of
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
-from protofed.server.method import server_methods
-from protofed.server.rounds.broadcast import sent
+from protofed.server.method import sent, server_methods
 from protofed.server.verdicts import RoundOutcome
 
 BACKDOOR, TARGET, MARK = "backdoor", 0, 2  # what marked images are to be called; side of the mark, in pixels

@@ -11,8 +11,7 @@ from protofed.client.method import ClientMethod
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.server.method import ServerMethod
-from protofed.server.rounds.broadcast import sent
+from protofed.server.method import ServerMethod, sent
 
 
 def model(bias: tuple[float, float] = (0.0, 0.0), body: float = 1.0) -> Payload:

@@ -20,10 +20,10 @@ from protofed.common.codec import Buffer, Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage import files, journal
-from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.resume import method_of, recipe_of, round_context
-from protofed.server.rounds.robust_rule import RobustRule
+from protofed.server.rounds.aggregation.publisher import Publisher
+from protofed.server.rounds.aggregation.robust_rule import RobustRule
+from protofed.server.rounds.context import method_of, recipe_of, round_context
+from protofed.server.rounds.machine.rules import Grouping
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow

@@ -12,7 +12,7 @@ from protofed.common.protocol.messages import PROTOCOL_VERSION, Assignment, Fini
 from protofed.server.operator.service import OperatorApi, RunReport, SiteReport
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.presence import SitePresence
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 

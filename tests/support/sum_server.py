@@ -12,7 +12,7 @@ from protofed.common.secure_sums.context import SumContext, Vector
 from protofed.common.secure_sums.groups import Groups
 from protofed.common.secure_sums.holders import counted
 from protofed.common.secure_sums.keys import Roster
-from protofed.server.rounds.sum_record import SumRecord
+from protofed.server.rounds.secure_aggregation.record import SumRecord
 
 
 def steps_of(context: SumContext) -> list[TaskKind]:

@@ -26,8 +26,8 @@ from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import simulation
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.access.authorization import Access
-from protofed.server.rounds.phases import Collecting
-from protofed.server.rounds.state_machine import advance
+from protofed.server.rounds.machine.advance import advance
+from protofed.server.rounds.machine.phases import Collecting
 from protofed.server.rpc.executors import Executors
 from protofed.server.rpc.operator import OperatorService
 from protofed.server.storage.ledger import Ledger

@@ -20,7 +20,7 @@ from protofed.common.protocol.messages import Role
 from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.presence import SitePresence
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.server import Served, serve

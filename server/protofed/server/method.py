@@ -230,3 +230,15 @@ def like(state: Payload, *parts: Part) -> tuple[TensorSpec, ...]:
 def prototype_rows(matrix: Array) -> tuple[TensorSpec, ...]:
     """One prototype [D] a class, of the shape and dtype of a matrix [C, D]."""
     return tuple(TensorSpec(Part.PROTOTYPES, str(c), matrix.dtype.name, matrix.shape[1:]) for c in range(len(matrix)))
+
+
+def sent(method: ServerMethod, state: Payload, site: SiteId) -> Payload:
+    """A method's broadcast to a site, without what stays on the server; the same object, if there is nothing of it."""
+    return public_of(method.broadcast(state, site))
+
+
+def public_of(payload: Payload) -> Payload:
+    """A payload without what stays on the server; the same object, if there is nothing of it."""
+    if Part.PRIVATE not in payload:
+        return payload
+    return {part: tensors for part, tensors in payload.items() if part is not Part.PRIVATE}

@@ -12,8 +12,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 from protofed.client.method import client_methods
 from protofed.common.errors import FailureReason
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part
-from protofed.server.method import server_methods
-from protofed.server.rounds.broadcast import sent
+from protofed.server.method import sent, server_methods
 
 BOTH = frozenset(Exchange)
 # By hand, from what the papers send to whom: a half that forgot to say so would pass every policy.

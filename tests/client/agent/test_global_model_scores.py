@@ -14,8 +14,7 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part
-from protofed.server.method import server_methods
-from protofed.server.rounds.broadcast import sent
+from protofed.server.method import sent, server_methods
 
 OWN, GLOBAL = "personal.local.accuracy", "global.local.accuracy"
 # By hand, where `personal` does not tell.

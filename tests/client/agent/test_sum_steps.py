@@ -31,7 +31,7 @@ from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.fixed_point import FixedPoint
 from protofed.common.secure_sums.linear_form import SumLayout, form_of
 from protofed.common.storage.journal import Fact
-from protofed.server.rounds.secure_sums import check_total
+from protofed.server.rounds.secure_aggregation.totals import check_total
 
 SITES = ("ann", "bob", "cleo", "dan")
 SECURE: dict[str, Any] = {**RUN, "federation": {"heartbeat_s": 0.125, "secure": True, "min_sites": 3}}

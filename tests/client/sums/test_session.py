@@ -33,7 +33,7 @@ from protofed.common.secure_sums.context import Subject, SumContext, Vector
 from protofed.common.secure_sums.groups import Group, Groups, alone, in_order
 from protofed.common.secure_sums.keys import KeyAdvert
 from protofed.common.secure_sums.linear_form import Field, SumForm, SumLayout
-from protofed.server.rounds.sum_record import vector_of
+from protofed.server.rounds.secure_aggregation.record import vector_of
 
 SITES = ("ann", "bob", "cleo", "dan")
 EACH = alone(SITES)

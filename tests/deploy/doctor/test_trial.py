@@ -30,7 +30,7 @@ from protofed.deploy import shipped
 from protofed.deploy.daemons import client, client_resources
 from protofed.deploy.doctor.checks import Check, CheckRow
 from protofed.deploy.doctor.site import SiteUnderCheck
-from protofed.server.rounds.sampling import min_cohort
+from protofed.server.rounds.machine.rules import min_cohort
 
 RecipeOf = Callable[..., Recipe]
 CLASSES = ("mel", "nv", "bcc")

@@ -25,7 +25,7 @@ from protofed.deploy.operator import watch as watch_loop
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.watch import Watcher, watch
 from protofed.protos.v1 import federation_pb2 as fed
-from protofed.server.rounds.phases import Broken
+from protofed.server.rounds.machine.phases import Broken
 
 RecipeOf = Callable[..., Recipe]
 Start = Callable[..., Any]

@@ -11,7 +11,7 @@ from tests.support.provoked_runs import RUNS, staged
 
 from protofed.deploy.report.document import Document
 from protofed.deploy.report.report import document
-from protofed.server.rounds.model_warnings import WarningCode
+from protofed.server.rounds.scores.model_warnings import WarningCode
 
 
 def played(name: str, folder: Path) -> tuple[list[WarningCode], Document, str]:

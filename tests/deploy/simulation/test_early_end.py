@@ -9,8 +9,8 @@ from typing import Any
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.simulation.simulation import agents_of, simulation
 from protofed.server.operator.overview import overview
-from protofed.server.rounds.best_round import best_kept
-from protofed.server.rounds.phases import Evaluating
+from protofed.server.rounds.machine.phases import Evaluating
+from protofed.server.rounds.scores.best_round import best_kept
 
 RecipeOf = Callable[..., Recipe]
 REASON = "stopped early after round 2: global.accuracy no better by 1 since round 1"

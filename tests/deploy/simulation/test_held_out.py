@@ -28,7 +28,7 @@ from protofed.deploy.experiments.job import run_job
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import simulate_with_progress
 from protofed.deploy.simulation.simulation import Simulation, everything, simulation
-from protofed.server.rounds.resume import method_of
+from protofed.server.rounds.context import method_of
 from protofed.testing.crew import CrewHere
 
 RecipeOf = Callable[..., Recipe]

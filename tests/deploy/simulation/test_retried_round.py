@@ -10,7 +10,7 @@ import pytest
 from protofed.common.payload import SiteId
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import simulation
-from protofed.server.rounds import aggregation
+from protofed.server.rounds.aggregation import aggregation
 
 ABANDONED = 2  # the round whose first attempt is
 

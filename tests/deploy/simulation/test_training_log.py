@@ -14,7 +14,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.deploy.simulation.training_log import TrainingLog
-from protofed.server.rounds.phases import Collecting
+from protofed.server.rounds.machine.phases import Collecting
 from protofed.testing.crew import CrewHere
 
 RecipeOf = Callable[..., Recipe]

@@ -26,10 +26,10 @@ from protofed.server.monitoring import collector
 from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
 from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record
-from protofed.server.rounds import phases
-from protofed.server.rounds.model_history import warnings_of
-from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
-from protofed.server.rounds.waiting import WaitReason
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.waiting import WaitReason
+from protofed.server.rounds.scores.history import warnings_of
+from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
 from protofed.server.storage.blobs import BLOBS, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader

@@ -16,7 +16,7 @@ from protofed.common.errors import ConfigError, ConflictError, ExcludedError, No
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.messages import Activity, Assignment, PauseReason, Progress, Signal, Verdict
 from protofed.server.operator.verification import VerificationResult
-from protofed.server.rounds import phases
+from protofed.server.rounds.machine import phases
 from protofed.server.verdicts import RejectionCode
 
 Register: TypeAlias = Callable[..., None]

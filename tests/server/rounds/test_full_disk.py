@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import Connection
 from tests.server.conftest import EVALUATOR, TRAINERS, Lab, recipe
-from tests.server.rounds.test_secure_rounds import SITES, Secure
+from tests.server.rounds.secure_aggregation.test_steps import SITES, Secure
 from tests.support.operator_lab import OperatorLab
 
 from protofed.common import codec
@@ -17,9 +17,9 @@ from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import ConflictError, DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind, Verdict
 from protofed.server.access.certificates import Certificates
-from protofed.server.rounds import phases
-from protofed.server.rounds.aggregation import PAUSE_S
-from protofed.server.rounds.waiting import WaitReason
+from protofed.server.rounds.aggregation.aggregation import PAUSE_S
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.waiting import WaitReason
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RoundOutcome

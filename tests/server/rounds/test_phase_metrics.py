@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.server.conftest import Lab
-from tests.server.rounds.test_secure_rounds import SITES, Secure
+from tests.server.rounds.secure_aggregation.test_steps import SITES, Secure
 
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
 from protofed.common.secure_sums.shares import Share
 from protofed.server.metrics import COUNTED_STEPS, ServerMetrics, SumFailure
 from protofed.server.monitoring import collector
-from protofed.server.rounds import phases
+from protofed.server.rounds.machine import phases
 from protofed.server.rounds.run import count
 
 DROPOUTS, ABANDONED = "protofed_sum_dropouts_total", "protofed_sums_abandoned_total"

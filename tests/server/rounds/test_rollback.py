@@ -8,7 +8,7 @@ import pytest
 
 from protofed.common.errors import ConfigError, ConflictError
 from protofed.common.protocol.messages import Signal, TaskKind, Verdict
-from protofed.server.rounds import phases
+from protofed.server.rounds.machine import phases
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from protofed.common.errors import (
     StateError,
 )
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
-from protofed.server.rounds.intake import Commit
+from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rpc.commit_groups import CommitGroups
 from protofed.server.storage.uploads import Upload
 

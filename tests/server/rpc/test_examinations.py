@@ -22,7 +22,7 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.budgets import EXAMINED, Budget
-from protofed.server.rounds.intake import Commit
+from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rpc.examinations import EXAMINATIONS, Examinations, Examined
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.federation import FederationService

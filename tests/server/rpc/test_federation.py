@@ -27,7 +27,7 @@ from protofed.common.protocol.messages import CHUNK_BYTES, PROTOCOL_VERSION
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import ServerMetrics
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc import federation
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier

@@ -20,7 +20,7 @@ from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.operator.service import OperatorApi
 from protofed.server.operator.verification import VerificationResult, Verified
-from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
+from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
 
 Code = grpc.StatusCode
 RecipeOf = Callable[..., Recipe]

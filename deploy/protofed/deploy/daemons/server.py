@@ -32,7 +32,7 @@ from protofed.server.assembly import JOURNAL_FILE, open_server
 from protofed.server.monitoring.readiness import ServerReadiness
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit

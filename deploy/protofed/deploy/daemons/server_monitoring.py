@@ -15,7 +15,7 @@ from protofed.server.monitoring.collector import CollectorSources, StateCollecto
 from protofed.server.monitoring.readiness import ServerReadiness, ledger_writable, state_writable
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.blobs import BLOBS
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader

@@ -14,7 +14,7 @@ from protofed.server.notifications.outbox import JOURNAL_FILE, Outbox
 from protofed.server.notifications.watch import Watch, WatchSources
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.reader import LedgerReader
 
 

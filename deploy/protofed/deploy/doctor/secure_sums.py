@@ -18,7 +18,7 @@ from protofed.common.pki.identity import Identity
 from protofed.common.secure_sums.context import threshold
 from protofed.common.secure_sums.groups import Groups
 from protofed.deploy.doctor.checks import CheckFailedError
-from protofed.server.rounds import start_checks
+from protofed.server.rounds.machine import rules
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -167,7 +167,7 @@ def server_message(recipe: Recipe, trainers: Collection[SiteId], groups: Groups 
     Raises:
         CheckFailedError: they are too few, or too few of them are in whole groups.
     """
-    if problems := start_checks.unmet(recipe, frozenset(trainers), groups):
+    if problems := rules.unmet(recipe, frozenset(trainers), groups):
         raise CheckFailedError("sites-few", f"{recipe.name}: {'; '.join(problems)}")
     return f"{recipe.name}: {dropouts(len(trainers))}"
 

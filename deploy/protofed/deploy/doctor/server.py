@@ -30,7 +30,7 @@ from protofed.deploy.doctor.secure_sums import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
 from protofed.server.assembly import JOURNAL_FILE, open_server
 from protofed.server.notifications.channels import open_channels
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.storage import database as engine

@@ -13,7 +13,7 @@ from protofed.deploy.experiments.paired import CONFIDENCE, PairedDifference, sma
 from protofed.deploy.experiments.shown import markdown
 from protofed.deploy.experiments.table import Comparison, ComparisonRow
 from protofed.deploy.experiments.tuning import TunedRecipe
-from protofed.server.rounds.model_warnings import ModelWarning
+from protofed.server.rounds.scores.model_warnings import ModelWarning
 
 
 def comma_separated(comparison: Comparison) -> str:

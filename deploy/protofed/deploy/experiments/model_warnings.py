@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protofed.common.protocol.score_names import LOSS
 from protofed.deploy.experiments.experiment import Result
-from protofed.server.rounds.model_warnings import (
+from protofed.server.rounds.scores.model_warnings import (
     ModelWarning,
     RunHistory,
     ScoredRound,

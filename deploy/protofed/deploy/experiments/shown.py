@@ -15,7 +15,7 @@ from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid
 from protofed.deploy.experiments.paired import PairedDifference, can_show
 from protofed.deploy.experiments.table import Comparison, ComparisonRow
 from protofed.deploy.experiments.tuning import Trial, TunedRecipe
-from protofed.server.rounds.model_warnings import ModelWarning
+from protofed.server.rounds.scores.model_warnings import ModelWarning
 
 NOTHING = "–"
 FEW = 0.5  # of the last digit: a cost's deviation that rounds to 0 is not shown

@@ -14,7 +14,7 @@ from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.model_warnings import warnings_about
 from protofed.deploy.experiments.paired import PairedDifference, corrected, paired
 from protofed.deploy.experiments.tuning import TunedRecipe
-from protofed.server.rounds.model_warnings import ModelWarning
+from protofed.server.rounds.scores.model_warnings import ModelWarning
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from protofed.common.payload import Part, Payload, SiteId, Tensors
 from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.site_state import Base, KeptRound
 from protofed.deploy.simulation.simulation import EVALUATOR
-from protofed.server.method import ClasswiseMethod, server_methods
-from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.resume import method_of, round_context
+from protofed.server.method import ClasswiseMethod, sent, server_methods
+from protofed.server.rounds.context import method_of, round_context
 
 KINDS = "global, class:N or personal"
 

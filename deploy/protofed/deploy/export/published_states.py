@@ -19,7 +19,7 @@ from protofed.deploy.export.run_facts import RunFacts
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
 from protofed.server.operator.run_record import best_of, run_record
-from protofed.server.rounds.resume import recipe_of
+from protofed.server.rounds.context import recipe_of
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator

@@ -23,9 +23,8 @@ from protofed.common.statistics import spreads
 from protofed.common.tensors import unit
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
-from protofed.server.method import ServerMethod, server_methods
-from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.resume import method_of
+from protofed.server.method import ServerMethod, sent, server_methods
+from protofed.server.rounds.context import method_of
 from protofed.server.storage.database import LEDGER_FILE
 
 

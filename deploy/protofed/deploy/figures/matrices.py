@@ -19,7 +19,7 @@ from protofed.common.tensors import unit
 from protofed.deploy.figures.finished_run import FinishedRun
 from protofed.deploy.figures.style import NAMED_CLASSES, class_names, percent, titled
 from protofed.server.method import ClasswiseMethod
-from protofed.server.rounds.resume import round_context
+from protofed.server.rounds.context import round_context
 
 # The 20 super-classes of CIFAR-100 (Krizhevsky, 2009) by the numbers of their classes.
 CIFAR100 = {

@@ -19,7 +19,7 @@ from protofed.common.protocol.messages import (
     Wait,
 )
 from protofed.common.version import VERSION
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.blobs import Blobs
 from protofed.server.verdicts import UpdateProblem
 

@@ -17,9 +17,8 @@ from protofed.common.errors import PolicyViolationError, TaskFailedError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Assignment, Scores, Task, TaskKind
 from protofed.deploy.simulation.simulation import Simulation
-from protofed.server.method import joined
-from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.resume import method_of
+from protofed.server.method import joined, sent
+from protofed.server.rounds.context import method_of
 
 log = structlog.get_logger()
 

@@ -10,8 +10,8 @@ from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.access.certificates import Certificates
+from protofed.server.rounds.machine.waiting import WaitReason
 from protofed.server.rounds.run import Run
-from protofed.server.rounds.waiting import WaitReason
 from protofed.server.storage.ledger import Ledger
 
 SHOWN = 3  # reasons in a sentence, and sites of each

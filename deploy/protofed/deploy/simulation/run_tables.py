@@ -28,9 +28,7 @@ from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of
-from protofed.server.rounds.model_history import warnings_of
-from protofed.server.rounds.model_warnings import ModelWarning
-from protofed.server.rounds.phases import (
+from protofed.server.rounds.machine.phases import (
     Aggregating,
     Collecting,
     Evaluating,
@@ -40,6 +38,8 @@ from protofed.server.rounds.phases import (
     Refining,
     Summing,
 )
+from protofed.server.rounds.scores.history import warnings_of
+from protofed.server.rounds.scores.model_warnings import ModelWarning
 
 
 def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:

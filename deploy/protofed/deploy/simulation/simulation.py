@@ -42,9 +42,9 @@ from protofed.deploy.simulation.training_log import FILE as TRAINED
 from protofed.deploy.simulation.training_log import TrainingLog
 from protofed.deploy.simulation.workers import Crew, Workers
 from protofed.server.assembly import open_server
-from protofed.server.rounds.phases import Collecting, Evaluating, Phase
+from protofed.server.rounds.machine.phases import Collecting, Evaluating, Phase
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run
-from protofed.server.rounds.run_queue import RunQueue
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 

@@ -22,7 +22,7 @@ def check_queue(recipes: Sequence[Recipe], *, known_models: bool) -> None:
         ConfigError: one of them cannot be queued.
     """
     from protofed.server.assembly import open_server
-    from protofed.server.rounds.run_queue import RunQueue
+    from protofed.server.rounds.queue import RunQueue
 
     with _quietly(), ExitStack() as resources:
         RunQueue(recipes, open_server(None, resources, simulated=not known_models))
@@ -38,7 +38,7 @@ def check_simulation(recipe: Recipe, policy: Path | None = None, device: str = "
     from protofed.client.agent import device as devices
     from protofed.client.privacy.policy import Policy
     from protofed.deploy.simulation.simulation import simulation
-    from protofed.server.rounds.start_checks import unmet
+    from protofed.server.rounds.machine.rules import unmet
 
     rules = None if policy is None else Policy.read(policy)
     with _quietly(), simulation(recipe, device=devices.pick(device), policy=rules) as opened:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
-from protofed.server.rounds.sampling import min_cohort
+from protofed.server.rounds.machine.rules import min_cohort
 
 
 def as_offered(recipe: Recipe) -> Assignment:

@@ -37,10 +37,9 @@ from protofed.deploy.site.plan_request import asked, broken, still_open, withhel
 from protofed.deploy.site.plan_rules import sentences
 from protofed.deploy.site.plan_scores import ScoreNames, offered_scores, released_scores, summed_scores
 from protofed.deploy.site.plan_sight import Sight, sight
-from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, server_methods
-from protofed.server.rounds.broadcast import sent
-from protofed.server.rounds.resume import round_context
-from protofed.server.rounds.secure_sums import layout_of
+from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, sent, server_methods
+from protofed.server.rounds.context import round_context
+from protofed.server.rounds.secure_aggregation.totals import layout_of
 
 WORD_BYTES = np.dtype(np.uint64).itemsize  # of a number under masks
 

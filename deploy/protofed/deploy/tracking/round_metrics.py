@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from protofed.common.protocol.messages import Verdict, score_family
 from protofed.common.statistics import spreads
-from protofed.server.rounds.aggregation import WEIGHT_CAP
-from protofed.server.rounds.robust_rule import KEPT_ROW
+from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
+from protofed.server.rounds.aggregation.robust_rule import KEPT_ROW
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 

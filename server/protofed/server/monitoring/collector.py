@@ -28,14 +28,15 @@ from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates
-from protofed.server.rounds import phases, state_statistics
-from protofed.server.rounds.model_history import warnings_of
-from protofed.server.rounds.model_warnings import ModelWarning, WarningCode
+from protofed.server.rounds.aggregation import publisher
+from protofed.server.rounds.context import recipe_of
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.waiting import Waiting, WaitReason
 from protofed.server.rounds.presence import SitePresence
-from protofed.server.rounds.resume import recipe_of
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run
-from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.waiting import Waiting, WaitReason
+from protofed.server.rounds.scores.history import warnings_of
+from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
 from protofed.server.storage.blobs import BLOBS
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
@@ -193,9 +194,9 @@ def _state(records: LedgerReader, run: str) -> Families:
         if published.closed_at is not None:
             yield metrics.CHECKPOINT.family({(): published.closed_at})
         prototypes = (
-            (state_statistics.COVERED, metrics.COVERED),
-            (state_statistics.SHIFT, metrics.SHIFT),
-            (state_statistics.MIN_DISTANCE, metrics.MIN_DISTANCE),
+            (publisher.COVERED, metrics.COVERED),
+            (publisher.SHIFT, metrics.SHIFT),
+            (publisher.MIN_DISTANCE, metrics.MIN_DISTANCE),
         )
         for name, metric in prototypes:
             if name in published.statistics:

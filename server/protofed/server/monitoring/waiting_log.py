@@ -7,9 +7,9 @@ from collections.abc import Callable
 import structlog
 
 from protofed.server.access.certificates import Certificates
-from protofed.server.rounds import phases
-from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.waiting import BLOCKED, Waiting
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.waiting import BLOCKED, Waiting
+from protofed.server.rounds.queue import RunQueue
 
 log = structlog.get_logger()
 STEADY_S = 5.0  # a reason that lasts less is not logged: sites that come one after the other, the moment between rounds

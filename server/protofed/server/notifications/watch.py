@@ -17,11 +17,11 @@ from protofed.common.storage.journal import Fact
 from protofed.server.access.certificates import Certificates
 from protofed.server.notifications.outbox import Told
 from protofed.server.notifications.wording import ABANDONED, OVERDUE, Occurrence
-from protofed.server.rounds import phases
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.waiting import BLOCKED, NAMED
 from protofed.server.rounds.presence import SitePresence
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run
-from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.waiting import BLOCKED, NAMED
 from protofed.server.storage.reader import LedgerReader
 
 DAY_S: Final = 86_400.0

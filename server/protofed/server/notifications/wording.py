@@ -13,7 +13,7 @@ from protofed.common.clock import stamp
 from protofed.common.config.notify import NotifyEvent
 from protofed.common.storage.journal import Fact
 from protofed.server.notifications.notice import TEST, Notice
-from protofed.server.rounds.waiting import WaitReason
+from protofed.server.rounds.machine.waiting import WaitReason
 from protofed.server.verdicts import RoundOutcome
 
 OVERDUE, ABANDONED = "overdue", "abandoned"  # why a run does not go on, beside the reasons that a run waits for

@@ -20,14 +20,13 @@ from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of, outcome
 from protofed.server.operator.verification import Verified, verify_round
-from protofed.server.rounds.absence import possible_trainers
-from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.model_history import warnings_of
-from protofed.server.rounds.model_warnings import ModelWarning
-from protofed.server.rounds.resume import recipe_of
-from protofed.server.rounds.run_queue import RunQueue
-from protofed.server.rounds.start_checks import check_model, unmet
-from protofed.server.rounds.waiting import Waiting
+from protofed.server.rounds.context import ServerContext, recipe_of
+from protofed.server.rounds.machine.rules import check_model, unmet
+from protofed.server.rounds.machine.waiting import Waiting
+from protofed.server.rounds.presence import possible_trainers
+from protofed.server.rounds.queue import RunQueue
+from protofed.server.rounds.scores.history import warnings_of
+from protofed.server.rounds.scores.model_warnings import ModelWarning
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow

@@ -14,12 +14,12 @@ from protofed.common.errors import ConfigError, OutOfSpaceError, SecureSumError,
 from protofed.common.payload import Payload
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_sums.groups import Groups
-from protofed.server.rounds.aggregation import WEIGHT_CAP
-from protofed.server.rounds.counting import capped
-from protofed.server.rounds.grouping import Grouping
-from protofed.server.rounds.publisher import Publisher
-from protofed.server.rounds.resume import method_of, recipe_of, round_context
-from protofed.server.rounds.robust_rule import RobustRule
+from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
+from protofed.server.rounds.aggregation.counting import capped
+from protofed.server.rounds.aggregation.publisher import Publisher
+from protofed.server.rounds.aggregation.robust_rule import RobustRule
+from protofed.server.rounds.context import method_of, recipe_of, round_context
+from protofed.server.rounds.machine.rules import Grouping
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, UpdateRow

@@ -1,1 +1,14 @@
-"""One run's rounds: the pure state machine, the coordinator that performs its effects, and the intake of updates."""
+"""The rounds of the server's runs, from a site's call to the published state.
+
+    queue               the server's runs, one at a time: enrolment, the current run, the operator's orders about sites
+    intake              what a run's sites ask and send is judged; what counts becomes an event of the run
+    run                 the loop: events, the pure machine, effects, and their results as events
+    aggregation         a round's aggregation: which updates count, robust rules, the next state, its publication
+    scores              who scores a published model, what the scores say, the best round, warnings
+    secure_aggregation  the server's part of it, and the table of its steps
+    invitations         which site has which task open
+    presence, context   who is there; what all runs share
+    machine             the pure state machine, its rules, what it waits for, where a restart continues
+
+Each imports those below it.
+"""

@@ -1,4 +1,4 @@
-"""What one server's runs share: ledger, blobs, presence, clock, worker, metrics."""
+"""What one server's runs share: ledger, blobs, presence, clock, worker, metrics; and what each is made from."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
+from protofed.server.method import RoundContext, ServerMethod, server_methods
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader
+from protofed.server.storage.rows import RunRow
 
 
 class RunJob(Protocol):
@@ -54,3 +58,40 @@ class ServerContext:
     simulated: bool = False
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     check: Callable[[], None] = lambda: None
+
+
+def recipe_of(row: RunRow) -> Recipe:
+    """The recipe that a run began with.
+
+    Raises:
+        ConfigError: this version cannot read it.
+    """
+    return parse_json(row.recipe, Recipe, f"the recipe of run '{row.run}' in the ledger")
+
+
+def round_context(recipe: Recipe, round: int, sites: int) -> RoundContext:
+    """What a method is told of the round whose state it makes; of a recorded round, `sites` are its row's."""
+    seed = recipe.seed % 2**64
+    return RoundContext(round=round, rounds=recipe.rounds, sites=sites, classes=recipe.classes, seed=seed)
+
+
+def method_of(recipe: Recipe) -> ServerMethod:
+    """The server half of a run.
+
+    Raises:
+        ConfigError: an unknown method or option.
+    """
+    return server_methods.build(recipe.method.name, recipe.method.options)
+
+
+def check_same(recipe: Recipe, known: RunRow) -> None:
+    """Check that a run continues with the recipe that it began with.
+
+    Raises:
+        StateError: it was begun with another one.
+    """
+    if recipe.fingerprint() != recipe_of(known).fingerprint():
+        raise StateError(
+            f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
+            "or take another --state"
+        )

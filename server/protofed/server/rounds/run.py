@@ -32,28 +32,26 @@ from protofed.common.secure_sums.groups import Groups
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import ServerMethod
 from protofed.server.metrics import ServerMetrics, SumFailure
-from protofed.server.rounds import phases, summing
-from protofed.server.rounds.absence import absences
-from protofed.server.rounds.aggregation import PAUSE_S, Aggregation, AggregationJob, Computed, Outcome
-from protofed.server.rounds.best_round import check_best_by
-from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.aggregation.aggregation import PAUSE_S, Aggregation, AggregationJob, Computed, Outcome
+from protofed.server.rounds.aggregation.counting import check_contributors
+from protofed.server.rounds.aggregation.publisher import Published, Publisher
+from protofed.server.rounds.aggregation.refinement import Refinements
+from protofed.server.rounds.aggregation.robust_rule import RobustRule, check_robust
+from protofed.server.rounds.context import ServerContext, check_same, method_of
 from protofed.server.rounds.invitations import Invitations
-from protofed.server.rounds.min_contributors import check_contributors
-from protofed.server.rounds.model_history import WarningLog
-from protofed.server.rounds.model_warnings import ModelWarning
-from protofed.server.rounds.phases import Sites
-from protofed.server.rounds.publisher import Published, Publisher
-from protofed.server.rounds.refinement import Refinements
-from protofed.server.rounds.resume import check_same, grouped, method_of, resumed
-from protofed.server.rounds.retention import kept_state
-from protofed.server.rounds.robust_rule import RobustRule, check_robust
-from protofed.server.rounds.round_rules import RoundRules
-from protofed.server.rounds.score_memory import ScoreMemory
-from protofed.server.rounds.scoring import Scoring
-from protofed.server.rounds.secure_sums import check_secure
-from protofed.server.rounds.state_machine import advance
-from protofed.server.rounds.sum_steps import SumRounds
-from protofed.server.rounds.waiting import Waiting, WaitReason, waiting
+from protofed.server.rounds.machine import phases, secure_steps
+from protofed.server.rounds.machine.advance import advance
+from protofed.server.rounds.machine.phases import Sites
+from protofed.server.rounds.machine.resume import grouped, resumed
+from protofed.server.rounds.machine.rules import RoundRules
+from protofed.server.rounds.machine.waiting import Waiting, WaitReason, waiting
+from protofed.server.rounds.presence import absences
+from protofed.server.rounds.scores.best_round import check_best_by, kept_state
+from protofed.server.rounds.scores.history import ScoreMemory, WarningLog
+from protofed.server.rounds.scores.model_warnings import ModelWarning
+from protofed.server.rounds.scores.scoring import Scoring
+from protofed.server.rounds.secure_aggregation.steps import SumRounds
+from protofed.server.rounds.secure_aggregation.totals import check_secure
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 log = structlog.get_logger()
@@ -576,7 +574,7 @@ def _gives_no_scores(before: phases.Summing, event: phases.Event, after: phases.
 def _failure(before: phases.Summing, event: phases.Event) -> SumFailure:
     if isinstance(event, phases.Insufficient):
         return SumFailure.UNUSABLE
-    return SumFailure.LEFT if summing.is_whole(before) else SumFailure.TOO_FEW
+    return SumFailure.LEFT if secure_steps.is_whole(before) else SumFailure.TOO_FEW
 
 
 def _arrived(cohort: Sites, event: phases.Event) -> frozenset[SiteId]:

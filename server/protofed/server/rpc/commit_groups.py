@@ -21,8 +21,8 @@ import structlog
 from protofed.common.codec import Digest
 from protofed.common.errors import ProtofedError, StateError, for_another
 from protofed.common.protocol.messages import Receipt
-from protofed.server.rounds.intake import Commit
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.intake.intake import Commit
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
 from protofed.server.verdicts import BLOB_KEPT

@@ -53,8 +53,8 @@ from protofed.server.access.budgets import (
     Budgets,
 )
 from protofed.server.metrics import ServerMetrics
-from protofed.server.rounds.intake import Commit, Intake
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.intake.intake import Commit, Intake
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.chunk_replies import ChunkReplies
 from protofed.server.rpc.commit_groups import CommitGroups
 from protofed.server.rpc.examinations import Examinations, Examined

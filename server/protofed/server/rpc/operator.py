@@ -14,8 +14,8 @@ from protofed.protos.v1 import operator_pb2_grpc as rpc
 from protofed.server.access.authorization import Access
 from protofed.server.operator.downloads import DownloadChunk
 from protofed.server.operator.service import OperatorApi, PartnersReport, RoundReport, RunReport, SiteReport
-from protofed.server.rounds.model_warnings import ModelWarning
-from protofed.server.rounds.waiting import Waiting
+from protofed.server.rounds.machine.waiting import Waiting
+from protofed.server.rounds.scores.model_warnings import ModelWarning
 from protofed.server.rpc.executors import Executors
 from protofed.server.storage.rows import CertificateRow
 

@@ -28,7 +28,7 @@ from protofed.server.access.rate_limits import RateLimits
 from protofed.server.monitoring.readiness import Look, ServerReadiness, identity_usable
 from protofed.server.monitoring.waiting_log import WaitingLog
 from protofed.server.operator.service import OperatorApi
-from protofed.server.rounds.run_queue import RunQueue
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.audit import ServerAudit
 from protofed.server.rpc.connections import ConnectionGuard
 from protofed.server.rpc.executors import Executors, TaskNotifier

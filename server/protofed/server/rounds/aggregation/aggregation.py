@@ -1,0 +1,366 @@
+"""Performs a round's aggregation: chooses the updates, computes the new state, publishes it; retries on a full disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import structlog
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedError, SecureSumError, count
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, SiteId
+from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.secure_sums.groups import Groups
+from protofed.server.method import RoundContext
+from protofed.server.rounds.aggregation.counting import capped, disagreeing, outliers, refinement, weight_cap
+from protofed.server.rounds.aggregation.publisher import Opened, Published, Publisher
+from protofed.server.rounds.context import ServerContext, round_context
+from protofed.server.rounds.machine import advance, phases
+from protofed.server.rounds.machine.rules import Grouping, left_out
+from protofed.server.rounds.scores.best_round import Rankings, prune
+from protofed.server.storage.rows import UpdateRow
+from protofed.server.verdicts import SetAside, SetAsideCode
+
+log = structlog.get_logger()
+WEIGHT_CAP = "weight_cap"  # a round's statistic: `weight_cap`, in rounds of a method that weighs by example counts
+PAUSE_S = 10.0  # before another attempt when the disk is full
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What the run's robust rule leaves out, with reasons by site."""
+
+    reasons: Mapping[SiteId, str]
+
+
+# The new state, or reasons by site of a rejected or damaged update.
+Result: TypeAlias = Published | Rejected | dict[SiteId, str] | Exception
+# The new state, which is durable, or the event that says why there is none.
+Outcome: TypeAlias = Published | phases.Insufficient | phases.Broken
+
+
+@dataclass(frozen=True)
+class AggregationJob:
+    """One round's aggregation.
+
+    Attributes:
+        complete: the round got all its updates, by their number and by required sites.
+        silent: by site that did not report, what is known of it in words.
+        aggregate: what an evaluator has refined; None: the sites' updates are to be aggregated.
+        statistics: of the aggregation that gave it.
+    """
+
+    phase: phases.Aggregating
+    complete: bool
+    silent: dict[SiteId, str]
+    aggregate: Payload | None = None
+    statistics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The event that a job's computation is over; `used` are the updates that it was of."""
+
+    job: AggregationJob
+    used: Sequence[UpdateRow]
+    result: Result
+
+
+class Aggregation:
+    """Aggregates the rounds of one run, one at a time.
+
+    `begin`, `retry` and `settled` give the outcome; None: it is being computed, or waits for space on the disk.
+
+    Args:
+        rankings: of the run's rounds, by a score's name: the best one is kept longer.
+        queue: takes the event that a computation is over, on the coordinator's thread; `settled` answers it.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        publisher: Publisher,
+        context: ServerContext,
+        rankings: Rankings,
+        queue: Callable[[Computed], None],
+    ) -> None:
+        self._recipe = recipe
+        self._run, self._rules, self._grouping = recipe.name, recipe.federation, Grouping.of_run(recipe)
+        self._publisher, self._rankings = publisher, rankings
+        self._context, self._ledger, self._queue = context, context.ledger, queue
+        self._job: AggregationJob | None = None
+        self._noted = False
+        self._chosen = False  # whether this process has set aside what the robust rule rejects of this job's updates
+        self._again_at: float | None = None  # waiting for space
+
+    @property
+    def job(self) -> AggregationJob | None:
+        """The job that is being computed or waits for space on the disk."""
+        return self._job
+
+    @property
+    def waits_for_space(self) -> bool:
+        """Whether nothing is being computed because the disk is full."""
+        return self._again_at is not None
+
+    def begin(self, job: AggregationJob, state: Payload | None) -> Outcome | None:
+        """Aggregate a round's updates on top of a state; None: the first model."""
+        self._job, self._noted, self._chosen = job, False, False
+        return self._aggregate(state)
+
+    def retry(self, state: Payload | None) -> Outcome | None:
+        """Begin again, if a job waits for space and its pause is over."""
+        if self._again_at is None or self._context.clock() < self._again_at:
+            return None
+        self._again_at = None
+        return self._aggregate(state)
+
+    def drop(self) -> None:
+        """Forget a job that waits for space: the run goes back to an earlier round."""
+        self._job, self._again_at = None, None
+
+    def _aggregate(self, state: Payload | None) -> Outcome | None:
+        job = self._job
+        assert job is not None  # noqa: S101  (begun)
+        try:
+            deaths = self._record_start(job.phase)
+            groups = self._ledger.groups() if self._grouping is not None else ()
+            used, excluded = self._used(job.phase, groups)
+            if self._grouping is not None:
+                groups = self._grouping.begun(groups, {row.task.site for row in used})
+        except OutOfSpaceError as error:
+            self._wait(error)
+            return None
+        if deaths >= self._rules.max_attempts:  # out of memory, most likely: a restart would die in it again, for ever
+            reason = f"the server died {deaths} times while it aggregated round {job.phase.round}"
+            return self._end(phases.Broken(f"{reason}; it may need more memory"))
+        # What a rule rejects did come, and the rule asks for so many that it may.
+        rejected = [] if job.phase.refines else self._rejected(job.phase)
+        came = frozenset(row.task.site for row in [*used, *rejected])
+        fewest = self._publisher.needed if job.phase.round and not job.phase.refines else 1
+        if job.phase.is_short(came) or len(came) < fewest:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in excluded.items())
+            missing = advance.missing(job.phase.required & excluded.keys())
+            needed = max(job.phase.quorum, fewest)
+            text = f"{count(len(used), 'update')} left, quorum {needed} ({reasons}){missing}"
+            return self._end(phases.Insufficient(text, self._context.clock()))
+        of_round = self._round_context(job.phase)
+        before = None if self._chosen or job.phase.refines else rejected
+        self._context.work(
+            lambda: self._computed(job, state, used, groups, of_round, before),
+            lambda result: self._queue(Computed(job, used, result)),
+        )
+        return None
+
+    def _round_context(self, phase: phases.Aggregating) -> RoundContext:
+        rows = self._ledger.rounds(self._run, since=phase.round)
+        (row,) = (row for row in rows if (row.round, row.attempt) == (phase.round, phase.attempt))
+        return round_context(self._recipe, row.round, row.enrolled)
+
+    def _record_start(self, phase: phases.Aggregating) -> int:
+        """Record in the ledger that the aggregation begins, once until it waits; how many processes have died in it."""
+        if self._noted:
+            return 0
+        starts = self._ledger.count_aggregation(self._run, phase.round, phase.attempt)
+        self._noted = True
+        return starts - 1
+
+    def _survived(self) -> None:
+        """Take the start back: whatever ends this process now, this aggregation does not; if it can be recorded."""
+        if self._job is None or not self._noted:
+            return
+        phase = self._job.phase
+        with suppress(OutOfSpaceError, DiskFailureError):
+            self._ledger.count_aggregation(self._run, phase.round, phase.attempt, by=-1)
+            self._noted = False
+
+    def _wait(self, error: OutOfSpaceError) -> None:
+        """No outcome yet: the job is begun again later."""
+        job = self._job
+        at = {} if job is None else {"round": job.phase.round}
+        log.error("no space for the new state; trying again", run=self._run, **at, in_s=PAUSE_S, why=str(error))
+        self._survived()
+        self._again_at = self._context.clock() + PAUSE_S
+
+    def _used(self, phase: phases.Aggregating, groups: Groups) -> tuple[list[UpdateRow], dict[SiteId, str]]:
+        """The accepted updates that count, and by site the reason why another does not.
+
+        A function of the ledger's rows alone: a restarted server uses the same updates.
+        """
+        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
+        accepted = [row for row in rows if row.verdict is Verdict.ACCEPTED]
+        if phase.refines:
+            return refinement(accepted)
+        norms = {row.task.site: row.norm for row in accepted if row.norm is not None}
+        if phase.round and self._rules.secure:
+            began = {row.task.site for row in accepted if row.task.asks_for_update and row.set_aside is None}
+            code, unusable = SetAsideCode.GROUP, left_out(groups, began, self._rules.sum_group)
+        elif phase.round:
+            code, unusable = SetAsideCode.OUTLIER, outliers(norms, self._rules.outlier_factor)
+        else:
+            models = {row.task.site: row.digest for row in accepted if row.set_aside is None}
+            code, unusable = SetAsideCode.FIRST_MODEL, disagreeing(models, phase.quorum)
+        for row in accepted:
+            if row.set_aside is None and row.task.site in unusable:
+                self._set_aside(row, SetAside(code, unusable[row.task.site]))
+        excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
+        return [row for row in accepted if row.task.site not in excluded], excluded
+
+    def _rejected(self, phase: phases.Aggregating) -> list[UpdateRow]:
+        """What the run's robust rule has left out of this round: a process that died there may not have got to all."""
+        rows = self._ledger.updates(self._run, phase.round, phase.attempt)
+        return [row for row in rows if row.set_aside is not None and row.code == SetAsideCode.ROBUST]
+
+    def _computed(
+        self,
+        job: AggregationJob,
+        state: Payload | None,
+        used: list[UpdateRow],
+        groups: Groups,
+        context: RoundContext,
+        before: list[UpdateRow] | None,
+    ) -> Result:
+        """Called on the worker thread, so it touches no ledger: that belongs to the coordinator's thread.
+
+        Args:
+            before: updates that the robust rule has rejected; with them it rejects the same again. None: it is done.
+        """
+        try:
+            reach("aggregation-begun")
+            if job.aggregate is not None:
+                new, statistics = self._publisher.refined(job.aggregate, used[0], context), job.statistics
+            elif isinstance(made := self._aggregated(state, used, groups, context, before), Rejected):
+                return made
+            else:
+                new, statistics = made
+            reach("aggregation-done")
+            published = self._publisher.publish(new, state)
+            self._publisher.uncache(used)
+            return replace(published, statistics={**statistics, **published.statistics})
+        except OutOfSpaceError as error:
+            return error
+        except SecureSumError as error:  # of what a site sent: the round's reason says it
+            return self._publisher.damaged(used) or error
+        except Exception as error:
+            # Whatever broke: if blobs are damaged, the round goes on without them; otherwise the run ends by name.
+            if damaged := self._publisher.damaged(used):
+                return damaged
+            log.exception("aggregation failed", run=self._run, round=job.phase.round)
+            return error
+
+    def _aggregated(
+        self,
+        state: Payload | None,
+        used: list[UpdateRow],
+        groups: Groups,
+        context: RoundContext,
+        before: list[UpdateRow] | None,
+    ) -> Rejected | tuple[Payload, Mapping[str, float]]:
+        """What the robust rule rejects, if it does; else the next state and statistics; args as of `_computed`.
+
+        A blob is checked once, also where the rule reads it before the method does.
+        """
+        opened: Opened = {}
+        if before is not None and self._publisher.chooses(state):
+            damaged = self._publisher.damaged(before)
+            there = [*used, *(row for row in before if row.task.site not in damaged)]
+            opened, in_use = self._publisher.opened(there), {row.task.site for row in used}
+            reasons = self._publisher.rejected(state, there, opened)
+            if rejected := {site: why for site, why in reasons.items() if site in in_use}:
+                return Rejected(rejected)
+        most = weight_cap(used, self._rules.max_weight_ratio) if self._publisher.weighs(state) else math.inf
+        counted = [self._capped(row, most) for row in used]
+        new, statistics = self._publisher.aggregation_of(state, counted, context, groups, opened)
+        return new, {**statistics, WEIGHT_CAP: most} if most < math.inf else statistics
+
+    def _capped(self, row: UpdateRow, most: float) -> UpdateRow:
+        if (counted := capped(row, most)) is not row:
+            log.warning(
+                "example count capped",
+                run=self._run,
+                round=row.task.round,
+                site=row.task.site,
+                claimed=row.weight,
+                counted=counted.weight,
+            )
+        return counted
+
+    def settled(self, computed: Computed, state: Payload | None) -> Outcome | None:
+        """Record what a computation gave; with fewer updates it begins again, on top of the same state."""
+        job, used, result = computed.job, computed.used, computed.result
+        if self._job is not job:  # the operator ended the run while it was computed
+            return None
+        match result:
+            case Published():
+                try:
+                    self._publish(job, result)
+                except OutOfSpaceError as error:
+                    self._wait(error)
+                    return None
+                return self._end(result)
+            case OutOfSpaceError():
+                self._wait(result)
+                return None
+            case SecureSumError():
+                why = f"the secure sum cannot be opened: {result}"
+                return self._end(phases.Insufficient(why, self._context.clock()))
+            case dict() if any(row.task.subject is not None for row in used):
+                reasons = "; ".join(f"{site}: {reason}" for site, reason in result.items())
+                return self._end(phases.Insufficient(f"the secure sum is damaged ({reasons})", self._context.clock()))
+            case DiskFailureError():
+                self._survived()
+                raise result  # the server ends; another one, with a sound disk, aggregates
+            case Rejected() | dict():
+                by_rule = isinstance(result, Rejected)
+                reasons_by_site = result.reasons if isinstance(result, Rejected) else result
+                code = SetAsideCode.ROBUST if by_rule else SetAsideCode.UNREADABLE
+                try:
+                    for row in used:
+                        if (text := reasons_by_site.get(row.task.site)) is not None:
+                            self._set_aside(row, SetAside(code, text))
+                except OutOfSpaceError as error:
+                    self._wait(error)  # the same are found again
+                    return None
+                self._chosen = by_rule  # of fewer updates, the rule has to choose anew
+                return self._aggregate(state)
+            case _:
+                cause = str(result) if isinstance(result, ProtofedError) else type(result).__name__
+                return self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {cause}"))
+
+    def _set_aside(self, row: UpdateRow, why: SetAside) -> None:
+        task, text = row.task, why.text
+        log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=text)
+        self._ledger.set_aside(row, why)
+        self._context.metrics.update_set_aside(why.code)
+
+    def _end(self, outcome: Outcome) -> Outcome:
+        self._job = None
+        return outcome
+
+    def _publish(self, job: AggregationJob, new: Published) -> None:
+        """Blob first (it is durable already), ledger row second, old blobs go last: a crash between loses nothing."""
+        phase, at = job.phase, (self._run, job.phase.round, job.phase.attempt)
+        left_out = [row for row in self._ledger.updates(*at) if row.set_aside and row.task.kind is not TaskKind.REFINE]
+        complete = job.complete and not left_out
+        reach("state-stored")
+        task_status = "not-needed" if job.complete else "late"
+        closed: dict[str, Any] = {"complete": complete, "task_status": task_status, "silent": job.silent}
+        if phase.to_refine:
+            self._ledger.keep_aggregate(*at, new.address, **closed, statistics=new.statistics)
+            reach("aggregate-kept")
+            log.info("round aggregated, to be refined", run=self._run, round=phase.round, sites=len(phase.sites))
+            return
+        self._ledger.publish(*at, new.address, **closed, statistics=new.statistics)
+        reach("round-published")
+        fields = {"refined_by": min(phase.sites)} if phase.refines else {"sites": len(phase.sites)}
+        log.info("round published", run=self._run, round=phase.round, **fields, complete=complete)
+        if self._context.keep_rounds:
+            before = phase.round - self._context.keep_rounds
+            prune(self._ledger, self._context.blobs, self._run, before, self._rankings)
+        # Counted last: whatever failed above is done again, and would be counted twice.
+        self._context.metrics.round_ended("committed" if complete else "degraded")

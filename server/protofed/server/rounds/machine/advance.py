@@ -1,0 +1,378 @@
+"""The round as one pure function `advance`: no clock, socket, tensor or random generator in it.
+
+    Idle ──Tick[enough sites]──▶ Collecting ──Arrived × cohort | Tick[quorum, deadline]──▶ Aggregating
+      ▲                              │ Tick[deadline, no quorum] → the same round again         │ Aggregated
+      ├──────────────────────────────┴──── Insufficient: updates were set aside ────────────────┤
+      └── Idle(round + 1) or Finished ◀── Scored × sites | Tick ── Evaluating ◀─[every n rounds]┘
+    Idle ──Tick[no better score for `patience` scored rounds]──▶ Finished(reason, completed)
+    any ──Stop | Broken──▶ Finished(reason, outcome)
+    Where an evaluator refines the states: Aggregating ─Aggregated▶ Refining ─Tick[an evaluator is there]▶ it is asked
+    ─Arrived▶ Aggregating, of what it sent, and on as above; Declined | Tick[deadline, or lost]: another one is asked
+    Under secure sums: Collecting ─▶ Summing, step by step (`secure_steps`) ─▶ Aggregating; and of trainers' own scores
+    Evaluating (evaluators' scores) ─▶ Evaluating (trainers take theirs) ─▶ Summing ─▶ Idle(round + 1) or Finished
+
+Round 0 makes the model: sites are asked for it, because the server runs without PyTorch, and it counts when two of them
+made the same one bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+from typing import TypeAlias, assert_never
+
+from protofed.common.errors import FailureReason, count
+from protofed.common.payload import SiteId
+from protofed.common.secure_sums.context import Subject
+from protofed.server.rounds.machine import secure_steps
+from protofed.server.rounds.machine.phases import (
+    NOBODY,
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    AskRefinement,
+    AskScores,
+    AskStep,
+    Broken,
+    Collecting,
+    Declined,
+    Effect,
+    Evaluating,
+    Event,
+    Finish,
+    FinishedPhase,
+    Idle,
+    Insufficient,
+    Open,
+    Phase,
+    Recall,
+    Refine,
+    Refining,
+    ScoresArrived,
+    Sites,
+    Stop,
+    Summing,
+    Tick,
+)
+from protofed.server.rounds.machine.rules import RoundRules, cohort_size, quorum_of
+from protofed.server.verdicts import RoundOutcome
+
+Step: TypeAlias = tuple[Phase, list[Effect]]
+# All events but the two that end a run from any phase.
+Within: TypeAlias = Tick | Arrived | Declined | Aggregated | Insufficient | ScoresArrived
+
+
+def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
+    """The next phase and what is to be done; every pair (phase, event) is answered."""
+    if isinstance(phase, FinishedPhase):
+        return phase, []
+    if isinstance(event, Stop):
+        return _finish(event.reason, RoundOutcome.ABORTED)
+    if isinstance(event, Broken):
+        return _finish(event.reason, RoundOutcome.FAILED)
+    match phase:
+        case Idle():
+            return _open_if_enough(rules, phase, event) if isinstance(event, Tick) else (phase, [])
+        case Collecting():
+            return _collect(rules, phase, event)
+        case Summing():
+            return _summed(rules, phase, secure_steps.advanced(phase, event, rules.federation.sum_step_s))
+        case Aggregating():
+            return _after_aggregation(rules, phase, event)
+        case Refining():
+            return _refine(rules, phase, event)
+        case Evaluating():
+            return _evaluate(rules, phase, event)
+        case _:
+            assert_never(phase)
+
+
+def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
+    if phase.round and (reason := rules.early_end(phase.round - 1, tick.standstill)):
+        return _finish(reason, RoundOutcome.COMPLETED)
+    if tick.paused:
+        return replace(phase, since=tick.now), []
+    if tick.now < phase.again_at:
+        return phase, []
+    opened = _cohort(rules, phase, tick) if phase.round else _makers_of_the_model(rules, phase, tick)
+    if opened is not None:
+        return opened, [Open(opened)]
+    since = tick.now if phase.since is None else phase.since
+    if tick.now >= since + rules.federation.site_wait_timeout_s:
+        return _finish(
+            f"waited {tick.now - since:.0f} s for enough sites to open round {phase.round}", RoundOutcome.FAILED
+        )
+    return replace(phase, since=since), []
+
+
+def _cohort(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
+    required = frozenset(rules.federation.required_sites)
+    enrolled, trainers = (rules.countable(tick.groups, sites) for sites in (tick.enrolled, tick.trainers))
+    share = cohort_size(rules.federation, enrolled)
+    quorum = quorum_of(rules.federation, share)
+    # A quorum that is a count may exceed the share: a cohort of the share alone could then never close.
+    size = max(share, quorum, len(required))
+    if len(trainers) < rules.trainers_needed(phase.round, enrolled) or not required <= trainers:
+        return None
+    invited = math.ceil(round(size * rules.federation.over_selection, 9))
+    grouping = rules.grouping
+    if grouping is None:
+        cohort = required | rules.sampler(phase.round, sorted(trainers - required), invited - len(required))
+    else:
+        cohort = grouping.drawn(tick.groups, trainers, required, invited, rules.sampler, phase.round)
+    return Collecting(
+        phase.round,
+        tick.attempt,
+        cohort,
+        size,
+        quorum,
+        tick.now,
+        required=required,
+        tries=phase.tries,
+        groups=tick.groups,
+        fewest=rules.fewest,
+        enrolled=len(enrolled),
+    )
+
+
+def _makers_of_the_model(rules: RoundRules, phase: Idle, tick: Tick) -> Collecting | None:
+    """As many trainers as must agree; all of them once an attempt has failed, so that those who agree are found."""
+    needed, candidates = rules.first_models, sorted(tick.trainers)
+    if len(candidates) < needed:
+        return None
+    retried = phase.tries > 0
+    makers = frozenset(candidates) if retried else rules.sampler(0, candidates, needed)
+    size = len(makers) if retried and needed > 1 else needed
+    enrolled = len(tick.enrolled)
+    return Collecting(0, tick.attempt, makers, size, needed, tick.now, tries=phase.tries, enrolled=enrolled)
+
+
+def _collect(rules: RoundRules, phase: Collecting, event: Within) -> Step:
+    match event:
+        case Arrived(site, now) if site in phase.cohort - phase.reported:
+            arrived = replace(phase, reported=phase.reported | {site}, failed=phase.failed - {site})
+            if arrived.quorum_at is None and arrived.has_quorum:
+                arrived = replace(arrived, quorum_at=now)
+            return _close_if_due(rules, arrived, now, arrived.awaited)
+        case Declined(site, now, reason, makers) if site in phase.awaited:
+            declined = replace(phase, failed=phase.failed | {site})
+            return _close_if_due(rules, declined, now, declined.awaited, _last(rules, reason, makers))
+        case Tick():
+            return _close_if_due(rules, phase, event.now, phase.awaited & (event.trainers | event.evaluators))
+        case Arrived() | Declined() | Aggregated() | Insufficient() | ScoresArrived():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _close_if_due(rules: RoundRules, phase: Collecting, now: float, hoped_for: Sites, reason: str = "") -> Step:
+    """Close when all updates are there, or when a quorum is and the wait for the rest is over.
+
+    Args:
+        hoped_for: awaited sites that are alive. With a quorum the round does not wait for a lost site; without one
+            a lost site is no reason to abandon before the deadline, since it may come back with its update. Nor does
+            it wait for a site whose group cannot be whole.
+        reason: why a site has just declined, as the end of a sentence.
+    """
+    deadline = rules.federation.deadline_s
+    overdue = now >= phase.opened + deadline
+    counted, possible = phase.counted, phase.hoped_for
+    hoped_for &= possible
+    complete = len(counted) >= min(phase.size, len(phase.cohort)) and phase.required <= counted
+    if complete or (
+        phase.quorum_at is not None
+        and (overdue or not hoped_for or now >= phase.quorum_at + rules.federation.grace * deadline)
+    ):
+        if rules.summed and phase.round:
+            return _begin_sum(rules, phase, now, complete)
+        at = phase.round, phase.attempt, counted, phase.quorum, phase.required
+        closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined and phase.round > 0)
+        groups = () if rules.grouping is None or not phase.round else rules.grouping.of(phase.groups, counted)
+        return closed, [Aggregate(closed, complete, groups)]
+    if overdue:
+        whole = f", {len(counted)} of them in whole groups" if len(counted) < len(phase.reported) else ""
+        too_few = f"{count(len(phase.reported), 'update')} at the deadline{whole}, quorum {phase.quorum}"
+        return _abandon(rules, phase, f"{too_few}{missing(phase.required - counted)}")
+    if len(possible) < phase.quorum or not phase.required <= possible:
+        failed = f"{len(phase.failed)} of {len(phase.cohort)} sites cannot do the task{reason}"
+        again_at = now + rules.pause(phase.round, phase.tries + 1)
+        return _abandon(rules, phase, f"{failed}{missing(phase.required - possible)}", again_at)
+    return phase, []
+
+
+def _last(rules: RoundRules, reason: str, makers: Sites) -> str:
+    """The code that a site declined with, in words; of a policy's rule a server learns no more than that it is one."""
+    if not reason:
+        return ""
+    if reason != FailureReason.POLICY:
+        return f" (the last: {reason})"
+    sums = "" if rules.federation.secure else "; policies standard and strict ask for federation.secure = true"
+    made = f"; where that is the first model, {' and '.join(sorted(makers))} made it" if makers else ""
+    return f" (the last: {reason}; its log names the rule{made}{sums})"
+
+
+def _begin_sum(rules: RoundRules, phase: Collecting, now: float, complete: bool) -> Step:
+    assert rules.grouping is not None  # noqa: S101  (of secure sums)
+    first = secure_steps.begun(phase, now, rules.grouping, holders=rules.holders)
+    if isinstance(first, Summing):
+        return first, [AskStep(first, complete)]
+    return _abandon(rules, phase, first.reason)
+
+
+def _summed(rules: RoundRules, before: Summing, outcome: secure_steps.Outcome) -> Step:
+    match outcome:
+        case Summing():
+            return outcome, [] if outcome.step is before.step else [AskStep(outcome)]
+        case _ if before.subject is Subject.SCORES:  # scores are for people: a round counts without them
+            return _next(rules, before.round)
+        case secure_steps.Summed(phase):
+            at = phase.round, phase.attempt, phase.survivors, phase.quorum, phase.required
+            closed = Aggregating(*at, tries=phase.tries, to_refine=rules.refined)
+            return closed, [Aggregate(closed, outcome.complete)]
+        case secure_steps.NotSummed(reason, now, at_once):
+            pause = 0.0 if at_once else rules.pause(before.round, before.tries + 1)
+            return _abandon(rules, before, reason, now + pause if pause else 0.0)
+        case _:
+            assert_never(outcome)
+
+
+def missing(required: Collection[SiteId]) -> str:
+    """The end of a reason that names sites which must take part and do not."""
+    return f"; without {', '.join(sorted(required))} no round counts" if required else ""
+
+
+def _abandon(rules: RoundRules, phase: Collecting | Summing | Aggregating, why: str, again_at: float = 0.0) -> Step:
+    given_up, tries = Abandon(phase.round, phase.attempt, why), phase.tries + 1
+    if tries < rules.federation.max_attempts:
+        return Idle(phase.round, tries, again_at=again_at), [given_up]
+    finished, effects = _finish(f"round {phase.round} was abandoned {tries} times: {why}", RoundOutcome.FAILED)
+    return finished, [given_up, *effects]
+
+
+def _after_aggregation(rules: RoundRules, phase: Aggregating, event: Within) -> Step:
+    match event:
+        case Aggregated(now) if phase.to_refine:
+            return Refining(phase.round, phase.attempt, opened=now), []
+        case Aggregated():
+            return _score_if_due(rules, phase, event)
+        case Insufficient(reason, now) if phase.refines:
+            asked = Refining(phase.round, phase.attempt, opened=now, asked=phase.sites, tries=phase.tries)
+            return _refine_again(rules, asked, now, reason)
+        case Insufficient(reason, now):
+            return _abandon(rules, phase, reason, now + rules.pause(phase.round, phase.tries + 1))
+        case Tick() | Arrived() | Declined() | ScoresArrived():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _refine(rules: RoundRules, phase: Refining, event: Within) -> Step:
+    """One evaluator is asked at a time; the aggregate is durable, so no training is done again."""
+    match event:
+        case Arrived(site) if site in phase.asked:
+            return _refined(phase, phase.asked)
+        case Declined(site, now, reason) if site in phase.asked - phase.reported:
+            return _refine_again(rules, phase, now, f"{site} cannot do it{f' ({reason})' if reason else ''}")
+        case Tick() if phase.reported:
+            return _refined(phase, phase.reported)
+        case Tick() if phase.asked:
+            return _recall_if_due(rules, phase, event)
+        case Tick():
+            return _ask_evaluator(rules, phase, event)
+        case Arrived() | Declined() | Aggregated() | Insufficient() | ScoresArrived():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _refined(phase: Refining, evaluator: Sites) -> Step:
+    """What this evaluator made of the aggregate is durable."""
+    closed = Aggregating(phase.round, phase.attempt, evaluator, quorum=1, tries=phase.tries, refines=True)
+    return closed, [Refine(closed)]
+
+
+def _ask_evaluator(rules: RoundRules, phase: Refining, tick: Tick) -> Step:
+    """One that was not asked in vain yet or, if all were, any; without one the run waits as it does for sites."""
+    if tick.now < phase.again_at:
+        return phase, []
+    if found := tick.evaluators - phase.passed or tick.evaluators:
+        asked = replace(phase, asked=rules.sampler(phase.round, sorted(found), 1), opened=tick.now)
+        return asked, [AskRefinement(asked)]
+    if tick.now >= phase.opened + rules.federation.site_wait_timeout_s:
+        waited = f"waited {tick.now - phase.opened:.0f} s for an evaluator to refine round {phase.round}"
+        return _finish(waited, RoundOutcome.FAILED)
+    return phase, []
+
+
+def _recall_if_due(rules: RoundRules, phase: Refining, tick: Tick) -> Step:
+    """A lost evaluator may come back with what it made: it is given up before the deadline only for another one."""
+    asked = ", ".join(phase.asked)  # one
+    if tick.now >= phase.opened + rules.federation.deadline_s:
+        why = f"nothing came of {asked} by the deadline"
+    elif not phase.asked & tick.evaluators and tick.evaluators - phase.passed:
+        why = f"{asked} was lost"
+    else:
+        return phase, []
+    after, effects = _refine_again(rules, phase, tick.now, why)
+    return after, effects or [Recall("it did not refine the round in time")]
+
+
+def _refine_again(rules: RoundRules, phase: Refining, now: float, why: str) -> Step:
+    """An evaluator was asked in vain, and another one is, or the same, not more than `max_attempts` times."""
+    tries = phase.tries + 1
+    if tries >= rules.federation.max_attempts:
+        return _finish(f"round {phase.round} was not refined in {tries} attempts: {why}", RoundOutcome.FAILED)
+    again_at, passed = now + rules.pause(phase.round, tries), phase.passed | phase.asked
+    return Refining(phase.round, phase.attempt, opened=now, passed=passed, tries=tries, again_at=again_at), []
+
+
+def _score_if_due(rules: RoundRules, phase: Aggregating, event: Aggregated) -> Step:
+    every = rules.federation.score_every
+    scorers = event.evaluators if rules.due(phase.round, every) else NOBODY
+    trainers = event.trainers if rules.owns_due(phase.round) else NOBODY
+    if not rules.summed:
+        scorers, trainers = scorers | trainers, NOBODY
+    asked = Evaluating(phase.round, scorers, event.now, trainers, phase.attempt, groups=event.groups)
+    return (asked, [AskScores(asked)]) if scorers else _scored(rules, asked, event.now)
+
+
+def _evaluate(rules: RoundRules, phase: Evaluating, event: Within) -> Step:
+    match event:
+        case Arrived(site, now) if phase.summed and site in phase.awaited:
+            left = replace(phase, awaited=phase.awaited - {site}, reported=phase.reported | {site})
+            return (left, []) if left.awaited else _scored(rules, left, now)
+        case ScoresArrived(site, now) | Declined(site, now):
+            left = replace(phase, awaited=phase.awaited - {site})
+            return (left, []) if left.awaited else _scored(rules, left, now)
+        case Tick():
+            alive = phase.awaited & (event.trainers | event.evaluators)
+            overdue = event.now >= phase.opened + rules.federation.score_deadline_s
+            return _scored(rules, phase, event.now) if overdue or not alive else (phase, [])
+        case Arrived() | Aggregated() | Insufficient():
+            return phase, []
+        case _:
+            assert_never(event)
+
+
+def _scored(rules: RoundRules, phase: Evaluating, now: float) -> Step:
+    """Nobody is waited for any more: trainers are asked for a sum, or its steps begin, or the round is over."""
+    if phase.then:
+        asked = replace(phase, awaited=phase.then, opened=now, then=NOBODY, summed=True)
+        return asked, [AskScores(asked)]
+    if phase.summed and (first := secure_steps.begun_scores(phase, now)) is not None:
+        return first, [AskStep(first)]
+    return _next(rules, phase.round)
+
+
+def _next(rules: RoundRules, done: int) -> Step:
+    if done >= rules.rounds:
+        return _finish("completed", RoundOutcome.COMPLETED)
+    return Idle(done + 1), []
+
+
+def _finish(reason: str, outcome: RoundOutcome) -> Step:
+    finished = FinishedPhase(reason, outcome)
+    return finished, [Finish(finished)]

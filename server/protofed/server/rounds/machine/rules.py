@@ -1,0 +1,320 @@
+"""The rules of a run, from its recipe: what a round needs, who is invited, who is summed with whom.
+
+Pure functions of seed, round and sites, so that a restarted server invites the same cohort and forms the same groups.
+`common.secure_sums.groups` says what groups are good for; a run without secure sums has groups of one site.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence, Sized
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from blake3 import blake3
+
+from protofed.common import plugins
+from protofed.common.config.models import MODELS
+from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.errors import ConfigError, nearest
+from protofed.common.payload import SiteId
+from protofed.common.secure_sums.context import FEWEST, MOST
+from protofed.common.secure_sums.groups import Groups, alone, in_order, large, members, summable
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.phases import Sites, Standstill
+
+AGREEING = 2  # a first model that one site alone made would be whatever that site sent
+DISSOLVED = (
+    "if that stays so, `protofed sites regroup {}` dissolves it, and a person at each of its sites runs "
+    "`protofed client consortium forget-group`"
+)
+
+
+@dataclass(frozen=True)
+class RoundRules:
+    """What stays the same for a whole run."""
+
+    rounds: int
+    federation: Federation
+    sampler: Sampler
+    in_time: bool = True  # a simulation's clock stands still
+    summed: bool = False  # sites are asked for masked numbers, in place of updates
+    holders: bool = False  # they count who holds which class before
+    refined: bool = False  # an evaluator makes of each round's aggregate the state that is published
+    grouping: Grouping | None = None  # of the sites of secure sums, a simulation's too
+
+    @classmethod
+    def of(cls, recipe: Recipe, *, simulated: bool, holders: bool, refined: bool) -> RoundRules:
+        """The rules of a run; a simulation's clock stands still, and its sites are asked for updates."""
+        rules, summed = recipe.federation, recipe.federation.secure and not simulated
+        sampler = Uniform(recipe.seed)
+        return cls(recipe.rounds, rules, sampler, not simulated, summed, holders, refined, Grouping.of_run(recipe))
+
+    def pause(self, round: int, tries: int) -> float:
+        """Seconds before the next attempt: exponential, so that sites that decline do not use up all attempts at once.
+
+        Round 0 tries again at once the first time, since that attempt asks all sites in place of two. Its later pauses
+        are twice a training round's, or its attempts would be used up sooner: 280 s in all by default, and not 150 s.
+        """
+        if not self.in_time or (round == 0 and tries == 1):
+            return 0.0
+        doublings = tries if round else tries + 1
+        # 32: 2**doublings overflows no float, and any heartbeat times 2**32 is far beyond the deadline.
+        return min(self.federation.heartbeat_s * 2.0 ** min(doublings, 32), self.federation.deadline_s)
+
+    @property
+    def first_models(self) -> int:
+        """Sites that must make the same first model; one, where a single site may make up a round or a class."""
+        return 1 if min(self.federation.min_sites, self.federation.min_contributors) == 1 else AGREEING
+
+    def early_end(self, done: int, standstill: Standstill | None) -> str:
+        """Why the run ends after round `done`, though the recipe has more; empty: it goes on."""
+        rules = self.federation
+        if rules.patience is None or standstill is None or standstill.rounds < rules.patience:
+            return ""
+        by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
+        return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
+
+    def check_continues(self, done: int, standstill: Standstill | None) -> None:
+        """Check that a run that is taken back to round `done` has a round before it.
+
+        Raises:
+            ConfigError: it would end there at once.
+        """
+        if done >= self.rounds:
+            raise ConfigError(
+                f"round {done} is the last of the run's recipe, and no round would follow it; to train on, go back to "
+                "an earlier round; its model can be exported as it is"
+            )
+        if early := self.early_end(done, standstill):
+            raise ConfigError(f"from round {done} the run would end again at once: {early}; go back to that round")
+
+    @property
+    def fewest(self) -> int:
+        """Sites that come newly and count: a group of them."""
+        return 1 if self.grouping is None else self.grouping.fewest
+
+    def countable(self, groups: Groups, sites: Sites) -> Sites:
+        """Those of the sites whose updates could count together now."""
+        return summable(groups, sites, self.fewest)
+
+    def trainers_needed(self, round: int, enrolled: Sites) -> int:
+        """Trainers that must be alive before the round is opened; `enrolled` are those of whom it needs a share."""
+        if round == 0:
+            return self.first_models
+        quorum = quorum_of(self.federation, cohort_size(self.federation, enrolled))
+        return max(self.federation.min_sites, quorum, len(set(self.federation.required_sites)))
+
+    def owns_due(self, round: int) -> bool:
+        """Whether trainers take their own scores after this round."""
+        every, personal = self.federation.score_every, self.federation.score_personal_every
+        return self.due(round, every if personal is None else personal)
+
+    def due(self, round: int, every: int) -> bool:
+        """Whether scores are taken after this round; 0: only after the last one."""
+        return round > 0 and (round == self.rounds or (every > 0 and round % every == 0))
+
+
+class Sampler(Protocol):
+    """Chooses `size` of the available sites for a round."""
+
+    def __call__(self, round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+        """The cohort; all of `available` if there are no more than `size`."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every cohort of a size is equally likely: sites are ranked by a hash of (seed, round, site).
+
+    A rank does not depend on who else is available, so a site that joins or leaves changes one place of the cohort,
+    and no library's generator can change a run.
+    """
+
+    seed: int
+
+    def __call__(self, round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+        """The `size` available sites of lowest rank."""
+        ranked = sorted(available, key=lambda site: blake3(f"{self.seed}/{round}/{site}".encode()).digest())
+        return frozenset(ranked[:size])
+
+
+def quorum_of(federation: Federation, size: int) -> int:
+    """Updates that a round of this size needs, or is abandoned."""
+    quorum, least = federation.quorum, FEWEST if federation.secure else 1
+    # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
+    return quorum if isinstance(quorum, int) else max(least, math.ceil(round(quorum * size, 9)))
+
+
+def min_cohort(federation: Federation) -> int:
+    """The least number of sites whose updates any round aggregates, as sites are told.
+
+    A round opens with `min_sites` trainers at least, invites its share of them, and is abandoned below its quorum, also
+    when updates were set aside after they had arrived. It never counts without its required sites.
+    """
+    least = cohort_size(federation, range(federation.min_sites))
+    group = federation.sum_group if federation.secure else 1
+    return max(quorum_of(federation, least), len(set(federation.required_sites)), group)
+
+
+def cohort_size(federation: Federation, enrolled: Sized) -> int:
+    """ceil(participation * K), at least 1, and no more than a secure sum takes, if there is one.
+
+    The product is rounded first, for 0.07 * 100 is 7.000000000000001.
+    """
+    size = max(1, math.ceil(round(federation.participation * len(enrolled), 9)))
+    return min(size, MOST) if federation.secure else size
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How a run forms groups of sites that have none: a pure function of its seed and of them, so that a restarted
+    server forms the same.
+
+    Attributes:
+        fewest: sites of a group; one that the run forms has fewer than twice as many. Smaller ones, of other runs, are
+            not summed. 1: a site without a group is summed alone, and goes on without one.
+    """
+
+    run: str
+    seed: int
+    fewest: int = 1
+
+    @classmethod
+    def of_run(cls, recipe: Recipe) -> Grouping | None:
+        """That of a run; None: it has no secure sums."""
+        rules = recipe.federation
+        return cls(recipe.name, recipe.seed, rules.sum_group) if rules.secure else None
+
+    def formed(self, newcomers: Collection[SiteId]) -> Groups:
+        """Groups of sites that have none, in a seeded order, of sizes as even as possible; none of too few sites."""
+        count = len(newcomers) // self.fewest
+        ranked = sorted(newcomers, key=lambda site: blake3(f"{self.seed}/{self.run}/{site}".encode()).digest())
+        bounds = [number * len(ranked) // count for number in range(count + 1)] if count else []
+        return in_order(ranked[low:high] for low, high in pairwise(bounds))
+
+    def of(self, known: Groups, sites: Sites) -> Groups:
+        """The groups of a sum of these sites, for either subject: whole ones that are known, and those of newcomers."""
+        complete = (group for group in large(known, self.fewest) if sites.issuperset(group))
+        return in_order([*complete, *self.formed(sites - members(known))])
+
+    def begun(self, known: Groups, sites: Collection[SiteId]) -> Groups:
+        """The groups of sums that have begun, of which those of these sites are: nobody is a newcomer any more."""
+        single = alone(frozenset(sites) - members(known)) if self.fewest == 1 else ()
+        return in_order([*large(known, self.fewest), *single])
+
+    def drawn(self, known: Groups, available: Sites, required: Sites, size: int, sampler: Sampler, round: int) -> Sites:
+        """A cohort of `size` of these sites or a few more, in whole groups, those of required sites first.
+
+        Newcomers are drawn as the groups that they would form. No more are drawn than a secure sum takes.
+        """
+        units = {group[0]: frozenset(group) for group in self.of(known, available)}
+        cohort: Sites = frozenset().union(*(unit for unit in units.values() if unit & required))
+        left = sorted(first for first, unit in units.items() if not unit & required)
+        for count in range(1, len(left) + 1):
+            if len(cohort) >= size or len(cohort) + self.fewest > MOST:
+                break
+            (first,) = sampler(round, left, count) - sampler(round, left, count - 1)
+            if len(cohort | units[first]) <= MOST:
+                cohort |= units[first]
+        return cohort
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """A group of which some sites are there and none is summed.
+
+    Attributes:
+        why: what keeps it from that.
+        lacking: its sites that are not there; empty: it is too small.
+        site: whom to name to `protofed sites regroup`: one that lacks, where one does.
+    """
+
+    why: str
+    lacking: tuple[SiteId, ...]
+    site: SiteId
+
+
+def stuck(groups: Groups, sites: Sites, fewest: int) -> list[Stuck]:
+    """The groups of which some sites are there and none is summed.
+
+    Args:
+        fewest: sites of a group.
+    """
+    found = list[Stuck]()
+    for group in groups:
+        named = f"the group {', '.join(group)}"
+        if len(group) < fewest and sites.intersection(group):
+            found.append(Stuck(f"{named} has {len(group)} sites, and the run's have {fewest} or more", (), group[0]))
+        elif sites.intersection(group) and (lacking := tuple(sorted(set(group) - sites))):
+            found.append(Stuck(f"{named} is without {', '.join(lacking)}", lacking, lacking[0]))
+    return found
+
+
+def left_out(groups: Groups, sites: Collection[SiteId], fewest: int) -> dict[SiteId, str]:
+    """By site that is not summed with these others, what it waits for.
+
+    Args:
+        groups: of the server, those that this sum forms among them.
+        fewest: sites of a group.
+    """
+    newcomers, reasons = frozenset(sites) - members(groups), dict[SiteId, str]()
+    for group in groups:
+        there = set(group).intersection(sites)
+        if len(group) < fewest:
+            text = f"its group is of {len(group)} sites, and the run's are of {fewest} or more"
+            reasons |= dict.fromkeys(there, text)
+        elif there and len(there) < len(group):
+            lacking = ", ".join(sorted(set(group) - there))
+            reasons |= dict.fromkeys(there, f"waits for {lacking}: its group is summed together, or not at all")
+    if fewest == 1:
+        return reasons
+    more = fewest - len(newcomers)
+    text = f"waits for {more} more new site{'s' * (more != 1)}: its sums are over groups of {fewest}"
+    return reasons | dict.fromkeys(newcomers, text)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Check that sites can know the model: by protofed's own name, as `package.module:factory`, or as a plug-in.
+
+    Raises:
+        ConfigError: it is none of them; the text has the nearest name.
+    """
+    name = recipe.model.name
+    if name in MODELS or plugins.is_plugin(plugins.PluginKind.MODEL, name) or plugins.is_allowed(name):
+        return
+    similar = nearest(name, MODELS)
+    hint = f"did you mean '{similar}'?" if similar else f"expected one of: {', '.join(MODELS)}."
+    raise ConfigError(
+        f"recipe '{recipe.name}': unknown model '{name}': {hint} A model of the sites' own is named as "
+        "package.module:factory, or listed under `plugins` in the server's settings"
+    )
+
+
+def unmet(recipe: Recipe, trainers: phases.Sites, groups: Groups = ()) -> list[str]:
+    """What rounds of this run need and these sites cannot give, a sentence each.
+
+    Args:
+        trainers: all that may take part, whether they are there now or not.
+        groups: that sites have since earlier secure sums.
+    """
+    federation = recipe.federation
+    grouping = Grouping.of_run(recipe)
+    rules = RoundRules(recipe.rounds, federation, Uniform(recipe.seed), grouping=grouping)
+    problems = []
+    needed = max(rules.trainers_needed(number, trainers) for number in (0, 1))
+    if len(trainers) < needed:
+        listed = f": {', '.join(sorted(trainers))}" if trainers else ""
+        counts = {"min_sites": federation.min_sites, "quorum": federation.quorum}
+        asked = ", ".join(f"{key} = {value}" for key, value in counts.items() if isinstance(value, int))
+        problems.append(
+            f"{needed} trainers are needed ({asked}), and {len(trainers)} may take part{listed}; "
+            "register or start the others, or lower these keys of [federation]"
+        )
+    elif grouping is not None and len(whole := rules.countable(groups, trainers)) < rules.trainers_needed(1, whole):
+        problems += [f"{held.why}: {DISSOLVED.format(held.site)}" for held in stuck(groups, trainers, grouping.fewest)]
+    for site in sorted(set(federation.required_sites) - trainers):
+        similar = nearest(site, trainers)
+        hint = f"did you mean '{similar}'?" if similar else "register it as a trainer, admit it, or leave it out"
+        problems.append(f"required_sites names '{site}', which is no site that may train here: {hint}")
+    return problems

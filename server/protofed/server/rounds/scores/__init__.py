@@ -1,0 +1,1 @@
+"""Scores of published models: who takes them, the best round, warnings."""

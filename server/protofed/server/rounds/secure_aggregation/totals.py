@@ -1,0 +1,122 @@
+"""Runs under secure sums: which may, and the next state from the total of the sites' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.payload import Array, Payload, Update
+from protofed.common.protocol import score_sums
+from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.protocol.sum_messages import MOST_ROWS
+from protofed.common.secure_sums.context import FEWEST, MOST
+from protofed.common.secure_sums.fixed_point import FixedPoint
+from protofed.common.secure_sums.linear_form import WEIGHT, SumLayout, form_of
+from protofed.common.secure_sums.sums import Sums
+from protofed.server.method import RoundContext, ServerMethod, SummableMethod, sent
+
+
+def check_secure(recipe: Recipe, method: ServerMethod) -> None:
+    """Check that a recipe with `federation.secure = true` can run so.
+
+    Raises:
+        ConfigError: its method has no linear form with these options, or too many classes.
+    """
+    if not recipe.federation.secure:
+        return
+    if holders_of(method, recipe) and recipe.classes > MOST_ROWS:
+        raise ConfigError(
+            f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
+            f"federation.secure = true expected at most {MOST_ROWS}, whose holders every site counts from one message"
+        )
+
+
+def holders_of(method: ServerMethod, recipe: Recipe) -> bool:
+    """Whether sites count the holders of each class before they send numbers: the method sums some by class."""
+    return form_of(method, recipe.method.name).by_class
+
+
+def score_names(recipe: Recipe) -> tuple[str, ...]:
+    """The own scores of trainers that a run's sums have rows for, in their order."""
+    return score_sums.names_of(ScoreNames(recipe.classes, recipe.evaluation.switched_on))
+
+
+def layout_of(method: ServerMethod, state: Payload) -> SumLayout:
+    """The layout of the vectors of a round that starts from this state, of a method that passed `check_secure`."""
+    form = cast("SummableMethod", method).sum_form()
+    return SumLayout.of(form, method.expects(state).required, sent(method, state, ""))
+
+
+def check_total(layout: SumLayout, total: Array, fixed_point: FixedPoint, sites: int) -> None:
+    """Check that an opened total [N] uint64 is one of numbers that so many sites can have sent.
+
+    A site whose images decide that nothing of its update leaves sends random words, and nobody learns which site.
+
+    Raises:
+        SecureSumError: it is not.
+    """
+    numbers = fixed_point.decoded(total)
+    # Noise comes on top of what is clipped to the limit: its std is a 16th of the limit at most.
+    within = max(-float(np.min(numbers)), float(np.max(numbers))) <= 2 * sites * fixed_point.limit
+    weight = float(layout.named(numbers).get(WEIGHT, np.array(sites)))
+    if not within or (layout.form.weighting == "uniform" and weight != sites):
+        raise SecureSumError(
+            "withheld",
+            "its numbers are random: a site's policy keeps its update back because of its images. Which site that is, "
+            "only the site itself knows; its log and `protofed client doctor` say why",
+        )
+
+
+def next_state(
+    method: ServerMethod,
+    state: Payload,
+    layout: SumLayout,
+    total: Array,
+    fixed_point: FixedPoint,
+    context: RoundContext,
+) -> Payload:
+    """The state that a method makes of an opened total [N] uint64."""
+    return cast("SummableMethod", method).from_sums(state, Sums.opened(layout, total, fixed_point), context)
+
+
+def unmasked_total(
+    layout: SumLayout, updates: Callable[[], Iterable[Update]], fixed_point: FixedPoint, min_contributors: int
+) -> Array:
+    """The total [N] uint64 that sites' masked vectors open to, for a simulation, which has the updates themselves.
+
+    Args:
+        updates: gives them anew at each call: who holds which class is known only when all were read once.
+
+    Raises:
+        StateError: there are fewer sites than a secure sum takes, or more, or one of their updates cannot be summed.
+    """
+    flags = [_flags(layout, update) for update in updates()]
+    if not FEWEST <= len(flags) <= MOST:
+        raise StateError(f"a secure sum takes {FEWEST} to {MOST} sites; this round has {len(flags)}")
+    kept, total = np.sum(flags, axis=0) >= min_contributors, np.zeros(layout.size, dtype=np.uint64)
+    for update in updates():
+        total += _words(layout, update, fixed_point, kept)
+    return total
+
+
+def _flags(layout: SumLayout, update: Update) -> Array:
+    with _named(update):
+        return layout.flags(update)
+
+
+def _words(layout: SumLayout, update: Update, fixed_point: FixedPoint, kept: Array) -> Array:
+    with _named(update):
+        return layout.words(update, fixed_point, kept)
+
+
+@contextmanager
+def _named(update: Update) -> Iterator[None]:
+    try:
+        yield
+    except SecureSumError as error:
+        raise StateError(f"the update of {update.site} cannot be summed: {error}") from error

@@ -1,0 +1,702 @@
+"""The round machine: every pair (phase, event) is answered, and what must not happen does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from protofed.common.config.recipe import Federation
+from protofed.common.payload import SiteId
+from protofed.server.rounds.machine.advance import Step, advance
+from protofed.server.rounds.machine.phases import (
+    NOBODY,
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    AskRefinement,
+    AskScores,
+    Broken,
+    Collecting,
+    Declined,
+    Effect,
+    Evaluating,
+    Event,
+    Finish,
+    FinishedPhase,
+    Idle,
+    Insufficient,
+    Open,
+    Phase,
+    Recall,
+    Refine,
+    Refining,
+    ScoresArrived,
+    Stop,
+    Tick,
+)
+from protofed.server.rounds.machine.rules import RoundRules, quorum_of
+from protofed.server.verdicts import RoundOutcome
+
+DEADLINE = 100.0
+ROUNDS = 3
+
+
+def first(round: int, available: Sequence[SiteId], size: int) -> frozenset[SiteId]:
+    """A sampler whose choice is easy to foresee."""
+    return frozenset(available[:size])
+
+
+def rules(rounds: int = ROUNDS, **federation: Any) -> RoundRules:
+    return RoundRules(rounds, Federation(**{"deadline_s": DEADLINE, "score_deadline_s": DEADLINE, **federation}), first)
+
+
+def tick(now: float = 0.0, trainers: str = "abcd", evaluators: str = "", enrolled: str = "abcd", **fields: Any) -> Tick:
+    """Time and who is there, a letter a site."""
+    return Tick(now, frozenset(enrolled), frozenset(trainers), frozenset(evaluators), **fields)
+
+
+def collecting(cohort: str = "abcd", *, quorum: int = 2, **fields: Any) -> Collecting:
+    """Round 1, opened at 0 for all the cohort."""
+    known = {"round": 1, "attempt": 1, "size": len(cohort), "opened": 0.0, **fields}
+    return Collecting(cohort=frozenset(cohort), quorum=quorum, **known)
+
+
+def closed(sites: str, *, quorum: int = 2, **fields: Any) -> Aggregating:
+    """Round 1 of `collecting`, being aggregated."""
+    return Aggregating(1, 1, frozenset(sites), quorum=quorum, **fields)
+
+
+def walk(what: RoundRules, phase: Phase, *events: Event) -> tuple[Phase, list[Effect]]:
+    """The phase after all events, and everything that they asked for."""
+    effects: list[Effect] = []
+    for event in events:
+        phase, asked = advance(what, phase, event)
+        effects += asked
+    return phase, effects
+
+
+# Every pair
+
+PHASES: dict[str, Phase] = {
+    "idle-0": Idle(0),
+    "idle-1": Idle(1),
+    "idle-last-attempt": Idle(2, tries=4),
+    "collecting-0": Collecting(0, 1, frozenset("e"), size=1, quorum=1, opened=0.0),
+    "collecting-fresh": collecting(),
+    "collecting-one-short": collecting(reported=frozenset("abc"), quorum_at=5.0),
+    "collecting-quorum": collecting(reported=frozenset("ab"), quorum_at=5.0),
+    "collecting-failing": collecting(failed=frozenset("ab"), attempt=5, tries=4),
+    "collecting-more-than-needed": collecting(size=2, reported=frozenset("a")),
+    "aggregating-0": Aggregating(0, 1, frozenset("e")),
+    "aggregating-1": Aggregating(1, 2, frozenset("ab")),
+    "aggregating-last-attempt": Aggregating(1, 5, frozenset("ab"), 2, tries=4),
+    "idle-waiting": Idle(1, since=0.0),
+    "aggregating-last": Aggregating(ROUNDS, 1, frozenset("ab")),
+    "aggregating-to-refine": Aggregating(1, 1, frozenset("ab"), to_refine=True),
+    "aggregating-refined": Aggregating(1, 1, frozenset("e"), 1, refines=True),
+    "aggregating-refined-last-attempt": Aggregating(1, 1, frozenset("e"), 1, tries=4, refines=True),
+    "refining-fresh": Refining(1, 1, 0.0),
+    "refining-asked": Refining(1, 1, 0.0, asked=frozenset("e")),
+    "refining-reported": Refining(1, 1, 0.0, asked=frozenset("e"), reported=frozenset("e")),
+    "refining-again": Refining(1, 1, 0.0, passed=frozenset("e"), tries=1, again_at=50.0),
+    "refining-last-attempt": Refining(ROUNDS, 1, 0.0, asked=frozenset("a"), tries=4),
+    "evaluating-1": Evaluating(1, frozenset("ab"), 0.0),
+    "evaluating-one-left": Evaluating(1, frozenset("a"), 0.0),
+    "evaluating-nobody": Evaluating(1, NOBODY, 0.0),
+    "evaluating-last": Evaluating(ROUNDS, frozenset("a"), 0.0),
+    "finished": FinishedPhase("completed", RoundOutcome.COMPLETED),
+    "failed": FinishedPhase("broken", RoundOutcome.FAILED),
+}
+EVENTS: dict[str, Event] = {
+    "tick-early": tick(1.0, evaluators="e"),
+    "tick-after-grace": tick(70.0),
+    "tick-late": tick(1e6),
+    "tick-paused": tick(1.0, paused=True),
+    "insufficient": Insufficient("two updates are damaged", 2.0),
+    "tick-alone": tick(1.0, trainers="", enrolled=""),
+    "tick-others": tick(1.0, trainers="xyz", enrolled="xyz"),
+    "tick-late-and-alone": tick(1e6, trainers="", enrolled=""),
+    "arrived-a": Arrived("a", 2.0),
+    "arrived-d": Arrived("d", 2.0),
+    "arrived-e": Arrived("e", 2.0),
+    "arrived-stranger": Arrived("x", 2.0),
+    "declined-a": Declined("a", 2.0),
+    "declined-c": Declined("c", 2.0),
+    "declined-e": Declined("e", 2.0),
+    "declined-stranger": Declined("x", 2.0),
+    "aggregated": Aggregated(3.0, frozenset("ae")),
+    "aggregated-unscored": Aggregated(3.0, NOBODY),
+    "scored-a": ScoresArrived("a"),
+    "scored-stranger": ScoresArrived("x"),
+    "broken": Broken("disk"),
+    "stop": Stop("operator"),
+}
+ENDS = {(Broken, FinishedPhase), (Stop, FinishedPhase)}
+LEADS: dict[type[Any], set[tuple[type[Any], type[Any]]]] = {  # (event, phase): all that may lead somewhere else
+    Idle: {(Tick, Collecting), (Tick, FinishedPhase), *ENDS},
+    Collecting: {(event, to) for event in (Tick, Arrived, Declined) for to in (Aggregating, Idle, FinishedPhase)}
+    | ENDS,
+    Aggregating: {
+        *((Aggregated, to) for to in (Evaluating, Refining, Idle, FinishedPhase)),
+        *((Insufficient, to) for to in (Refining, Idle, FinishedPhase)),
+        *ENDS,
+    },
+    Refining: {
+        *((Tick, to) for to in (Aggregating, FinishedPhase)),
+        *((Arrived, Aggregating), (Declined, FinishedPhase)),
+        *ENDS,
+    },
+    Evaluating: {(event, to) for event in (Tick, ScoresArrived, Declined) for to in (Idle, FinishedPhase)} | ENDS,
+    FinishedPhase: set(),
+}
+ASKS: dict[tuple[type[Any], type[Any]], set[type[Any]]] = {  # what a change of phase asks for
+    (Idle, Collecting): {Open},
+    (Collecting, Aggregating): {Aggregate},
+    (Collecting, Idle): {Abandon},
+    (Aggregating, Evaluating): {AskScores},
+    (Aggregating, Refining): set(),
+    (Refining, Aggregating): {Refine},
+    (Evaluating, Idle): set(),
+}
+
+pairs = pytest.mark.parametrize(
+    ("phase", "event"),
+    [(phase, event) for phase in PHASES.values() for event in EVENTS.values()],
+    ids=[f"{phase}-{event}" for phase in PHASES for event in EVENTS],
+)
+
+
+def well_typed(thing: Any) -> bool:
+    """Whether every field is a frozen set or a tuple of names, a number, a word, or a phase."""
+    return all(
+        isinstance(value, frozenset | tuple | int | float | str | None | Phase)
+        for value in (getattr(thing, f.name) for f in dataclasses.fields(thing))
+    )
+
+
+@pairs
+def test_every_pair_is_answered_by_a_well_typed_phase_and_its_effects(phase: Phase, event: Event) -> None:
+    answer, effects = advance(rules(), phase, event)
+    assert isinstance(answer, get_args(Phase))
+    assert well_typed(answer)
+    assert all(isinstance(effect, get_args(Effect)) and well_typed(effect) for effect in effects)
+    if isinstance(answer, Collecting):
+        assert answer.reported <= answer.cohort
+        assert answer.failed <= answer.cohort
+        assert not answer.reported & answer.failed
+
+
+@pairs
+def test_no_pair_leads_where_the_drawing_has_no_arrow(phase: Phase, event: Event) -> None:
+    answer, effects = advance(rules(), phase, event)
+    if isinstance(answer, Refining) and isinstance(phase, Refining):
+        recalled = phase.asked - answer.asked if isinstance(event, Tick) else NOBODY
+        wanted = [*([AskRefinement] if answer.asked - phase.asked else []), *([Recall] if recalled else [])]
+        assert [type(effect) for effect in effects] == wanted
+        return
+    if type(answer) is type(phase):
+        assert effects == []
+        return
+    assert (type(event), type(answer)) in LEADS[type(phase)]
+    asked = {type(effect) for effect in effects}
+    if isinstance(answer, FinishedPhase):
+        assert asked in ({Finish}, {Abandon, Finish})
+    elif isinstance(phase, Aggregating) and isinstance(answer, Idle):
+        assert asked == ({Abandon} if isinstance(event, Insufficient) else set())
+    else:
+        assert asked == ASKS[type(phase), type(answer)]
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    for phase in PHASES.values():
+        for event in EVENTS.values():
+            assert advance(rules(), phase, event) == advance(rules(), phase, event)
+
+
+@pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
+@pytest.mark.parametrize("event", [Stop("enough"), Broken("enough")], ids=["stop", "broken"])
+def test_stop_and_broken_end_every_phase(phase: Phase, event: Stop | Broken) -> None:
+    answer, effects = advance(rules(), phase, event)
+    if isinstance(phase, FinishedPhase):
+        assert (answer, effects) == (phase, [])
+        return
+    end = FinishedPhase("enough", RoundOutcome.FAILED if isinstance(event, Broken) else RoundOutcome.ABORTED)
+    assert (answer, effects) == (end, [Finish(end)])
+
+
+# Opening a round
+
+
+@pytest.mark.parametrize(
+    ("federation", "trainers"),
+    [
+        ({"min_sites": 3}, "ab"),
+        ({"min_sites": 1, "quorum": 3}, "ab"),
+        ({"min_sites": 1, "quorum": 1.0}, "abc"),  # four are enrolled, so a round needs four
+        ({"min_sites": 1, "quorum": 0.5}, "a"),
+        ({"min_sites": 1}, ""),
+    ],
+)
+def test_a_round_does_not_open_with_too_few_sites(federation: dict[str, Any], trainers: str) -> None:
+    assert advance(rules(**federation), Idle(1), tick(trainers=trainers)) == (Idle(1, since=0.0), [])
+
+
+def test_a_round_opens_for_all_sites_and_counts_those_enrolled() -> None:
+    phase, effects = advance(rules(quorum=0.5), Idle(2, 2), tick(7.0, trainers="abc", enrolled="abcdefgh", attempt=3))
+    opened = Collecting(2, 3, frozenset("abc"), size=8, quorum=4, opened=7.0, tries=2, enrolled=8)
+    assert phase == Idle(2, 2, since=7.0)  # three are no quorum of eight
+    assert effects == []
+    phase, effects = advance(rules(quorum=0.25), Idle(2, 2), tick(7.0, trainers="abc", enrolled="abcdefgh", attempt=3))
+    assert phase == replace(opened, quorum=2)
+    assert effects == [Open(replace(opened, quorum=2))]
+
+
+def test_evaluators_are_not_invited_to_train() -> None:
+    phase, _ = advance(rules(), Idle(1), tick(trainers="abc", evaluators="ez", enrolled="abc"))
+    assert isinstance(phase, Collecting)
+    assert phase.cohort == frozenset("abc")
+
+
+def test_the_size_is_a_share_of_the_enrolled_and_the_cohort_that_many_times_more() -> None:
+    many = rules(participation=0.5, over_selection=1.5, quorum=0.5)
+    phase, _ = advance(many, Idle(1), tick(trainers="abcdefgh", enrolled="abcdefgh"))
+    assert phase == Collecting(1, 1, frozenset("abcdef"), size=4, quorum=2, opened=0.0, enrolled=8)
+
+
+def test_a_product_that_rounds_up_does_not_invite_one_site_more() -> None:
+    names = frozenset(f"s{i:03}" for i in range(100))
+    phase, _ = advance(rules(participation=0.07, over_selection=1.1), Idle(1), Tick(0.0, names, names, NOBODY))
+    assert isinstance(phase, Collecting)
+    assert (phase.size, len(phase.cohort)) == (7, 8)  # 0.07 * 100 and 7 * 1.1 exceed 7 and 7.7 in floating point
+    assert quorum_of(rules(quorum=0.07).federation, 100) == 7
+
+
+def test_a_quorum_larger_than_the_share_enlarges_the_round() -> None:
+    phase, _ = advance(rules(participation=0.25, quorum=3), Idle(1), tick())
+    assert isinstance(phase, Collecting)
+    assert (phase.size, phase.quorum, len(phase.cohort)) == (3, 3, 3)
+
+
+def test_one_update_does_not_close_a_round_whose_quorum_is_two() -> None:
+    phase, effects = walk(rules(participation=0.25, quorum=2), Idle(1), tick(), Arrived("a", 1.0))
+    assert isinstance(phase, Collecting)
+    assert not any(isinstance(effect, Aggregate) for effect in effects)
+
+
+# Sites that must take part, pauses and patience
+
+
+def test_a_round_waits_for_the_sites_that_must_take_part() -> None:
+    what = rules(required_sites=("c",))
+    assert advance(what, Idle(1), tick(1.0, trainers="abd"))[0] == Idle(1, since=1.0)
+    phase, _ = advance(what, Idle(1), tick(1.0, trainers="abcd"))
+    assert isinstance(phase, Collecting)
+    assert phase.required == frozenset("c")
+
+
+def test_sites_that_must_take_part_are_drawn_first_and_enlarge_a_round_that_is_too_small_for_them() -> None:
+    phase, _ = advance(rules(participation=0.5, required_sites=("d",)), Idle(1), tick())
+    assert isinstance(phase, Collecting)
+    assert (phase.cohort, phase.size) == (frozenset("ad"), 2)
+    phase, _ = advance(rules(participation=0.25, quorum=1, required_sites=("b", "c", "d")), Idle(1), tick())
+    assert isinstance(phase, Collecting)
+    assert (phase.cohort, phase.size) == (frozenset("bcd"), 3)
+
+
+def test_a_round_is_not_closed_without_a_site_that_must_take_part() -> None:
+    required = collecting(required=frozenset("d"))
+    phase, effects = walk(rules(), required, *(Arrived(site, 1.0) for site in "abc"), tick(99.0))
+    assert (effects, isinstance(phase, Collecting)) == ([], True)
+    _, effects = advance(rules(), phase, Arrived("d", 99.0))
+    assert effects == [Aggregate(closed("abcd", required=frozenset("d")), complete=True)]
+    _, effects = advance(rules(), phase, tick(100.0))
+    assert effects == [Abandon(1, 1, "3 updates at the deadline, quorum 2; without d no round counts")]
+
+
+def test_over_selection_does_not_close_a_round_without_a_site_that_must_take_part() -> None:
+    required = collecting(size=2, required=frozenset("d"))
+    phase, effects = walk(rules(), required, Arrived("a", 1.0), Arrived("b", 1.0))
+    assert (effects, isinstance(phase, Collecting)) == ([], True)
+    _, effects = advance(rules(), phase, Arrived("d", 2.0))
+    assert effects == [Aggregate(closed("abd", required=frozenset("d")), complete=True)]
+
+
+def test_a_site_that_must_take_part_and_cannot_abandons_at_once() -> None:
+    phase, effects = advance(rules(), collecting(required=frozenset("d")), Declined("d", 1.0, "disk"))
+    assert phase == Idle(1, tries=1, again_at=11.0)
+    why = "1 of 4 sites cannot do the task (the last: disk); without d no round counts"
+    assert effects == [Abandon(1, 1, why)]
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_round_that_policies_end_says_what_they_most_often_ask_for(secure: bool) -> None:
+    asked = rules(secure=secure)
+    _, effects = advance(asked, collecting(required=frozenset("d")), Declined("d", 1.0, "policy"))
+    (effect,) = effects
+    assert isinstance(effect, Abandon)
+    why = effect.reason
+    assert "(the last: policy; its log names the rule" in why
+    assert ("ask for federation.secure = true" in why) is not secure
+
+
+def test_round_0_needs_none_of_the_sites_that_must_take_part() -> None:
+    phase, _ = advance(rules(required_sites=("c",)), Idle(0), tick(trainers="ab"))
+    assert isinstance(phase, Collecting)
+    assert not phase.required
+
+
+def test_no_round_is_opened_while_the_run_is_paused_and_an_open_one_goes_on() -> None:
+    assert advance(rules(), Idle(1), tick(1.0, paused=True)) == (Idle(1, since=1.0), [])
+    _, effects = walk(rules(), collecting(), *(Arrived(site, 1.0) for site in "abcd"))
+    assert [type(effect) for effect in effects] == [Aggregate]
+
+
+def test_a_run_that_waits_too_long_for_its_sites_fails_with_the_reason() -> None:
+    what = rules(site_wait_timeout_s=50.0)
+    phase, effects = walk(what, Idle(2), tick(10.0, trainers=""), tick(59.0, trainers=""))
+    assert (phase, effects) == (Idle(2, since=10.0), [])
+    phase, _ = advance(what, phase, tick(60.0, trainers=""))
+    assert phase == FinishedPhase("waited 50 s for enough sites to open round 2", RoundOutcome.FAILED)
+
+
+def test_patience_does_not_run_out_during_a_pause() -> None:
+    what = rules(site_wait_timeout_s=50.0)
+    phase, _ = walk(what, Idle(2), tick(0.0, trainers=""), tick(100.0, trainers="", paused=True))
+    assert advance(what, phase, tick(149.0, trainers=""))[0] == Idle(2, since=100.0)
+
+
+# Updates that are set aside
+
+
+def test_a_round_whose_updates_do_not_suffice_is_opened_again() -> None:
+    phase, effects = advance(rules(), Aggregating(1, 3, frozenset("ab"), 2, tries=1), Insufficient("damaged", 7.0))
+    assert (phase, effects) == (Idle(1, tries=2, again_at=27.0), [Abandon(1, 3, "damaged")])
+
+
+def test_what_is_left_must_be_a_quorum_with_all_that_must_take_part() -> None:
+    phase = Aggregating(1, 1, frozenset("abcd"), quorum=2, required=frozenset("a"))
+    assert not phase.is_short(frozenset("ab"))
+    assert phase.is_short(frozenset("a"))
+    assert phase.is_short(frozenset("bcd"))
+
+
+# Round 0
+
+
+def test_round_0_asks_two_trainers_and_no_evaluator() -> None:
+    phase, effects = advance(rules(min_sites=4), Idle(0), tick(3.0, trainers="cab", evaluators="az"))
+    opened = Collecting(0, 1, frozenset("ab"), size=2, quorum=2, opened=3.0, enrolled=4)
+    assert (phase, effects) == (opened, [Open(opened)])
+
+
+@pytest.mark.parametrize("trainers", ["", "a"])
+def test_round_0_does_not_open_before_two_trainers_are_there(trainers: str) -> None:
+    assert advance(rules(), Idle(0), tick(trainers=trainers, evaluators="xyz")) == (Idle(0, since=0.0), [])
+
+
+@pytest.mark.parametrize("single", [{"min_sites": 1}, {"min_contributors": 1}])
+def test_one_site_makes_the_model_where_one_may_make_a_round_or_a_class(single: dict[str, int]) -> None:
+    phase, _ = advance(rules(**single), Idle(0), tick(trainers="a"))
+    assert isinstance(phase, Collecting)
+    assert (phase.cohort, phase.size, phase.quorum) == (frozenset("a"), 1, 1)
+
+
+def test_round_0_asks_all_trainers_after_a_failure_and_waits_for_them() -> None:
+    phase, effects = walk(rules(), Idle(0), tick(1.0, trainers="abc"), Declined("a", 1.0))
+    assert [type(effect) for effect in effects] == [Open, Abandon]
+    phase, _ = advance(rules(), phase, tick(1.0, trainers="abc"))
+    assert isinstance(phase, Collecting)
+    assert (phase.cohort, phase.size, phase.quorum) == (frozenset("abc"), 3, 2)
+    phase, effects = walk(rules(), phase, Arrived("b", 2.0), Arrived("c", 2.0))
+    assert isinstance(phase, Collecting)  # the third may agree with one of them
+    _, effects = advance(rules(), phase, Declined("a", 3.0))
+    assert [type(effect) for effect in effects] == [Aggregate]
+
+
+def seconds_of_round_0(what: RoundRules, failure: Callable[[Phase, float], Step]) -> list[float]:
+    """When each attempt opened, until the run failed; every attempt fails at once."""
+    phase: Phase = Idle(0)
+    now, opened = 0.0, list[float]()
+    while not isinstance(phase, FinishedPhase):
+        assert isinstance(phase, Idle)
+        now = max(now, phase.again_at)
+        collecting_now, _ = advance(what, phase, tick(now))
+        opened.append(now)
+        phase, _ = failure(collecting_now, now)
+    return opened
+
+
+def all_decline(what: RoundRules) -> Callable[[Phase, float], Step]:
+    def fail(phase: Phase, now: float) -> Step:
+        assert isinstance(phase, Collecting)
+        return walk(what, phase, *(Declined(site, now) for site in sorted(phase.cohort)))
+
+    return fail
+
+
+def models_differ(what: RoundRules) -> Callable[[Phase, float], Step]:
+    def fail(phase: Phase, now: float) -> Step:
+        assert isinstance(phase, Collecting)
+        return walk(what, phase, *(Arrived(site, now) for site in sorted(phase.cohort)), Insufficient("differ", now))
+
+    return fail
+
+
+@pytest.mark.parametrize("failing", [all_decline, models_differ])
+def test_the_attempts_at_the_first_model_last_150_s_by_default_and_the_second_begins_at_once(
+    failing: Callable[[RoundRules], Callable[[Phase, float], Step]],
+) -> None:
+    what = RoundRules(ROUNDS, Federation(), first)
+    opened = seconds_of_round_0(what, failing(what))
+    assert opened == [0.0, 0.0, 40.0, 120.0, 280.0]
+    training = sum(what.pause(1, tries) for tries in range(1, what.federation.max_attempts))
+    assert opened[-1] >= training == 150.0
+
+
+def test_a_simulation_does_not_wait_for_another_first_model() -> None:
+    what = replace(RoundRules(ROUNDS, Federation(), first), in_time=False)
+    assert set(seconds_of_round_0(what, all_decline(what))) == {0.0}
+
+
+def test_the_first_model_is_not_scored() -> None:
+    phase, effects = advance(rules(), Aggregating(0, 1, frozenset("z")), Aggregated(1.0, frozenset("az")))
+    assert (phase, effects) == (Idle(1), [])
+
+
+# Closing
+
+
+def test_a_complete_round_closes_at_once() -> None:
+    phase, effects = walk(rules(), collecting("abc"), *(Arrived(site, 1.0) for site in "abc"))
+    assert phase == closed("abc")
+    assert effects == [Aggregate(closed("abc"), complete=True)]
+
+
+def test_a_quorum_waits_for_the_rest_until_grace_is_over_and_no_longer() -> None:
+    half = [Arrived("a", 10.0), Arrived("b", 20.0)]
+    phase, effects = walk(rules(grace=0.5), collecting(), *half, tick(69.9))
+    assert isinstance(phase, Collecting)
+    assert effects == []
+    phase, effects = walk(rules(grace=0.5), collecting(), *half, tick(70.0))
+    assert effects == [Aggregate(closed("ab"), complete=False)]
+
+
+def test_grace_starts_with_the_quorum_and_is_not_renewed_by_further_updates() -> None:
+    phase, _ = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("b", 20.0), Arrived("c", 60.0))
+    assert isinstance(phase, Collecting)
+    assert phase.quorum_at == 20.0
+
+
+def test_without_a_quorum_no_grace_closes_a_round() -> None:
+    phase, effects = walk(rules(grace=0.0), collecting(quorum=3), Arrived("a", 1.0), Arrived("b", 1.0), tick(99.0))
+    assert isinstance(phase, Collecting)
+    assert effects == []
+
+
+def test_no_grace_closes_at_the_first_tick_after_the_quorum() -> None:
+    phase, _ = walk(rules(grace=0.0), collecting(), Arrived("a", 1.0), Arrived("b", 1.0))
+    assert isinstance(phase, Aggregating)
+
+
+def test_a_lost_site_is_not_waited_for_once_the_quorum_is_there() -> None:
+    phase, effects = walk(rules(), collecting("abc"), Arrived("a", 1.0), Arrived("b", 1.0), tick(2.0, trainers="ab"))
+    assert phase == closed("ab")
+    assert effects == [Aggregate(closed("ab"), complete=False)]
+
+
+def test_a_site_that_is_alive_is_waited_for() -> None:
+    phase, _ = walk(rules(), collecting("abc"), Arrived("a", 1.0), Arrived("b", 1.0), tick(2.0, trainers="c"))
+    assert isinstance(phase, Collecting)
+
+
+def test_lost_sites_are_no_reason_to_abandon_before_the_deadline() -> None:
+    phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(99.9, trainers=""))
+    assert isinstance(phase, Collecting)
+    assert effects == []
+
+
+def test_a_lost_site_counts_if_it_comes_back_before_the_round_closes() -> None:
+    events: list[Event] = [tick(50.0, trainers=""), Arrived("a", 60.0), Arrived("b", 61.0)]
+    _, effects = walk(rules(), collecting("ab"), *events)
+    assert effects == [Aggregate(closed("ab"), complete=True)]
+
+
+def test_at_the_deadline_a_quorum_closes_the_round_whoever_is_missing() -> None:
+    _, effects = walk(rules(grace=1.0), collecting(), Arrived("a", 1.0), Arrived("b", 50.0), tick(100.0))
+    assert effects == [Aggregate(closed("ab"), complete=False)]
+
+
+def test_at_the_deadline_without_a_quorum_the_same_round_begins_again() -> None:
+    phase, effects = walk(rules(), collecting(), Arrived("a", 1.0), tick(100.0))
+    assert phase == Idle(1, tries=1)
+    assert effects == [Abandon(1, 1, "1 update at the deadline, quorum 2")]
+
+
+def test_the_deadline_counts_from_the_opening_not_from_zero() -> None:
+    phase, _ = advance(rules(), collecting(opened=1000.0), tick(1050.0))
+    assert isinstance(phase, Collecting)
+
+
+def test_the_quorum_that_arrives_after_the_deadline_but_before_a_tick_still_counts() -> None:
+    _, effects = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("b", 130.0))
+    assert effects == [Aggregate(closed("ab"), complete=False)]
+
+
+def test_declined_sites_that_make_the_quorum_unreachable_abandon_at_once() -> None:
+    phase, effects = walk(rules(), collecting(quorum=3), Declined("a", 1.0))
+    assert isinstance(phase, Collecting)
+    phase, effects = walk(rules(), phase, Declined("b", 1.0))
+    assert phase == Idle(1, tries=1, again_at=11.0)
+    assert effects == [Abandon(1, 1, "2 of 4 sites cannot do the task")]
+
+
+@pytest.mark.parametrize(("tries", "pause_s"), [(0, 40.0), (1, 80.0), (2, DEADLINE), (3, DEADLINE)])
+def test_after_sites_declined_a_round_is_opened_later_and_later(tries: int, pause_s: float) -> None:
+    what = rules(heartbeat_s=20.0)
+    phase, _ = advance(what, collecting(quorum=4, tries=tries), Declined("a", 7.0))
+    assert phase == Idle(1, tries + 1, again_at=7.0 + pause_s)
+    assert advance(what, phase, tick(6.9 + pause_s)) == (phase, [])
+    opened, _ = advance(what, phase, tick(7.0 + pause_s))
+    assert isinstance(opened, Collecting)
+
+
+def test_a_simulation_opens_it_at_once() -> None:
+    phase, _ = advance(replace(rules(), in_time=False), collecting(quorum=4), Declined("a", 7.0))
+    assert isinstance(advance(rules(), phase, tick(7.0))[0], Collecting)
+
+
+def test_declined_sites_are_not_waited_for_once_the_quorum_is_there() -> None:
+    events: list[Event] = [Arrived("a", 1.0), Arrived("b", 1.0), Declined("c", 2.0), Declined("d", 3.0)]
+    _, effects = walk(rules(), collecting(), *events)
+    assert effects == [Aggregate(closed("ab"), complete=False)]
+
+
+def test_attempts_are_exhausted_in_the_end() -> None:
+    phase, effects = advance(rules(max_attempts=2), collecting(attempt=1), tick(100.0))
+    assert phase == Idle(1, tries=1)
+    phase, effects = advance(rules(max_attempts=2), collecting(attempt=7, tries=1), tick(100.0))
+    assert isinstance(phase, FinishedPhase)
+    assert phase.failed
+    assert "round 1 was abandoned 2 times" in phase.reason
+    assert [type(effect) for effect in effects] == [Abandon, Finish]
+
+
+def test_a_second_arrival_of_a_site_does_not_count_twice() -> None:
+    phase, _ = walk(rules(), collecting(), Arrived("a", 1.0), Arrived("a", 2.0))
+    assert isinstance(phase, Collecting)
+    assert phase.reported == frozenset("a")
+    assert phase.quorum_at is None
+
+
+def test_a_stranger_neither_counts_nor_fails() -> None:
+    assert walk(rules(), collecting(), Arrived("x", 1.0), Declined("x", 1.0)) == (collecting(), [])
+
+
+def test_an_update_counts_although_the_site_declined_before() -> None:
+    phase, effects = walk(rules(), collecting("ab"), Declined("a", 1.0))
+    assert effects == [Abandon(1, 1, "1 of 2 sites cannot do the task")]
+    phase, effects = walk(rules(), collecting(), Declined("a", 1.0), Arrived("a", 2.0))
+    assert isinstance(phase, Collecting)
+    assert (phase.reported, phase.failed) == (frozenset("a"), NOBODY)
+
+
+def test_a_site_that_reported_cannot_decline_any_more() -> None:
+    phase, _ = walk(rules(), collecting(), Arrived("a", 1.0), Declined("a", 2.0))
+    assert isinstance(phase, Collecting)
+    assert (phase.reported, phase.failed) == (frozenset("a"), NOBODY)
+
+
+def test_over_selection_closes_at_the_size_and_not_at_the_cohort() -> None:
+    phase, effects = walk(rules(), collecting("abcd", size=2), Arrived("d", 1.0))
+    assert isinstance(phase, Collecting)
+    phase, effects = walk(rules(), phase, Arrived("b", 1.0))
+    assert effects == [Aggregate(closed("bd"), complete=True)]
+
+
+def test_a_cohort_smaller_than_the_size_is_complete_with_all_of_it() -> None:
+    _, effects = walk(rules(), collecting("ab", size=4), Arrived("a", 1.0), Arrived("b", 1.0))
+    assert effects == [Aggregate(closed("ab"), complete=True)]
+
+
+def test_nothing_reopens_a_round_that_is_being_aggregated() -> None:
+    phase = Aggregating(1, 1, frozenset("ab"))
+    noise: list[Event] = [Arrived("c", 1.0), Declined("c", 1.0), ScoresArrived("a"), tick(1e9)]
+    assert walk(rules(), phase, *noise) == (phase, [])
+
+
+def test_an_unasked_aggregation_is_ignored() -> None:
+    late = Aggregated(1.0, frozenset("a"))
+    for phase in (Idle(1), collecting(), Evaluating(1, frozenset("a"), 0.0)):
+        assert advance(rules(), phase, late) == (phase, [])
+
+
+# Scoring
+
+
+@pytest.mark.parametrize(
+    ("every", "scored"), [(0, [7]), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (50, [7])]
+)
+def test_every_nth_round_and_always_the_last_is_scored(every: int, scored: list[int]) -> None:
+    what = rules(rounds=7, score_every=every)
+    done = Aggregated(1.0, frozenset("a"))
+    steps = {number: advance(what, Aggregating(number, 1, frozenset("a")), done) for number in range(8)}
+    assert [number for number, (phase, _) in steps.items() if isinstance(phase, Evaluating)] == scored
+    assert all(isinstance(phase, Idle | Evaluating) for phase, _ in steps.values())
+    evaluating = Evaluating(7, frozenset("a"), 1.0, attempt=1)
+    assert steps[7] == (evaluating, [AskScores(evaluating)])
+
+
+@pytest.mark.parametrize(("personal", "trainers"), [(None, [2, 4, 5]), (0, [5]), (1, [1, 2, 3, 4, 5]), (4, [4, 5])])
+def test_sites_own_models_are_scored_at_a_pace_of_their_own(personal: int | None, trainers: list[int]) -> None:
+    what = rules(rounds=5, score_every=2, score_personal_every=personal)
+    done = Aggregated(1.0, frozenset("e"), frozenset("ab"))
+    phases = {number: advance(what, Aggregating(number, 1, frozenset("a")), done)[0] for number in range(6)}
+    awaited = {number: phase.awaited for number, phase in phases.items() if isinstance(phase, Evaluating)}
+    assert [number for number, who in awaited.items() if "e" in who] == [2, 4, 5]
+    assert [number for number, who in awaited.items() if "a" in who] == trainers
+    assert all(("a" in who) == ("b" in who) for who in awaited.values())
+
+
+def test_without_scorers_the_run_goes_on_unscored() -> None:
+    nobody = Aggregated(1.0, NOBODY)
+    assert advance(rules(), Aggregating(1, 1, frozenset("a")), nobody) == (Idle(2), [])
+    phase, _ = advance(rules(), Aggregating(ROUNDS, 1, frozenset("a")), nobody)
+    assert phase == FinishedPhase("completed", RoundOutcome.COMPLETED)
+
+
+def test_the_next_round_waits_for_all_scores() -> None:
+    evaluating = Evaluating(1, frozenset("ab"), 0.0)
+    phase, effects = advance(rules(), evaluating, ScoresArrived("b"))
+    assert (phase, effects) == (replace(evaluating, awaited=frozenset("a")), [])
+    assert advance(rules(), phase, ScoresArrived("b")) == (phase, [])
+    assert advance(rules(), phase, ScoresArrived("a")) == (Idle(2), [])
+
+
+def test_the_last_scores_complete_the_run() -> None:
+    phase, effects = advance(rules(), Evaluating(ROUNDS, frozenset("a"), 0.0), ScoresArrived("a"))
+    assert (phase, effects) == (
+        FinishedPhase("completed", RoundOutcome.COMPLETED),
+        [Finish(FinishedPhase("completed", RoundOutcome.COMPLETED))],
+    )
+
+
+def test_a_site_that_cannot_score_is_not_waited_for() -> None:
+    assert advance(rules(), Evaluating(1, frozenset("a"), 0.0), Declined("a", 1.0)) == (Idle(2), [])
+
+
+def test_scores_are_waited_for_until_their_deadline_and_no_longer() -> None:
+    evaluating = Evaluating(1, frozenset("a"), 10.0)
+    assert advance(rules(), evaluating, tick(109.9)) == (evaluating, [])
+    assert advance(rules(), evaluating, tick(110.0)) == (Idle(2), [])
+
+
+def test_dead_scorers_are_not_waited_for() -> None:
+    evaluating = Evaluating(1, frozenset("ae"), 0.0)
+    assert advance(rules(), evaluating, tick(1.0, trainers="b", evaluators="e")) == (evaluating, [])
+    assert advance(rules(), evaluating, tick(1.0, trainers="b")) == (Idle(2), [])

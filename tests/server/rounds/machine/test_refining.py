@@ -1,0 +1,148 @@
+"""The refinement of a round: who is asked, how often, and what becomes of an evaluator that does not answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.server.rounds.machine.test_advance import DEADLINE, rules, tick
+
+from protofed.server.rounds.machine.advance import advance
+from protofed.server.rounds.machine.phases import (
+    NOBODY,
+    Abandon,
+    Aggregate,
+    Aggregated,
+    Aggregating,
+    Arrived,
+    AskRefinement,
+    AskScores,
+    Collecting,
+    Declined,
+    Evaluating,
+    Finish,
+    FinishedPhase,
+    Idle,
+    Insufficient,
+    Recall,
+    Refine,
+    Refining,
+)
+from protofed.server.rounds.machine.rules import RoundRules
+from protofed.server.verdicts import RoundOutcome
+
+
+def refined(**federation: Any) -> RoundRules:
+    return replace(rules(heartbeat_s=5.0, **federation), refined=True)
+
+
+def asked(evaluator: str = "e", **fields: Any) -> Refining:
+    return Refining(1, 1, **{"opened": 0.0, "asked": frozenset(evaluator), **fields})
+
+
+def collected(round: int) -> Collecting:
+    return Collecting(round, 1, frozenset("ab"), size=2, quorum=2, opened=0.0, reported=frozenset("a"))
+
+
+@pytest.mark.parametrize(("round", "to_refine"), [(0, False), (1, True)])
+def test_what_sites_trained_is_refined_and_the_first_model_is_not(round: int, to_refine: bool) -> None:
+    phase, (effect,) = advance(refined(), collected(round), Arrived("b", 1.0))
+    assert isinstance(phase, Aggregating)
+    assert (phase.to_refine, effect) == (to_refine, Aggregate(phase, complete=True))
+    after, _ = advance(refined(score_every=0), phase, Aggregated(2.0, NOBODY))
+    assert after == (Refining(1, 1, opened=2.0) if to_refine else Idle(1))
+
+
+def test_a_run_without_refinements_publishes_what_it_aggregates() -> None:
+    phase, _ = advance(rules(), collected(1), Arrived("b", 1.0))
+    assert phase == Aggregating(1, 1, frozenset("ab"), 2)
+
+
+def test_one_evaluator_is_asked_and_no_trainer() -> None:
+    phase, effects = advance(refined(), Refining(1, 1, 2.0), tick(3.0, trainers="abcd", evaluators="ez"))
+    assert phase == asked("e", opened=3.0)
+    assert effects == [AskRefinement(asked("e", opened=3.0))]
+
+
+def test_what_it_made_is_published_and_scored() -> None:
+    phase, effects = advance(refined(), asked(tries=1), Arrived("e", 5.0))
+    assert phase == Aggregating(1, 1, frozenset("e"), quorum=1, tries=1, refines=True)
+    assert effects == [Refine(phase)]
+    phase, effects = advance(refined(), phase, Aggregated(6.0, frozenset("e")))
+    assert phase == Evaluating(1, frozenset("e"), 6.0, attempt=1)
+    assert effects == [AskScores(phase)]
+
+
+def test_nobody_but_the_evaluator_that_is_asked_moves_it() -> None:
+    for event in (Arrived("z", 1.0), Declined("z", 1.0), Arrived("a", 1.0)):
+        assert advance(refined(), asked(), event) == (asked(), [])
+
+
+def test_without_an_evaluator_the_round_waits_and_keeps_its_aggregate() -> None:
+    what, waits = refined(site_wait_timeout_s=500.0), Refining(1, 1, 10.0)
+    assert advance(what, waits, tick(509.0)) == (waits, [])
+    phase, effects = advance(what, waits, tick(510.0))
+    assert isinstance(phase, FinishedPhase)
+    assert phase.outcome is RoundOutcome.FAILED
+    assert effects == [Finish(phase)]
+
+
+def test_one_that_declines_is_passed_over_for_another_and_asked_again_where_there_is_none() -> None:
+    phase, effects = advance(refined(), asked(), Declined("e", 7.0, "data"))
+    assert phase == Refining(1, 1, 7.0, passed=frozenset("e"), tries=1, again_at=17.0)
+    assert effects == []  # it has closed its invitation itself
+    assert advance(refined(), phase, tick(16.0, evaluators="ez")) == (phase, [])
+    other, _ = advance(refined(), phase, tick(17.0, evaluators="ez"))
+    assert isinstance(other, Refining)
+    assert other.asked == frozenset("z")
+    same, _ = advance(refined(), phase, tick(17.0, evaluators="e"))
+    assert isinstance(same, Refining)
+    assert (same.asked, same.tries) == (frozenset("e"), 1)
+
+
+def test_one_that_is_late_is_recalled() -> None:
+    assert advance(refined(), asked(), tick(DEADLINE - 1, evaluators="e")) == (asked(), [])
+    phase, effects = advance(refined(), asked(), tick(DEADLINE, evaluators="e"))
+    assert isinstance(phase, Refining)
+    assert (phase.asked, phase.tries, phase.passed) == (NOBODY, 1, frozenset("e"))
+    assert [type(effect) for effect in effects] == [Recall]
+
+
+def test_one_that_is_lost_may_come_back_unless_there_is_another() -> None:
+    assert advance(refined(), asked(), tick(1.0)) == (asked(), [])
+    phase, effects = advance(refined(), asked(), tick(1.0, evaluators="z"))
+    assert isinstance(phase, Refining)
+    assert phase.passed == frozenset("e")
+    assert [type(effect) for effect in effects] == [Recall]
+    tried = asked(passed=frozenset("z"))  # which could not do it either
+    assert advance(refined(), tried, tick(1.0, evaluators="z")) == (tried, [])
+
+
+def test_after_so_many_attempts_the_run_fails_and_no_training_was_given_up() -> None:
+    what = refined(max_attempts=2)
+    again, _ = advance(what, asked(), Declined("e", 7.0, "data"))
+    assert isinstance(again, Refining)
+    phase, effects = advance(what, replace(again, asked=frozenset("e")), Declined("e", 20.0, "data"))
+    assert isinstance(phase, FinishedPhase)
+    assert phase.outcome is RoundOutcome.FAILED
+    assert effects == [Finish(phase)]
+    assert not any(isinstance(effect, Abandon) for effect in effects)
+
+
+def test_what_cannot_be_used_is_asked_for_again() -> None:
+    damaged = Aggregating(1, 1, frozenset("e"), quorum=1, tries=1, refines=True)
+    phase, effects = advance(refined(), damaged, Insufficient("its blob is damaged", 9.0))
+    assert phase == Refining(1, 1, 9.0, passed=frozenset("e"), tries=2, again_at=29.0)
+    assert effects == []
+
+
+def test_after_a_restart_what_had_come_is_used_at_once() -> None:
+    phase, effects = advance(refined(), asked(reported=frozenset("e")), tick(0.0))
+    assert phase == Aggregating(1, 1, frozenset("e"), quorum=1, refines=True)
+    assert effects == [Refine(phase)]
+
+
+def test_a_paused_run_refines_its_open_round_all_the_same() -> None:
+    phase, _ = advance(refined(), Refining(1, 1, 2.0), tick(3.0, evaluators="e", paused=True))
+    assert phase == asked(opened=3.0)
