@@ -35,7 +35,6 @@ class Server:
         self.did: list[str] = []
         self.judged: list[str] = []  # of what it did
         self.fails: Exception | None = None
-        self.intake = self
         self.in_rows: set[Digest] = set()
 
     def verdict_if_closed(self, site: str, *_: Any) -> Receipt | None:
@@ -57,7 +56,7 @@ class Server:
         if self.fails is not None:
             raise self.fails
 
-    def of(self, run: str) -> Server:
+    def intake(self, run: str) -> Server:
         if run == "none":
             raise ProtocolError("no such run")
         return self

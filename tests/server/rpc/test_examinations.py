@@ -169,7 +169,6 @@ class Site:
         self.paid: list[int] = []
         self.examined, self.begun, self.go_on = 0, threading.Event(), threading.Event()
         self.fails: Exception | None = None
-        self.intake = self
         self.blobs = FolderBlobs(folder)
         fakes: Any = self
         memory: Any = SimpleNamespace(short=lambda: False)
@@ -193,7 +192,7 @@ class Site:
     def invitation(self, site: str) -> str:
         return "task"
 
-    def of(self, run: str) -> Site:
+    def intake(self, run: str) -> Site:
         return self
 
     def begin(self, *_: Any) -> None:
