@@ -129,10 +129,8 @@ class RunQueue:
             current.tick()
         ended = [name for name, run in self._live.items() if _has_ended(run)]
         for name in ended[:-1] if self.current is None else ended:
-            del (
-                self._live[name],
-                self._intakes[name],
-            )  # and with it a decoded model; `of` makes it again from the ledger
+            del self._live[name]  # and with it a decoded model; `of` makes it again from the ledger
+            del self._intakes[name]
 
     def waiting(self, run: str, certificates: Certificates) -> Waiting | None:
         """Why a run does not go on; None: it does, has ended, or is not known."""
@@ -238,11 +236,13 @@ class RunQueue:
             return Signal.ABORT
         current = self.current
         try:
-            if current is None or run != current.name:
+            # Not `intake`, which may read the ledger: an idle site's call is on another thread.
+            intake = None if current is None or run != current.name else self._intakes.get(run)
+            if intake is None:
                 self._context.presence.seen(site, instance)
                 signal = Signal.ABORT
             else:
-                signal = self.intake(run).heartbeat(site, instance, progress)
+                signal = intake.heartbeat(site, instance, progress)
         except NotEnrolledError:
             # A daemon in a fit from before a restart enrolls at its end, which the ABORT of a closed task brings about.
             if progress.task_id in ("", self.invitation(site)):
@@ -376,7 +376,8 @@ class RunQueue:
 
     def _open(self, recipe: Recipe) -> None:
         run = Run(recipe, self._context)
-        self._live[run.name], self._intakes[run.name] = run, Intake(run, self._context)
+        self._intakes[run.name] = Intake(run, self._context)
+        self._live[run.name] = run
 
     def _take_up(self, row: RunRow) -> bool:
         """Continue a run from its ledger rows, or end it FAILED; True if it continues.
