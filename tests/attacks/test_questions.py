@@ -162,8 +162,8 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
     trapped = Questioned(tmp_path / "trapped", recipe, always(sites[0]))
     refused, withheld, looked = list[object](), list[object](), list[object]()
-    trapped.agent._work._on_refusal = lambda *told: refused.append(told)
-    trapped.agent._work._on_withheld = lambda *told: withheld.append(told)
+    trapped.agent._work.tools.on_refusal = lambda *told: refused.append(told)
+    trapped.agent._work.tools.on_withheld = lambda *told: withheld.append(told)
 
     def noted(payload: Payload, *_: object, **__: object) -> Payload:
         looked.append(payload)

@@ -53,7 +53,7 @@ def test_a_chosen_first_model_is_refused_by_the_policy_with_layer_check_and_dige
     chosen = site.fit(1, scaled(1.1))
     refused: list[tuple[Task, PolicyViolationError]] = []
     daemon = site.agent()
-    daemon._work._on_refusal = lambda task, violation: refused.append((task, violation))
+    daemon._work.tools.on_refusal = lambda task, violation: refused.append((task, violation))
     with structlog.testing.capture_logs() as logs:
         work(daemon, 1)
     assert site.link.pushed == []

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Nowhere, ScoredModel
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.score_answers import MIN_IMAGES, Answers, answered, is_nearly_constant, secret_half
-from protofed.client.agent.score_report import Scorer
+from protofed.client.agent.scores import Scorer
 from protofed.client.agent.site import PreparedRun
+from protofed.client.agent.task_tools import BaseModelCache
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.data.stratified import stratified_sample
 from protofed.client.methods.fedavg import FedAvgClient

@@ -11,7 +11,7 @@ from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Daemon, Round
 from tests.support.sum_server import SumServer
 
 from protofed.client.agent.score_answers import Answers
-from protofed.client.agent.score_report import Scorer
+from protofed.client.agent.scores import Scorer
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.privacy.policy import Released
 from protofed.client.state.disk_store import DiskStore

@@ -34,7 +34,7 @@ class Audited(Daemon):
             self.refused.append(str(violation))
             self.audit.refused(task, violation)  # type: ignore[arg-type]
 
-        agent._work._on_refusal = refused
+        agent._work.tools.on_refusal = refused
         return agent
 
 

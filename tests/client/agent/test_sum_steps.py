@@ -12,7 +12,7 @@ import pytest
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model
 from tests.support.sum_server import SumServer, steps_of
 
-from protofed.client.agent import task_work
+from protofed.client.agent import task_tools
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.site import PreparedRun
 from protofed.client.method import client_methods
@@ -58,7 +58,7 @@ class Daemon:
     def _start(self) -> Agent:
         agent = self.made.agent()
         agent._site.membership = membership_of(self.folder, self.made.name, lambda: None, record=self._record)
-        agent._work._on_refusal = lambda _, violation: self.refused.append(str(violation))
+        agent._work.tools.on_refusal = lambda _, violation: self.refused.append(str(violation))
         return agent
 
     def _record(self, event: str, facts: Mapping[str, Fact]) -> None:
@@ -290,7 +290,7 @@ def test_what_waits_is_handed_in_for_the_model_that_it_was_trained_from(tmp_path
     ann = round_.daemons["ann"]
     [session] = (ann.folder / FOLDER / "run").glob("*.json")
     session.unlink()  # as if the daemon had been killed before it was stored
-    ann.agent._work._task_guard._settled.clear()
+    ann.agent._work.tools.guard._settled.clear()
     ann.work(round_.task(TaskKind.FIT, OTHER), OTHER)
     found = Sessions(ann.folder / FOLDER).find("run", 1, 1, Subject.UPDATE)
     assert found is not None
@@ -347,7 +347,7 @@ def test_a_damaged_session_ends_no_daemon(tmp_path: Path) -> None:
     assert isinstance(ann.agent.step(0.0), Finished)
     assert session.exists()  # it cannot be remembered that it is over
     (folder / "run.json").unlink()
-    ann.agent._work._sums.over("run")
+    ann.agent._work.sums.over("run")
     assert not session.exists()
     assert theirs.exists()
 
@@ -478,7 +478,7 @@ def test_an_update_leaves_by_the_recipe_alone_that_it_was_trained_by(
             raise KilledError
 
     with monkeypatch.context() as patched:
-        patched.setattr(task_work, "reach", killed_after_staging)
+        patched.setattr(task_tools, "reach", killed_after_staging)
         with pytest.raises(KilledError):
             daemon.work(Task(TaskKind.FIT, "run", 1, "f", codec.digest(base), len(base), 60.0, 1, Subject.UPDATE), base)
     dp = {**SHARED["plan"]["dp"], "noise_multiplier": 1e-3}

@@ -53,7 +53,7 @@ def test_one_task_of_many_models_is_many_of_a_day(tmp_path: Path) -> None:
     daemon = site.agent()
     for _ in range(3):
         # As after a kill: a daemon has forgotten it, and a repetition clears it.
-        daemon._work._task_guard._settled.clear()
+        daemon._work.tools.guard._settled.clear()
         daemon.step(0.0)
     assert [task.round for task, _ in site.link.pushed] == [1, 2]
     assert site.declined() == [("same", FailureReason.POLICY)]
@@ -72,7 +72,7 @@ def test_a_run_goes_back_as_far_as_the_policy_says(tmp_path: Path, back_to: int,
     site = harness(tmp_path, most=2)
     daemon = site.agent()
     refused: list[tuple[Task, PolicyViolationError]] = []
-    daemon._work._on_refusal = lambda task, violation: refused.append((task, violation))
+    daemon._work.tools.on_refusal = lambda task, violation: refused.append((task, violation))
     for number in (1, 2, 3, 4):
         site.fit(number)
     back = site.fit(back_to, task_id="back")

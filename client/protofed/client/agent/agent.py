@@ -12,9 +12,9 @@ from protofed.client.agent.dp_budget import Spending
 from protofed.client.agent.enrollment import Enrollment, TaskGate
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
+from protofed.client.agent.run_work import RunWork
 from protofed.client.agent.site import Site as Site
 from protofed.client.agent.site import is_offered_summed
-from protofed.client.agent.task_work import TaskWork
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.transport.link import Link
 from protofed.common.errors import FailureReason, PolicyViolationError, RevokedError
@@ -66,7 +66,7 @@ class Agent:
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
         told = on_refusal, on_withheld, on_spending
-        self._work = TaskWork(site, link, self._status, self._enrollment.accept, *told, elsewhere or Nowhere())
+        self._work = RunWork(site, link, self._status, self._enrollment.accept, *told, elsewhere or Nowhere())
 
     @property
     def name(self) -> SiteId:
@@ -114,7 +114,7 @@ class Agent:
         return answer
 
     def ahead(self, task: Task) -> list[Computation]:
-        """As `TaskWork.ahead`."""
+        """As `RunWork.ahead`."""
         return self._work.ahead(task)
 
     def _takes_tasks(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Train
+from protofed.client.agent.site import PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.models.mixture import start_of
 from protofed.client.models.split import dump, load
 from protofed.client.privacy.own_norm import within_bounds
@@ -54,6 +54,13 @@ class Computation:
     fewest: int = 1
     scored: ScoredModel | None = None
     to_its_end: bool = False
+
+    @classmethod
+    def for_fit(cls, site: Site, run: PreparedRun, task: Task) -> Computation:
+        """A site's fit, from what it kept of the last round that counts."""
+        state = site.store.last_counted(task.run, task.memory_before)
+        fewest = site.policy.rules.min_images_per_unit
+        return cls(site.name, run, task, state, fewest, to_its_end=trains_to_its_end(site, run))
 
     @property
     def key(self) -> Hashable:

@@ -44,19 +44,6 @@ def check_member(site: Site, run: PreparedRun) -> None:
         raise TaskFailedError(FailureReason.REFUSED, text)
 
 
-def with_share(site: Site, run: PreparedRun, task: Task, update: Update, base: Payload) -> Update:
-    """A simulated site's update with its share of the noise: nobody sums it under masks, where a daemon adds its own.
-
-    Args:
-        base: what the fit started from.
-
-    Raises:
-        TaskFailedError: as of `PreparedRun.noise_share`.
-    """
-    std = share_std(run.recipe.plan, task.round, run.recipe.rounds, base)
-    return replace(update, payload=_share(site, run, task, std).on_update(update.payload))
-
-
 def _share(site: Site, run: PreparedRun, task: Task, std: float) -> NoiseShare:
     return run.noise_share(site.name, task, site.store.last_counted(task.run, task.memory_before), std)
 

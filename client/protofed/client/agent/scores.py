@@ -1,16 +1,18 @@
-"""The scores that a site takes of a round: of its own model as a trainer, of the global one as an evaluator."""
+"""The tasks that ask for scores of a round: of the site's own model as a trainer, of the global one as an evaluator."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
 
-from protofed.client.agent.base_models import BaseModelCache
 from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, predictions, score
 from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.score_answers import Answers, answered
 from protofed.client.agent.site import PreparedRun, Site, is_summed
+from protofed.client.agent.sum_steps import SumSteps
+from protofed.client.agent.task_tools import BaseModelCache, TaskTools
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.client.state.store import SiteState
 from protofed.common.codec import Digest
@@ -19,6 +21,48 @@ from protofed.common.protocol.messages import Activity, Role, Scores, Task, Task
 from protofed.common.protocol.score_names import LOSS
 
 log = structlog.get_logger()
+
+
+class PlainScores:
+    """A SCORE task: the scores that the site's policy releases, one by one."""
+
+    def __init__(self, tools: TaskTools, scorer: Scorer, own_scores: OwnScoreKeeper) -> None:
+        self._tools, self._scorer, self._own_scores = tools, scorer, own_scores
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Take the scores, and report them."""
+        answers = _take_scores(self._tools, self._scorer, run, task)
+        # A policy that releases none keeps them from the server, not from the site.
+        self._own_scores.keep(task, answers.scores)
+        self._tools.link.report(task, self._tools.site.policy.release_scores(answers.told, noisy=run.noisy))
+
+
+class SecureScores:
+    """A SCORE_SUM task: the scores leave in a sum alone, in the steps of `SumSteps`."""
+
+    def __init__(self, tools: TaskTools, scorer: Scorer, own_scores: OwnScoreKeeper, sums: SumSteps) -> None:
+        self._tools, self._scorer, self._own_scores, self._sums = tools, scorer, own_scores, sums
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Take the scores, and push the keys for their sum; taken once, whatever happens to the daemon."""
+        tools = self._tools
+        if (released := tools.passed(task, lambda: self._sums.scored(run, task))) is None:
+            answers = _take_scores(tools, self._scorer, run, task)
+            self._own_scores.keep(task, answers.scores)
+            all_own = replace(answers, summed={**self._own_scores.trained(task), **answers.summed})
+            released = tools.passed(task, lambda: self._sums.begin_scores(run, task, all_own))
+        tools.check_taken(tools.push(task, released))
+
+
+def _take_scores(tools: TaskTools, scorer: Scorer, run: PreparedRun, task: Task) -> Answers:
+    """The scores of a task; a site gives those of a round once.
+
+    Raises:
+        PolicyRefusedError: it gave them before, or the policy allows no more tasks today.
+    """
+    tools.begin(task)
+    tools.passed(task, lambda: tools.guard.check_score(task, scorer.roles(run, task)))
+    return scorer.answers(run, task)
 
 
 class Scorer:
@@ -88,7 +132,7 @@ class Scorer:
         return self._personal[1] if self._personal is not None and self._personal[0] == _OwnModel.of(work) else None
 
     def _computed(self, work: Computation) -> Answers:
-        base = self._bases.get(work.task)
+        base = self._bases.get(work.run, work.task)
         self._status.activity = Activity.SCORING
         # All may know an evaluator's test set, and a simulation's scores stay in its process.
         if self._site.simulated or work.scored is ScoredModel.GLOBAL:

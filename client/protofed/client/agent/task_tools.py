@@ -1,0 +1,197 @@
+"""What work on every kind of task takes: the model to start from, checks that count refusals, the way to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+import structlog
+
+from protofed.client.agent.base_guard import BaseGuard
+from protofed.client.agent.heartbeat import DaemonStatus
+from protofed.client.agent.site import PreparedRun, Site
+from protofed.client.agent.task_guard import TaskGuard
+from protofed.client.privacy.policy import PolicyRefusedError, Released
+from protofed.client.state.store import COUNTED, FitOutcome, TrainedBy
+from protofed.client.transport.link import Link, decode_base
+from protofed.common.codec import Digest
+from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError, TaskFailedError
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, Update
+from protofed.common.protocol.messages import Activity, Receipt, Task, Verdict
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class TaskTools:
+    """Shared by all kinds of work.
+
+    Args:
+        accept: called when the site begins with a task.
+
+    Attributes:
+        on_refusal: called with each update, or run, that the site's policy refused.
+        on_withheld: called with each update that stays here without the server's knowing.
+        on_settled: called when a fit has its receipt.
+        bases: the models that tasks start from, each checked before it is used.
+        base_guard: of what the site's own images find in such a model.
+        guard: which tasks the site does, and does again.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        link: Link,
+        status: DaemonStatus,
+        accept: Callable[[], None],
+        on_refusal: Callable[[Task, PolicyViolationError], None],
+        on_withheld: Callable[[Task, PolicyViolationError], None],
+    ) -> None:
+        self.site, self.link, self.status = site, link, status
+        self._accept = accept
+        self.on_refusal, self.on_withheld = on_refusal, on_withheld
+        self.on_settled: Callable[[], None] = lambda: None
+        self.base_guard, self.guard = BaseGuard(site), TaskGuard(site)
+        self.bases = BaseModelCache(link, status, self._check_base)
+        self._unwritten: dict[str, tuple[Task, Receipt]] = {}  # by task_id: counted, and the disk took no receipt yet
+
+    def begin(self, task: Task) -> None:
+        """Count a task among today's.
+
+        Raises:
+            PolicyRefusedError: the policy allows no more of them today.
+        """
+        self.passed(task, lambda: self.guard.check_today(task))
+        self._accept()
+
+    def passed(self, task: Task, gate: Callable[[], T]) -> T:
+        """What the gate releases; what it refuses is counted and audited."""
+        try:
+            return gate()
+        except PolicyViolationError as violation:
+            self.on_refusal(task, violation)
+            raise
+
+    def staged(self, task: Task) -> tuple[Task, Update] | None:
+        """The update of a task that waits to be pushed, with the model and the attempt that it was trained for."""
+        waiting = self.site.store.unsettled(task.run)
+        return next((entry for entry in waiting if entry[0].task_id == task.task_id), None)
+
+    def stage(self, run: PreparedRun, task: Task, outcome: FitOutcome, *, withheld: bool) -> None:
+        """Store what a fit made, durably, before anything of it is pushed."""
+        trained = TrainedBy(run.recipe.fingerprint(), withheld)
+        self.site.store.stage(task, replace(outcome, trained=trained))
+        reach("staged")
+
+    def check_trained_by(self, run: PreparedRun, task: Task) -> None:
+        """Check that what is staged was trained, and its noise counted, by the rules by which it would leave now.
+
+        Raises:
+            TaskFailedError: it was not.
+        """
+        if (recipe := self.site.store.trained_by(task).recipe) and recipe != run.recipe.fingerprint():
+            text = "the run was offered again with another recipe than this update was trained by"
+            raise TaskFailedError(FailureReason.REFUSED, text)
+
+    def keep_back(self, task: Task, refusal: PolicyViolationError) -> Literal[True]:
+        """Tell the site, and nobody else, that nothing of a fit leaves."""
+        self.on_withheld(task, refusal)
+        log.error(
+            "nothing of this fit leaves: random numbers take its place in a sum, so that nobody can read the sum, and "
+            "the server does not learn which site they are of",
+            run=task.run,
+            round=task.round,
+            why=str(refusal),
+        )
+        return True
+
+    def keep_back_diverged(self, task: Task) -> Literal[True]:
+        """As `keep_back`, of a fit that went on to its end although it diverged."""
+        return self.keep_back(task, PolicyRefusedError("finite", "it diverged: lower plan.lr"))
+
+    def push(self, task: Task, released: Released) -> Receipt:
+        """Push what was released; `settle` and `check_taken` follow."""
+        self.status.activity = Activity.UPLOADING
+        receipt = self.link.push(task, released)
+        reach("pushed")
+        why = {"reason": receipt.reason} if receipt.reason else {}
+        log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
+        self.guard.settled(task)
+        return receipt
+
+    def settle(self, task: Task, receipt: Receipt) -> None:
+        """Settle what was staged for a task."""
+        self._write_receipt(task, receipt)
+        reach("settled")
+
+    def check_taken(self, receipt: Receipt) -> None:
+        """Decline a task whose update the server refuses.
+
+        The same training gives the same update: without a refusal of ours the server would ask again until the
+        deadline, and a simulation, whose clock stands still, for ever.
+
+        Raises:
+            TaskFailedError: it does.
+        """
+        if receipt.verdict is Verdict.INVALID:
+            raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
+
+    def write_receipts(self, run: str) -> None:
+        """Write the receipts that a full disk did not take: without them a fit begins as if the round had not counted.
+
+        Raises:
+            StateError: it still takes none.
+        """
+        if not any(task.run == run for task, _ in self._unwritten.values()):
+            return
+        staged = {task.task_id for task, _ in self.site.store.unsettled(run)}
+        for task, receipt in [entry for entry in self._unwritten.values() if entry[0].run == run]:
+            if task.task_id in staged:
+                self._write_receipt(task, receipt)
+            else:  # the site has left the run meanwhile
+                del self._unwritten[task.task_id]
+
+    def _write_receipt(self, task: Task, receipt: Receipt) -> None:
+        if receipt.verdict in COUNTED:
+            self._unwritten[task.task_id] = task, receipt
+        self.site.store.settle(task, receipt)
+        self._unwritten.pop(task.task_id, None)
+        self.on_settled()
+
+    def _check_base(self, run: PreparedRun, task: Task, base: Payload) -> None:
+        self.passed(task, lambda: self.base_guard.check(run, task, base))
+
+
+class BaseModelCache:
+    """Holds the newest base: the FIT and the SCORE task of a round often start from the same one.
+
+    Args:
+        check: called with each base before it is used, also with a cached one; raises what refuses it.
+    """
+
+    def __init__(self, link: Link, status: DaemonStatus, check: Callable[[PreparedRun, Task, Payload], None]) -> None:
+        self._link, self._status, self._check = link, status, check
+        self._newest: tuple[Digest, Payload] | None = None
+
+    def get(self, run: PreparedRun, task: Task) -> Payload:
+        """The task's base, fetched unless it is the cached one; see `decode_base` for lookups in it.
+
+        Raises:
+            ProtocolError: the task names no base.
+            CodecError: the base is no payload.
+            PolicyViolationError: the check refuses it.
+        """
+        if task.base_digest is None:
+            raise ProtocolError(f"a {task.kind} task without a model to start from")
+        if self._newest is None or self._newest[0] != task.base_digest:
+            self._status.activity = Activity.DOWNLOADING
+            self._newest = (task.base_digest, decode_base(self._link.fetch(task)))
+            reach("fetched")
+        self._check(run, task, self._newest[1])
+        return self._newest[1]
+
+    def clear(self) -> None:
+        """Free the memory; called when the daemon turns to another run."""
+        self._newest = None
