@@ -28,14 +28,13 @@ from protofed.client.data.site import load_site
 from protofed.client.data.site_data import SiteData
 from protofed.client.privacy.base_checks import BaseProblem, Check
 from protofed.client.privacy.policy import Policy
+from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.sums.membership import membership_of
 from protofed.common import codec
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import NotEnrolledError
 from protofed.common.payload import Part, Payload
-from protofed.common.protocol.messages import Activity, PauseReason, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Activity, PauseReason, Subject, TaskKind
 from protofed.deploy import shipped
 
 PLAN = {"lr": 0.1, "epochs": 2, "batch_size": 16, "momentum": 0.0}
@@ -68,7 +67,7 @@ class Questioned:
         self.harness = AgentHarness(store, table, rules or RULES.model_dump(), load_data=load_data, name="site-1")
         self.harness.link.run, self.harness.link.min_cohort = recipe.name, 3
         self.agent: Agent = self.harness.agent()
-        self.agent._site.membership = membership_of(folder, "site-1", lambda: None)
+        self.agent._work.sums.membership = membership_of(folder, "site-1", lambda: None)
         partners = {name: folder.parent / f"{folder.name}-{name}" for name in ("site-2", "site-3")}
         confirm(folder, listed({"site-1": folder, **partners}))
         self._asked = 0

@@ -17,7 +17,7 @@ from tests.bench import attacks
 from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, strongest, tried
 
-from protofed.common.secure_sums.groups import alone
+from protofed.common.secure_aggregation.groups import alone
 from protofed.server.rounds.grouping import Grouping
 
 SITES = 6

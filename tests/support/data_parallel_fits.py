@@ -26,8 +26,6 @@ from tests.support.round_contexts import round_context
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
-from protofed.client.agent.site import PreparedRun, Site, prepare
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
@@ -40,7 +38,9 @@ from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy
 from protofed.client.privacy.rules import PolicyRules
 from protofed.client.privacy.site_secret import BYTES
+from protofed.client.site import PreparedRun, Site, prepare
 from protofed.client.state.store import MemoryStore, SiteState
+from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.common.config.recipe import Input, Recipe

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from protofed.client.agent.agent import Agent, Site
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import no_checkpoints
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
@@ -20,8 +18,10 @@ from protofed.client.privacy import site_secret
 from protofed.client.privacy.limits import unlimited
 from protofed.client.privacy.policy import Policy, Released, ReleasedScores
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.site import no_checkpoints
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
+from protofed.client.status import DaemonStatus
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason

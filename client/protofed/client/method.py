@@ -54,7 +54,7 @@ from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
-from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.tensors import towards, weights
 
 __all__ = [

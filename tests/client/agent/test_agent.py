@@ -15,12 +15,12 @@ import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 from torch import nn
 
-from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.refusal_log import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training import score_sets
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from protofed.client.agent.computation import Nowhere, ScoredModel
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.score_answers import MIN_IMAGES, Answers, answered, is_nearly_constant, secret_half
-from protofed.client.agent.scores import Scorer
-from protofed.client.agent.site import PreparedRun
+from protofed.client.agent.scores import MIN_IMAGES, Answers, Scorer, answered, is_nearly_constant, secret_half
 from protofed.client.agent.task_tools import BaseModelCache
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.data.stratified import stratified_sample
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
+from protofed.client.site import PreparedRun
 from protofed.client.state.store import MemoryStore
+from protofed.client.status import DaemonStatus
 from protofed.client.training.evaluation import Tally
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Input, Recipe

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, AgentHarness, site_data, work
 
-from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.own_scores import FOLDER, OwnScores
+from protofed.client.status import DaemonStatus
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role, Scores
 

@@ -9,7 +9,7 @@ from protofed.client.method import client_methods
 from protofed.client.privacy.policy import Policy, PolicyRefusedError
 from protofed.client.privacy.update_checks import TELLS_STEPS
 from protofed.common.payload import Exchange, Part
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 
 COUNTING = sorted(name for name in client_methods if client_methods.build(name, {}).sends & TELLS_STEPS)
 

@@ -30,7 +30,7 @@ from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import Part, Tensors, Update, describe
 from protofed.common.protocol.score_names import SCALARS
 from protofed.common.protocol.telemetry import Telemetry
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
 

@@ -11,9 +11,9 @@ from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedErr
 from protofed.client.privacy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
-from protofed.common.secure_sums.fixed_point import POINT
-from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.messages import SignatureMessage, payload_of
 
 FORM = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))
 SENT: Payload = {Part.BODY: {"w": np.zeros(2, np.float32)}, Part.PROTOTYPES: {"mean": np.zeros((3, 2), np.float32)}}

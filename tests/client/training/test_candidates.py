@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from protofed.client.agent.heartbeat import TaskAbortedError
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel, dump
+from protofed.client.status import TaskAbortedError
 from protofed.client.training.candidates import WORST, distance, losses_of
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, Plan

@@ -14,8 +14,8 @@ from protofed.client.training.noise_share import NoiseShare, share_std
 from protofed.common.config.plan import DpPlan, Plan
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.fixed_point import FixedPoint
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, SumLayout
 
 POINT = FixedPoint(1024.0, 40, 50)
 FORM = SumForm((Part.BODY, Part.HEAD))

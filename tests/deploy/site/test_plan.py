@@ -25,7 +25,7 @@ from protofed.common.config.recipe import Model, NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, simulation

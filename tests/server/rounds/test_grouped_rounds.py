@@ -11,8 +11,8 @@ from tests.server.rounds.test_secure_rounds import Secure, digest
 from protofed.common.errors import ConflictError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.protocol.sum_messages import RosterMessage, message_of
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.messages import RosterMessage, message_of
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
 from protofed.server.storage.ledger import Ledger

@@ -17,10 +17,9 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Task, TaskKind, Verdict
-from protofed.common.protocol.sum_messages import SignatureMessage, payload_of
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.shares import Share
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Subject, Task, TaskKind, Verdict
+from protofed.common.secure_aggregation.messages import SignatureMessage, payload_of
+from protofed.common.secure_aggregation.shares import Share
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases

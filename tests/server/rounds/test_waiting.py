@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.server.rounds.test_state_machine import DEADLINE, collecting, rules, tick
 
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Subject, TaskKind
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import (
     NOBODY,

@@ -10,12 +10,13 @@ import structlog
 from protofed.client.agent.computation import Computation, Elsewhere, Nowhere
 from protofed.client.agent.dp_budget import Spending
 from protofed.client.agent.enrollment import Enrollment, TaskGate
-from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
 from protofed.client.agent.run_work import RunWork
-from protofed.client.agent.site import Site as Site
-from protofed.client.agent.site import is_offered_summed
 from protofed.client.privacy.rules import PolicyRules
+from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.site import Site as Site
+from protofed.client.site import is_offered_summed
+from protofed.client.status import DaemonStatus
 from protofed.client.transport.link import Link
 from protofed.common.errors import FailureReason, PolicyViolationError, RevokedError
 from protofed.common.payload import SiteId
@@ -36,6 +37,7 @@ class Agent:
         on_withheld: called with each update that stays here without the server's knowing.
         elsewhere: computes for the site in other processes; None: all is computed here.
         on_spending: called with each fit with noise that is about to begin.
+        membership: of secure sums; None: this site takes part in no run with them.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Agent:
         elsewhere: Elsewhere | None = None,
         on_spending: Callable[[Spending], None] = lambda _spending: None,
         on_withheld: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
+        membership: Membership | None = None,
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
         self._pause = pause
@@ -66,7 +69,8 @@ class Agent:
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
         told = on_refusal, on_withheld, on_spending
-        self._work = RunWork(site, link, self._status, self._enrollment.accept, *told, elsewhere or Nowhere())
+        others = elsewhere or Nowhere()
+        self._work = RunWork(site, link, self._status, self._enrollment.accept, *told, others, membership)
 
     @property
     def name(self) -> SiteId:
@@ -140,7 +144,7 @@ class Agent:
 
     def _unconfirmed(self, offered: Assignment | None) -> str:
         """Why the site is summed with nobody; empty: it is, or the run has no secure sums."""
-        member = self._site.membership
+        member = self._work.sums.membership
         if member is None or (offered is not None and not is_offered_summed(self._site, offered)):
             return ""
         required = self._site.policy.rules.partners == "confirmed"

@@ -10,7 +10,6 @@ import structlog
 
 from protofed.client.agent.base_response import IMAGES, Responses, response_problem, responses
 from protofed.client.agent.first_model import first_model
-from protofed.client.agent.site import PreparedRun, Site, is_summed
 from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
 from protofed.client.models.split import load
 from protofed.client.privacy.base_checks import (
@@ -25,6 +24,7 @@ from protofed.client.privacy.base_checks import (
 )
 from protofed.client.privacy.policy import PolicyRefusedError
 from protofed.client.privacy.run_limits import step_sum
+from protofed.client.site import PreparedRun, Site, is_summed
 from protofed.client.training.optimizer import sgd_length
 from protofed.common.payload import Exchange, Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind

@@ -10,13 +10,13 @@ from typing import Protocol
 
 import numpy as np
 
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.models.mixture import start_of
 from protofed.client.models.split import dump, load
 from protofed.client.privacy.own_norm import within_bounds
 from protofed.client.privacy.rare_units import withhold_rare_units
+from protofed.client.site import PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import Checkpoints, FitContext, FitStart, NoCheckpoints
 from protofed.client.training.evaluation import Tally
 from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
@@ -25,7 +25,7 @@ from protofed.common import codec
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Scores, Task
-from protofed.common.protocol.score_sums import LARGEST
+from protofed.common.secure_aggregation.score_sums import LARGEST
 
 
 class ScoredModel(StrEnum):

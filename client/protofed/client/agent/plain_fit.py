@@ -8,9 +8,9 @@ from typing import Protocol
 from protofed.client.agent.computation import Computation, Elsewhere, fit
 from protofed.client.agent.dp_budget import DpBudget
 from protofed.client.agent.scores import OwnScoreKeeper
-from protofed.client.agent.site import PreparedRun, is_summed
 from protofed.client.agent.task_tools import TaskTools
 from protofed.client.privacy.policy import Released
+from protofed.client.site import PreparedRun, is_summed
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import Checkpoints
 from protofed.client.training.noise_share import share_std

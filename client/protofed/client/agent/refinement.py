@@ -7,9 +7,9 @@ from dataclasses import replace
 import structlog
 
 from protofed.client.agent.first_model import first_model
-from protofed.client.agent.site import PreparedRun, Site
 from protofed.client.agent.task_tools import TaskTools
 from protofed.client.method import RefiningMethod, refining
+from protofed.client.site import PreparedRun, Site
 from protofed.client.state.store import SiteState
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.failpoint import reach

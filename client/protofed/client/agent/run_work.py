@@ -10,15 +10,16 @@ import structlog
 
 from protofed.client.agent.computation import Computation, Elsewhere
 from protofed.client.agent.dp_budget import DpBudget, Spending
-from protofed.client.agent.failure_codes import FORESEEN, reason_of
-from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError, idle_heartbeat_s
+from protofed.client.agent.heartbeat import idle_heartbeat_s
 from protofed.client.agent.plain_fit import ComputedFit, Fit, NoisyFit, PlainFit
 from protofed.client.agent.refinement import FirstModel, Refinement, warn_if_it_cannot
 from protofed.client.agent.scores import OwnScoreKeeper, PlainScores, Scorer, SecureScores
 from protofed.client.agent.secure_fit import SecureFit, SecureStep
-from protofed.client.agent.site import PreparedRun, Site, is_summed, prepare
-from protofed.client.agent.sum_steps import SumSteps, check_member
 from protofed.client.agent.task_tools import TaskTools
+from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.secure_aggregation.steps import SumSteps
+from protofed.client.site import FORESEEN, PreparedRun, Site, is_summed, prepare, reason_of
+from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.context import FitProgress
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
@@ -55,6 +56,7 @@ class RunWork:
         on_withheld: called with each update that stays here without the server's knowing.
         on_spending: called with each fit with noise that is about to begin.
         elsewhere: computes for the site in other processes.
+        membership: of secure sums; None: this site takes part in no run with them.
     """
 
     def __init__(
@@ -67,11 +69,12 @@ class RunWork:
         on_withheld: Callable[[Task, PolicyViolationError], None],
         on_spending: Callable[[Spending], None],
         elsewhere: Elsewhere,
+        membership: Membership | None,
     ) -> None:
         self._site, self._link, self._status, self._elsewhere = site, link, status, elsewhere
         self._run: PreparedRun | TaskFailedError = TaskFailedError(FailureReason.REFUSED, "no run was prepared")
         self.tools = TaskTools(site, link, status, accept, on_refusal, on_withheld)
-        self.sums = SumSteps(site, link.fetch)
+        self.sums = SumSteps(site, link.fetch, membership)
         self._budget = DpBudget(site, status, on_spending)
         self._own_scores = OwnScoreKeeper(site, status)
         self._scorer = Scorer(site, status, self.tools.bases, elsewhere)
@@ -82,7 +85,7 @@ class RunWork:
         self.tools.bases.clear()
         try:
             self._run = prepare(self._site, assignment)
-            check_member(self._site, self._run)
+            self.sums.check_member(self._run)
         except TaskFailedError as failure:
             self._run = failure
             log.error("this site cannot take part in the run", run=assignment.run, why=str(failure))

@@ -8,9 +8,9 @@ from protofed.client.agent.base_guard import base_refusal
 from protofed.client.agent.computation import Computation
 from protofed.client.agent.plain_fit import Fit
 from protofed.client.agent.scores import OwnScoreKeeper
-from protofed.client.agent.site import PreparedRun
-from protofed.client.agent.sum_steps import SumSteps
 from protofed.client.agent.task_tools import TaskTools
+from protofed.client.secure_aggregation.steps import SumSteps
+from protofed.client.site import PreparedRun
 from protofed.client.state.store import COUNTED
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Activity, Task

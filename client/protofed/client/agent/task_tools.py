@@ -9,11 +9,11 @@ from typing import Literal, TypeVar
 import structlog
 
 from protofed.client.agent.base_guard import BaseGuard
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site
 from protofed.client.agent.task_guard import TaskGuard
 from protofed.client.privacy.policy import PolicyRefusedError, Released
+from protofed.client.site import PreparedRun, Site
 from protofed.client.state.store import COUNTED, FitOutcome, TrainedBy
+from protofed.client.status import DaemonStatus
 from protofed.client.transport.link import Link, decode_base
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError, TaskFailedError

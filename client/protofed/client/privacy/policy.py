@@ -28,11 +28,11 @@ from protofed.common.payload import (
     Update,
     describe,
 )
-from protofed.common.protocol import score_sums
 from protofed.common.protocol.messages import Manifest, Scores, score_family
 from protofed.common.protocol.telemetry import Telemetry
-from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.linear_form import SumForm, SumLayout
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.fixed_point import FixedPoint
+from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
 
 _GATE = object()
 # Numbers of the machine from which the number of examples follows, which noise hides.

@@ -10,8 +10,8 @@ from protofed.client.privacy.limits import Limits
 from protofed.client.privacy.schedule import Window
 from protofed.common.config.recipe import StrictModel
 from protofed.common.payload import Exchange, Part
+from protofed.common.protocol.messages import MAX_SUMMED
 from protofed.common.protocol.telemetry import Telemetry
-from protofed.common.secure_sums.context import MOST as MOST_SUMMED
 
 DType = Literal["float32", "float64", "int64"]  # those of the codec
 Megabytes = Annotated[float, Field(gt=0)]
@@ -23,7 +23,7 @@ class PrivacyBudget(StrictModel):
     epsilon: Annotated[float, Field(gt=0, le=1000)]  # most, over all rounds of all runs
     delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # chance that it is more: far below 1 / number of units
     unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
-    colluders: Annotated[int, Field(ge=0, le=MOST_SUMMED)] = 1  # sites of a sum whose noise the server may know
+    colluders: Annotated[int, Field(ge=0, le=MAX_SUMMED)] = 1  # sites of a sum whose noise the server may know
 
 
 class PolicyRules(StrictModel):
@@ -45,7 +45,7 @@ class PolicyRules(StrictModel):
     hide_class_presence: bool = False  # what tells of classes, as all that is trained does, leaves only in a secure sum
     secure: Literal["allowed", "required"] = "allowed"  # required: all but the first model leaves only in a secure sum
     partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
-    sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of its group, summed together or not
+    sum_group: Annotated[int, Field(ge=1, le=MAX_SUMMED)] = 3  # least sites of its group, summed together or not
     summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
     batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
     approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`

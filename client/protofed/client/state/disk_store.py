@@ -32,8 +32,7 @@ from protofed.common import codec
 from protofed.common.errors import CodecError, StateError
 from protofed.common.ids import is_id
 from protofed.common.payload import Payload, Update
-from protofed.common.protocol.messages import Receipt, Task, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Receipt, Subject, Task, TaskKind
 from protofed.common.storage import files
 
 _ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is ever moved or removed

@@ -19,7 +19,7 @@ from torch import Tensor
 from protofed.common.config.plan import DpPlan
 from protofed.common.dp import DpCost
 from protofed.common.errors import FailureReason, TaskFailedError
-from protofed.common.secure_sums.masks import add_mask
+from protofed.common.secure_aggregation.masks import add_mask
 
 SIMULATED_SECRET = bytes(32)  # of all sites of a simulation, whose runs repeat: it protects nobody
 _FRACTION_BITS = 53  # of a float64 below 1

@@ -20,7 +20,7 @@ from protofed.client.training.dp import DpNoise
 from protofed.common.config.plan import DpPlan, Plan
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, Payload
-from protofed.common.secure_sums.linear_form import MEAN, WEIGHT, SumLayout
+from protofed.common.secure_aggregation.linear_form import MEAN, WEIGHT, SumLayout
 from protofed.common.tensors import norm_of
 
 _ROUNDING = 2.0**-21  # of a float32 model's norm: what few roundings of two neighbours' models differ by, at most

@@ -11,8 +11,8 @@ from typing import Any
 import structlog
 
 from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.secure_aggregation.membership import Membership
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
-from protofed.client.sums.membership import Membership
 from protofed.client.transport.audit import ClientAudit, Transfer
 from protofed.client.transport.calls import Calls
 from protofed.client.transport.chunk_pace import IN_FLIGHT

@@ -134,7 +134,7 @@ class SiteUnderCheck:
         """
         if self.recipe is not None:
             return self.recipe()
-        from protofed.client.agent.site import read_recipe
+        from protofed.client.site import read_recipe
 
         run = self._run(settings)
         return None if run is None else read_recipe(run)

@@ -112,7 +112,7 @@ def offered_recipe(folder: Path, run: str) -> Recipe:
     Raises:
         ConfigError: the server offered none, or this version cannot use it.
     """
-    from protofed.client.agent.site import read_recipe
+    from protofed.client.site import read_recipe
 
     offer = Approvals(folder / FOLDER).offer(run)
     return read_recipe(Assignment(offer.run, offer.recipe))

@@ -9,13 +9,13 @@ import structlog
 
 from protofed.client.agent import device as devices
 from protofed.client.agent.computation import Computation, fit, score
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import DpSource, PreparedRun, train_alone
 from protofed.client.data.shared import Memory, Shared
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, dp_cost_of
 from protofed.client.models.catalogue import device_model
+from protofed.client.site import DpSource, PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.dp import SIMULATED_SECRET
 from protofed.client.transport.link import decode_base

@@ -16,8 +16,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConflictError, FailureReason, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import SUM_STEPS, Subject, TaskKind
 from protofed.server.method import NOTHING, ExpectedUpdate, OwnStartMethod, ServerMethod
 from protofed.server.rounds import phase_metrics, phases
 from protofed.server.rounds.aggregation import Aggregation, AggregationJob

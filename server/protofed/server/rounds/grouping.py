@@ -13,8 +13,8 @@ from blake3 import blake3
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, alone, in_order, large, members
+from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.secure_aggregation.groups import Groups, alone, in_order, large, members
 from protofed.server.rounds.phases import Sites
 from protofed.server.rounds.sampling import Sampler
 
@@ -70,10 +70,10 @@ class Grouping:
         cohort: Sites = frozenset().union(*(unit for unit in units.values() if unit & required))
         left = sorted(first for first, unit in units.items() if not unit & required)
         for count in range(1, len(left) + 1):
-            if len(cohort) >= size or len(cohort) + self.fewest > MOST:
+            if len(cohort) >= size or len(cohort) + self.fewest > MAX_SUMMED:
                 break
             (first,) = sampler(round, left, count) - sampler(round, left, count - 1)
-            if len(cohort | units[first]) <= MOST:
+            if len(cohort | units[first]) <= MAX_SUMMED:
                 cohort |= units[first]
         return cohort
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import SUM_STEPS, Subject, TaskKind
 from protofed.server.metrics import ServerMetrics, SumFailure
 from protofed.server.rounds import phases, summing
 from protofed.server.rounds.phases import Abandon, Aggregating, Collecting, Effect, Event, Phase, Sites, Summing

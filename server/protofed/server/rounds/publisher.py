@@ -13,9 +13,9 @@ from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Vector
-from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.context import Vector
+from protofed.common.secure_aggregation.fixed_point import FixedPoint
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.method import RoundContext, ServerMethod, refining
 from protofed.server.rounds import min_contributors as contributors
 from protofed.server.rounds.broadcast import sent

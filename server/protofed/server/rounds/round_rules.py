@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.secure_sums.groups import Groups, summable
+from protofed.common.secure_aggregation.groups import Groups, summable
 from protofed.server.rounds.best_round import Standstill
 from protofed.server.rounds.grouping import Grouping
 from protofed.server.rounds.phases import Sites

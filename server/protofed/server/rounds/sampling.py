@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.context import FEWEST, MOST
+from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
 
 
 class Sampler(Protocol):
@@ -39,7 +39,7 @@ class Uniform:
 
 def quorum_of(federation: Federation, size: int) -> int:
     """Updates that a round of this size needs, or is abandoned."""
-    quorum, least = federation.quorum, FEWEST if federation.secure else 1
+    quorum, least = federation.quorum, MIN_SUMMED if federation.secure else 1
     # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
     return quorum if isinstance(quorum, int) else max(least, math.ceil(round(quorum * size, 9)))
 
@@ -61,4 +61,4 @@ def cohort_size(federation: Federation, enrolled: Sized) -> int:
     The product is rounded first, for 0.07 * 100 is 7.000000000000001.
     """
     size = max(1, math.ceil(round(federation.participation * len(enrolled), 9)))
-    return min(size, MOST) if federation.secure else size
+    return min(size, MAX_SUMMED) if federation.secure else size

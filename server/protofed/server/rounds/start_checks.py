@@ -6,7 +6,7 @@ from protofed.common import plugins
 from protofed.common.config.models import MODELS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, nearest
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.rounds import phases
 from protofed.server.rounds.grouping import DISSOLVED, Grouping, stuck
 from protofed.server.rounds.round_rules import RoundRules

@@ -9,7 +9,11 @@ from protofed.common.codec import Buffer
 from protofed.common.errors import CodecError, SecureSumError
 from protofed.common.payload import Part, SiteId, TensorSpec
 from protofed.common.protocol.messages import Manifest, TaskKind
-from protofed.common.protocol.sum_messages import (
+from protofed.common.secure_aggregation.context import SumContext
+from protofed.common.secure_aggregation.holders import check_vector
+from protofed.common.secure_aggregation.keys import KeyAdvert, check_keys, check_signature
+from protofed.common.secure_aggregation.masking import Revealed
+from protofed.common.secure_aggregation.messages import (
     MESSAGE,
     VECTOR,
     Message,
@@ -17,11 +21,7 @@ from protofed.common.protocol.sum_messages import (
     SignatureMessage,
     message_of,
 )
-from protofed.common.secure_sums.context import SumContext
-from protofed.common.secure_sums.holders import check_vector
-from protofed.common.secure_sums.keys import KeyAdvert, check_keys, check_signature
-from protofed.common.secure_sums.masking import Revealed
-from protofed.common.secure_sums.survivors import check_signed
+from protofed.common.secure_aggregation.survivors import check_signed
 from protofed.server.rounds.sum_record import SumRecord, vector_of
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 

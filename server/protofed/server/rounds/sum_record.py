@@ -13,8 +13,12 @@ from typing import TypeVar
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, Payload, SiteId
-from protofed.common.protocol.messages import HOLDERS_STEPS, TaskKind
-from protofed.common.protocol.sum_messages import (
+from protofed.common.protocol.messages import HOLDERS_STEPS, Subject, TaskKind
+from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation.groups import Groups, whole
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster
+from protofed.common.secure_aggregation.masking import Masks, Opened, Revealed, opened, unmasked
+from protofed.common.secure_aggregation.messages import (
     HoldersMessage,
     Message,
     RosterMessage,
@@ -24,10 +28,6 @@ from protofed.common.protocol.sum_messages import (
     message_of,
     payload_of,
 )
-from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.groups import Groups, whole
-from protofed.common.secure_sums.keys import KeyAdvert, Roster
-from protofed.common.secure_sums.masking import Masks, Opened, Revealed, opened, unmasked
 from protofed.server.storage.rows import TaskRow, UpdateRow
 
 M = TypeVar("M", bound=Message)

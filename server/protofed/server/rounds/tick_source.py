@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Role
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.method import ServerMethod
 from protofed.server.rounds import phases
 from protofed.server.rounds.context import ServerContext
