@@ -23,8 +23,8 @@ from protofed.client.agent.metrics import ClientMetrics
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.update_checks import TELLS_STEPS
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.update_checks import TELLS_STEPS
 from protofed.client.site import Site
 from protofed.client.state.store import MemoryStore
 from protofed.client.status import DaemonStatus

@@ -34,10 +34,10 @@ from protofed.client.method import Declaration, FitContext, client_methods, load
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.limits import unlimited
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.site_secret import BYTES
+from protofed.client.policy.limits import unlimited
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.site_secret import BYTES
 from protofed.client.site import PreparedRun, Site, prepare
 from protofed.client.state.store import MemoryStore, SiteState
 from protofed.client.status import DaemonStatus, TaskAbortedError

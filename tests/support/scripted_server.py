@@ -14,10 +14,10 @@ from protofed.client.agent.agent import Agent, Site
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy import site_secret
-from protofed.client.privacy.limits import unlimited
-from protofed.client.privacy.policy import Policy, Released, ReleasedScores
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy import site_secret
+from protofed.client.policy.limits import unlimited
+from protofed.client.policy.policy import Policy, Released, ReleasedScores
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.site import no_checkpoints
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store

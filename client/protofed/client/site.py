@@ -17,12 +17,12 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.method import ClientMethod, client_methods, dp_cost_of
 from protofed.client.models.catalogue import architectures
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy import run_limits
-from protofed.client.privacy.policy import GateContext, Policy
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.run_limits import RunFacts
-from protofed.client.privacy.site_secret import run_seed
-from protofed.client.privacy.update_checks import ROWS, PolicyRefusedError
+from protofed.client.policy import run_limits
+from protofed.client.policy.policy import GateContext, Policy
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.run_limits import RunFacts
+from protofed.client.policy.site_secret import run_seed
+from protofed.client.policy.update_checks import ROWS, PolicyRefusedError
 from protofed.client.state.store import SiteState, Store
 from protofed.client.status import DaemonStatus
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded

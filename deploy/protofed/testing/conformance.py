@@ -16,7 +16,7 @@ import pytest
 
 from protofed.client.agent.agent import Agent
 from protofed.client.method import Declaration, client_methods, refining
-from protofed.client.privacy.policy import GateContext, Policy, Released
+from protofed.client.policy.policy import GateContext, Policy, Released
 from protofed.common import codec, plugins
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.errors import ConfigError

@@ -15,7 +15,7 @@ import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 from torch import nn
 
-from protofed.client.agent.refusal_log import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
+from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore

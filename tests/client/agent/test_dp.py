@@ -14,7 +14,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 from protofed.client.agent.computation import Computation, fit
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, dp_cost_of
-from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.site import prepare
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState

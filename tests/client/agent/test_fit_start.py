@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.client.privacy.test_rare_units import data_of, made, parts, trained, trap
+from tests.client.policy.test_rare_units import data_of, made, parts, trained, trap
 from tests.support.scripted_server import RUN
 
 from protofed.client.agent.computation import Computation, fit

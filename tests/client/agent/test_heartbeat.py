@@ -13,8 +13,8 @@ from tests.support.scripted_server import RULES
 
 from protofed.client.agent import heartbeat
 from protofed.client.agent.heartbeat import Heartbeat, idle_heartbeat_s
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.context import FitProgress
 from protofed.common.config.recipe import Federation

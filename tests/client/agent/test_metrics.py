@@ -24,8 +24,8 @@ from protofed.client.agent.metrics import (
     WHOLE,
     ClientMetrics,
 )
-from protofed.client.privacy.policy import Policy, PolicyRefusedError, Released
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, PolicyRefusedError, Released
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.status import DaemonStatus
 from protofed.client.training.context import RECENT_STEPS, Throughput
 from protofed.common.errors import PolicyViolationError

@@ -12,7 +12,7 @@ from tests.support.sum_server import SumServer
 
 from protofed.client.agent.scores import Answers, Scorer
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.privacy.policy import Released
+from protofed.client.policy.policy import Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.common import codec

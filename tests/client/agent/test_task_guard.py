@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.agent.test_base_guard import CHECKED, SEEDS_OWN, scaled
+from tests.client.base_checks.test_judge import CHECKED, SEEDS_OWN, scaled
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.state.disk_store import DiskStore

@@ -15,7 +15,7 @@ from tests.support.sum_server import SumServer, steps_of
 from protofed.client.agent import task_tools
 from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import Released
+from protofed.client.policy.policy import Released
 from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.secure_aggregation.sessions import FOLDER, Sessions
 from protofed.client.site import PreparedRun

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.privacy import site_secret
+from protofed.client.policy import site_secret
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest

@@ -20,8 +20,8 @@ from google_crc32c import value as crc32c
 from structlog.testing import capture_logs
 from tests.support.audit_logs import MemoryAuditLog, audit
 
-from protofed.client.privacy.policy import Policy, Released, ReleasedScores
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, Released, ReleasedScores
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport import chunk_pace
 from protofed.client.transport.audit import ClientAudit

@@ -11,7 +11,7 @@ import pytest
 from tests.support.partners import confirm, listed
 from tests.support.pki import Authority
 
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.client.secure_aggregation import membership
 from protofed.client.secure_aggregation.membership import fingerprint
 from protofed.client.secure_aggregation.partners import MET, OFFERED

@@ -17,12 +17,12 @@ from tests.support.command_line import called
 from tests.support.partners import confirm, listed
 from tests.support.policies import standard_with_plain_updates
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS
-from protofed.client.privacy.approval import Approvals, ApprovalStatus
-from protofed.client.privacy.dp_accountant import NoisySums
-from protofed.client.privacy.pause import FILE as PAUSE
-from protofed.client.privacy.pause import SitePause
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.approval import FOLDER as APPROVALS
+from protofed.client.policy.approval import Approvals, ApprovalStatus
+from protofed.client.policy.dp_accountant import NoisySums
+from protofed.client.policy.pause import FILE as PAUSE
+from protofed.client.policy.pause import SitePause
+from protofed.client.policy.policy import Policy
 from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED
 from protofed.client.state.disk_store import DiskStore

@@ -15,10 +15,10 @@ from rich.console import Console
 from tests.support.method_facts import METHODS, SENDING, SUMMABLE
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.policy import GateContext, Policy, Released
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.run_limits import RunFacts, unchecked
+from protofed.client.policy.limits import Limits
+from protofed.client.policy.policy import GateContext, Policy, Released
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.run_limits import RunFacts, unchecked
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Model, NamedOptions, Recipe

@@ -12,8 +12,8 @@ import numpy as np
 
 from protofed.client.models.mixture import start_of
 from protofed.client.models.split import dump, load
-from protofed.client.privacy.own_norm import within_bounds
-from protofed.client.privacy.rare_units import withhold_rare_units
+from protofed.client.policy.own_norm import within_bounds
+from protofed.client.policy.rare_units import withhold_rare_units
 from protofed.client.site import PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.state.store import FitOutcome, SiteState
 from protofed.client.status import DaemonStatus

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from protofed.client.privacy.approval import Approvals
+from protofed.client.policy.approval import Approvals
 from protofed.client.state.decisions import Decision, Decisions
 from protofed.client.status import DaemonStatus
 from protofed.client.transport.link import Link

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 
-from protofed.client.privacy.policy import ReleasedTelemetry
+from protofed.client.policy.policy import ReleasedTelemetry
 from protofed.client.status import DaemonStatus
 from protofed.client.transport.link import Link
 from protofed.common.config.recipe import Federation

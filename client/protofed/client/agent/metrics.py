@@ -20,7 +20,7 @@ import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as Family
 
-from protofed.client.privacy.policy import PolicyRefusedError, Released
+from protofed.client.policy.policy import PolicyRefusedError, Released
 from protofed.client.status import DaemonStatus
 from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.metric import Metric

@@ -9,7 +9,7 @@ from protofed.client.agent.computation import Computation, Elsewhere, fit
 from protofed.client.agent.dp_budget import DpBudget
 from protofed.client.agent.scores import OwnScoreKeeper
 from protofed.client.agent.task_tools import TaskTools
-from protofed.client.privacy.policy import Released
+from protofed.client.policy.policy import Released
 from protofed.client.site import PreparedRun, is_summed
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import Checkpoints
@@ -80,7 +80,7 @@ class PlainFit:
         tools.begin(task)
         tools.passed(task, lambda: tools.guard.check_fit(task))
         base = tools.bases.get(run, task)
-        tools.passed(task, lambda: tools.base_guard.answered(run, task, base))
+        tools.passed(task, lambda: tools.judge.judge_by_images(run, task, base))
         with tools.site.checkpoints(task) as checkpoints:
             work = Computation.for_fit(tools.site, run, task)
             tools.status.activity = Activity.TRAINING

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import structlog
 
-from protofed.client.agent.first_model import first_model
 from protofed.client.agent.task_tools import TaskTools
 from protofed.client.method import RefiningMethod, refining
+from protofed.client.models.catalogue import first_model
 from protofed.client.site import PreparedRun, Site
 from protofed.client.state.store import SiteState
 from protofed.common.errors import FailureReason, TaskFailedError
@@ -46,7 +46,7 @@ class Refinement:
         tools.begin(task)
         method, run = _for_refining(tools.site, run)
         base = tools.bases.get(run, task)
-        tools.passed(task, lambda: tools.base_guard.answered(run, task, base))
+        tools.passed(task, lambda: tools.judge.judge_by_images(run, task, base))
         with tools.site.checkpoints(task) as checkpoints:
             tools.status.activity = Activity.TRAINING
             context = run.fit_context(tools.site.name, task, SiteState(), tools.status, checkpoints)

@@ -22,7 +22,7 @@ from protofed.client.agent.computation import Computation, Elsewhere, ScoredMode
 from protofed.client.agent.task_tools import BaseModelCache, TaskTools
 from protofed.client.data.site_data import SiteData
 from protofed.client.data.stratified import stratified_sample
-from protofed.client.privacy.score_disclosures import is_own
+from protofed.client.policy.score_disclosures import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import PreparedRun, Site, is_summed
 from protofed.client.state.store import SiteState

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from protofed.client.agent.base_guard import base_refusal
 from protofed.client.agent.computation import Computation
 from protofed.client.agent.plain_fit import Fit
 from protofed.client.agent.scores import OwnScoreKeeper
 from protofed.client.agent.task_tools import TaskTools
+from protofed.client.base_checks.judge import base_refusal
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import PreparedRun
 from protofed.client.state.store import COUNTED
@@ -65,7 +65,7 @@ class SecureFit:
 
         A server that saw it would learn of the images, one question at a time. The fit takes its time as every other.
         """
-        problem = self._tools.passed(task, lambda: self._tools.base_guard.answered(run, task, base))
+        problem = self._tools.passed(task, lambda: self._tools.judge.judge_by_images(run, task, base))
         refusal = run.withheld if problem is None else base_refusal(task, problem)
         return refusal is not None and self._tools.keep_back(task, refusal)
 

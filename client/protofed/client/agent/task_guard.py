@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import structlog
 
-from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.site import Site
 from protofed.client.state.daily_counts import Counted
 from protofed.common.protocol.messages import SCORINGS, Role, Task

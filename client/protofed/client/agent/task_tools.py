@@ -8,9 +8,9 @@ from typing import Literal, TypeVar
 
 import structlog
 
-from protofed.client.agent.base_guard import BaseGuard
 from protofed.client.agent.task_guard import TaskGuard
-from protofed.client.privacy.policy import PolicyRefusedError, Released
+from protofed.client.base_checks.judge import BaseJudge
+from protofed.client.policy.policy import PolicyRefusedError, Released
 from protofed.client.site import PreparedRun, Site
 from protofed.client.state.store import COUNTED, FitOutcome, TrainedBy
 from protofed.client.status import DaemonStatus
@@ -36,7 +36,7 @@ class TaskTools:
         on_withheld: called with each update that stays here without the server's knowing.
         on_settled: called when a fit has its receipt.
         bases: the models that tasks start from, each checked before it is used.
-        base_guard: of what the site's own images find in such a model.
+        judge: decides on such a model, by itself and by the site's own images.
         guard: which tasks the site does, and does again.
     """
 
@@ -53,7 +53,7 @@ class TaskTools:
         self._accept = accept
         self.on_refusal, self.on_withheld = on_refusal, on_withheld
         self.on_settled: Callable[[], None] = lambda: None
-        self.base_guard, self.guard = BaseGuard(site), TaskGuard(site)
+        self.judge, self.guard = BaseJudge(site), TaskGuard(site)
         self.bases = BaseModelCache(link, status, self._check_base)
         self._unwritten: dict[str, tuple[Task, Receipt]] = {}  # by task_id: counted, and the disk took no receipt yet
 
@@ -161,7 +161,7 @@ class TaskTools:
         self.on_settled()
 
     def _check_base(self, run: PreparedRun, task: Task, base: Payload) -> None:
-        self.passed(task, lambda: self.base_guard.check(run, task, base))
+        self.passed(task, lambda: self.judge.judge(run, task, base))
 
 
 class BaseModelCache:

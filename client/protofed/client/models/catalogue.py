@@ -14,10 +14,11 @@ from protofed.client.models.mlp import MLP
 from protofed.client.models.pretrained import load_body
 from protofed.client.models.resnet import ResNet18, ResNet50
 from protofed.client.models.simple_cnn import SimpleCNN
-from protofed.client.models.split import SplitModel
+from protofed.client.models.split import SplitModel, dump
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
+from protofed.common.payload import Part, Payload
 from protofed.common.plugins import PluginKind, error_line, load
 from protofed.common.registry import Registry
 
@@ -134,3 +135,20 @@ def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) 
     model.to(device=device)
     model.to(memory_format=torch.channels_last)  # convolutions are 1.2 to 2 times faster, on CPUs, too
     return model
+
+
+def first_model(recipe: Recipe, plugins: frozenset[str]) -> Payload:
+    """BODY and HEAD, drawn on the CPU from the seed: the same on every site, and nothing of any site's data.
+
+    A pre-trained body is read from the site's own copy of it, by its digest in the recipe.
+
+    Args:
+        plugins: those that the site's policy lists.
+
+    Raises:
+        ConfigError: the recipe's model cannot be built, or this site has not its pre-trained body.
+    """
+    with torch.random.fork_rng():  # the global generator also serves the site's own layers
+        torch.manual_seed(recipe.seed)
+        model = first(recipe, plugins)
+    return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}

@@ -9,8 +9,8 @@ from functools import partial
 
 import structlog
 
-from protofed.client.privacy.policy import PolicyRefusedError, Released, ReleasedVector
-from protofed.client.privacy.score_disclosures import PERSONAL
+from protofed.client.policy.policy import PolicyRefusedError, Released, ReleasedVector
+from protofed.client.policy.score_disclosures import PERSONAL
 from protofed.client.secure_aggregation import session as steps
 from protofed.client.secure_aggregation.membership import Membership
 from protofed.client.secure_aggregation.session import Session

@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
-from protofed.client.privacy.approval import Approvals
-from protofed.client.privacy.pause import FILE as PAUSE_FILE
-from protofed.client.privacy.pause import SitePause
-from protofed.client.privacy.site_secret import load_or_create
+from protofed.client.policy.approval import FOLDER as APPROVALS_FOLDER
+from protofed.client.policy.approval import Approvals
+from protofed.client.policy.pause import FILE as PAUSE_FILE
+from protofed.client.policy.pause import SitePause
+from protofed.client.policy.site_secret import load_or_create
 from protofed.client.state.daily_counts import FILE as COUNTS_FILE
 from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.downloads import DiskDownloads

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protofed.client.privacy.approval import Approvals
-from protofed.client.privacy.pause import SitePause
-from protofed.client.privacy.site_secret import BYTES
+from protofed.client.policy.approval import Approvals
+from protofed.client.policy.pause import SitePause
+from protofed.client.policy.site_secret import BYTES
 from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import OwnScores

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.policy.policy import Released, ReleasedScores
 from protofed.client.secure_aggregation.membership import Membership
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
 from protofed.client.transport.audit import ClientAudit, Transfer

@@ -23,7 +23,7 @@ from protofed.server.rounds import start_checks
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.policy import Policy
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ALONE = "whether enough sites take part, one alone cannot see"
@@ -134,7 +134,7 @@ class SiteSums:
         from protofed.client.method import client_methods
         from protofed.client.models.catalogue import device_model
         from protofed.client.models.split import dump
-        from protofed.client.privacy.policy import PolicyRefusedError
+        from protofed.client.policy.policy import PolicyRefusedError
         from protofed.common.secure_aggregation.linear_form import form_of
 
         rules, recipe = self.policy.rules, self.recipe()

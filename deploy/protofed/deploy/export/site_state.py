@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofed.client.privacy.approval import FOLDER, Approvals
+from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.state.disk_store import DOWNLOADS_FOLDER
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common import codec

@@ -17,9 +17,9 @@ import torch
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
-from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
-from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks, unchecked
-from protofed.client.privacy.score_disclosures import discloses
+from protofed.client.policy.policy import GateContext, Policy, PolicyRefusedError
+from protofed.client.policy.run_limits import LimitCheck, RunFacts, checks, unchecked
+from protofed.client.policy.score_disclosures import discloses
 from protofed.client.site import check_rules
 from protofed.client.state.dp_ledger import Spent
 from protofed.client.training.noisy_steps import check_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.client.policy.limits import Limits
+from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.plan import LocalLoss
 from protofed.common.config.recipe import Input, NamedOptions, Plan, Recipe

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.policy_file import UNREADABLE, PolicyFile
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.policy_file import UNREADABLE, PolicyFile
+from protofed.client.policy.rules import PolicyRules
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import read_toml
 from protofed.common.errors import OutOfSpaceError
@@ -66,7 +66,7 @@ def test_rules_never_count_under_the_digest_of_another_version(tmp_path: Path, m
         file.write_text(newest)
         return read_toml(file, model)
 
-    monkeypatch.setattr("protofed.client.privacy.policy.read_toml", edited_meanwhile)
+    monkeypatch.setattr("protofed.client.policy.policy.read_toml", edited_meanwhile)
     path.write_text(TEXT.replace("fedavg", "fednh"))
     newest = TEXT.replace("fedavg", "fedproc")
     assert policy().rules.methods == {"fedproc"}

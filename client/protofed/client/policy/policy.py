@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from protofed.client.privacy import update_checks
-from protofed.client.privacy.rules import PolicyRules as PolicyRules
-from protofed.client.privacy.rules import PrivacyBudget
-from protofed.client.privacy.score_disclosures import answers_about_classes, is_own, tells_of_classes
-from protofed.client.privacy.update_checks import GateContext as GateContext
-from protofed.client.privacy.update_checks import PolicyRefusedError as PolicyRefusedError
+from protofed.client.policy import update_checks
+from protofed.client.policy.rules import PolicyRules as PolicyRules
+from protofed.client.policy.rules import PrivacyBudget
+from protofed.client.policy.score_disclosures import answers_about_classes, is_own, tells_of_classes
+from protofed.client.policy.update_checks import GateContext as GateContext
+from protofed.client.policy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec
 from protofed.common.config.recipe import NamedOptions, Recipe, read_toml
 from protofed.common.errors import ConfigError, PolicyViolationError

@@ -12,11 +12,11 @@ import structlog
 from tests.support.scripted_server import RULES, RUN, AgentHarness, site_data, work
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.first_model import first_model
+from protofed.client.base_checks import statistics as base_checks
 from protofed.client.data.site_data import Examples
+from protofed.client.models.catalogue import first_model
 from protofed.client.models.mixture import led_by_controls, site_models
-from protofed.client.privacy import base_checks
-from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore
 from protofed.common.config.recipe import Recipe
@@ -147,7 +147,7 @@ def test_a_base_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         checked.append(1)
         return before(*given)
 
-    monkeypatch.setattr("protofed.client.agent.base_guard.structure_problem", counted)
+    monkeypatch.setattr("protofed.client.base_checks.judge.structure_problem", counted)
     site = harness()
     daemon = site.agent()
     site.fit(1, SEEDS_OWN)

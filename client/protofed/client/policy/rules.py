@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.schedule import Window
+from protofed.client.policy.limits import Limits
+from protofed.client.policy.schedule import Window
 from protofed.common.config.recipe import StrictModel
 from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.messages import MAX_SUMMED

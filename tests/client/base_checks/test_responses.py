@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.client.agent.test_base_guard import CHECKED
+from tests.client.base_checks.test_judge import CHECKED
 from tests.support.scripted_server import RUN, AgentHarness, work
 from torch import Tensor, nn
 
-from protofed.client.agent.base_response import (
+from protofed.client.base_checks.responses import (
     APART_ALONE,
     LEAST_IMAGES,
     LEAST_SEEN,
@@ -21,11 +21,10 @@ from protofed.client.agent.base_response import (
     response_problem,
     responses,
 )
-from protofed.client.agent.first_model import first_model
+from protofed.client.base_checks.statistics import Check
 from protofed.client.data.site_data import Batch, Examples, SiteData
-from protofed.client.models.catalogue import build
+from protofed.client.models.catalogue import build, first_model
 from protofed.client.models.split import SplitModel, dump, load
-from protofed.client.privacy.base_checks import Check
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures, build
-from protofed.client.privacy.limits import Limits, unlimited
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.run_limits import RunFacts, admit, checks, step_sum, unchecked
-from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.client.policy.limits import Limits, unlimited
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.run_limits import RunFacts, admit, checks, step_sum, unchecked
+from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Model, Plan, Recipe
 from protofed.common.payload import Part

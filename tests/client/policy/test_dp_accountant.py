@@ -18,7 +18,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from protofed.client.privacy.dp_accountant import NoisySums, epsilon, merged, noise_for, round_events, rounds_within
+from protofed.client.policy.dp_accountant import NoisySums, epsilon, merged, noise_for, round_events, rounds_within
 from protofed.common.config.plan import DpPlan
 from protofed.common.dp import DpCost
 

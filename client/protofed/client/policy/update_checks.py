@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import FROM_THE_SERVER, Array, Part, Payload, Tensors, dtype_name
 

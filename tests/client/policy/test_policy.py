@@ -13,7 +13,7 @@ import pytest
 from tests.support.method_facts import SENDING
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import (
+from protofed.client.policy.policy import (
     GateContext,
     Policy,
     PolicyRefusedError,
@@ -21,7 +21,7 @@ from protofed.client.privacy.policy import (
     ReleasedScores,
     ReleasedTelemetry,
 )
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Federation, Recipe

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import SplitModel, dump, load
-from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.payload import Array, Part, Payload, Tensors
 
 RECTIFIERS = (nn.ReLU, nn.ReLU6)  # as modules: a plug-in that calls functions instead is not seen

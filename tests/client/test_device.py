@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofed.client.agent.device import pick
+from protofed.client.transfer import pick_device
 from protofed.common.errors import ConfigError, UnavailableError
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -30,29 +30,29 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 )
 def test_picks(gpus: int, name: str, picked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus)
-    assert pick(name) == torch.device(picked)
+    assert pick_device(name) == torch.device(picked)
 
 
 @pytest.mark.parametrize(("gpus", "name"), [(0, "cuda"), (0, "cuda:0"), (1, "cuda:1"), (2, "cuda:7")])
 def test_a_gpu_that_is_not_there_is_refused(gpus: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus)
     with pytest.raises(UnavailableError, match=rf"'{name}'.*{gpus}.*'cpu'"):
-        pick(name)
+        pick_device(name)
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "CPU", "cuda:", "cuda:-1", "cuda:1x", "cuda0", "mps", "cpu:0", "auto "])
 def test_other_names_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, 2)
     with pytest.raises(ConfigError, match=f"'{name}': expected auto"):
-        pick(name)
+        pick_device(name)
 
 
 def test_a_gpu_too_many_of_this_very_machine() -> None:
     with pytest.raises(UnavailableError, match="this machine offers"):
-        pick(f"cuda:{torch.cuda.device_count()}")
+        pick_device(f"cuda:{torch.cuda.device_count()}")
 
 
 @gpu
 def test_a_gpu_that_is_there_can_be_used() -> None:
     for name in ("auto", "cuda", "cuda:0"):
-        assert torch.ones(2, device=pick(name)).sum().item() == 2
+        assert torch.ones(2, device=pick_device(name)).sum().item() == 2

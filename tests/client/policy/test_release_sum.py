@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError, ReleasedVector
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import GateContext, Policy, PolicyRefusedError, ReleasedVector
+from protofed.client.policy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.secure_aggregation.fixed_point import POINT

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.client.agent.first_model import first_model
-from protofed.client.privacy import base_checks
-from protofed.client.privacy.base_checks import Check
+from protofed.client.base_checks import statistics as base_checks
+from protofed.client.base_checks.statistics import Check
+from protofed.client.models.catalogue import first_model
 from protofed.common.codec import decode, encode
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload

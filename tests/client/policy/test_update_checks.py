@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.privacy import update_checks
-from protofed.client.privacy.policy import Policy, Released
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.update_checks import GateContext, PolicyRefusedError
+from protofed.client.policy import update_checks
+from protofed.client.policy.policy import Policy, Released
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.update_checks import GateContext, PolicyRefusedError
 from protofed.common import codec
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
 from protofed.common.tensors import same_tensors

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.client.privacy.test_policy import policy, shipped_policy
+from tests.client.policy.test_policy import policy, shipped_policy
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import Policy, PolicyRefusedError
-from protofed.client.privacy.update_checks import TELLS_STEPS
+from protofed.client.policy.policy import Policy, PolicyRefusedError
+from protofed.client.policy.update_checks import TELLS_STEPS
 from protofed.common.payload import Exchange, Part
 from protofed.common.secure_aggregation.linear_form import form_of
 

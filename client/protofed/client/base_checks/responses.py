@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from protofed.client.base_checks.statistics import BaseProblem, Check
 from protofed.client.data.site_data import Batch
 from protofed.client.models.split import SplitModel
-from protofed.client.privacy.base_checks import BaseProblem, Check
 from protofed.common.payload import Part
 
 IMAGES = 128  # that are looked at

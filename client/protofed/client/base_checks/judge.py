@@ -1,4 +1,4 @@
-"""Checks every model that the server sends before the site trains or scores with it; `privacy.base_checks` decides."""
+"""The door: decides on every model that the server sends, by the measures of `statistics` and `responses`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import structlog
 
-from protofed.client.agent.base_response import IMAGES, Responses, response_problem, responses
-from protofed.client.agent.first_model import first_model
-from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
-from protofed.client.models.split import load
-from protofed.client.privacy.base_checks import (
+from protofed.client.base_checks.responses import IMAGES, Responses, response_problem, responses
+from protofed.client.base_checks.statistics import (
     SLACK_OF_HEADS,
     BaseProblem,
     BaseStatistics,
@@ -22,8 +19,11 @@ from protofed.client.privacy.base_checks import (
     statistics,
     structure_problem,
 )
-from protofed.client.privacy.policy import PolicyRefusedError
-from protofed.client.privacy.run_limits import step_sum
+from protofed.client.models.catalogue import first_model
+from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
+from protofed.client.models.split import load
+from protofed.client.policy.policy import PolicyRefusedError
+from protofed.client.policy.run_limits import step_sum
 from protofed.client.site import PreparedRun, Site, is_summed
 from protofed.client.training.optimizer import sgd_length
 from protofed.common.payload import Exchange, Part, Payload
@@ -38,11 +38,11 @@ WHAT_TO_DO = (
 )
 
 
-class BaseGuard:
+class BaseJudge:
     """Remembers, durably, the last base that the site accepted of each run; a base is checked once.
 
-    `check` decides by what the server sent and the policy says, and by nothing of the site's data: a server that tries
-    one base after the other would read the data off what is declined. `answered` is for what the images decide.
+    `judge` decides by what the server sent and the policy says, and by nothing of the site's data: a server that tries
+    one base after the other would read the data off what is declined. `judge_by_images` is for what the images decide.
     """
 
     def __init__(self, site: Site) -> None:
@@ -54,7 +54,7 @@ class BaseGuard:
         self._built: tuple[str, BaseStatistics] | None = None
         self._built_responses: tuple[str, Responses] | None = None
 
-    def check(self, run: PreparedRun, task: Task, base: Payload) -> None:
+    def judge(self, run: PreparedRun, task: Task, base: Payload) -> None:
         """Accept the base of a FIT, REFINE or SCORE task, or refuse it.
 
         Of class models each, for a mixture of them keeps what all of them keep; of models of other sites each, for a
@@ -89,7 +89,7 @@ class BaseGuard:
         self._accepted = key
         log.info("model accepted", run=task.run, round=task.round, digest=task.base_digest)
 
-    def answered(self, run: PreparedRun, task: Task, base: Payload) -> BaseProblem | None:
+    def judge_by_images(self, run: PreparedRun, task: Task, base: Payload) -> BaseProblem | None:
         """What of an accepted base the site's own images find: how units answer to them, where controls lead a fit.
 
         In a run with secure sums the problem is returned, and nobody else must learn whose it is. Images are not asked

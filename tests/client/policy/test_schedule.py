@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from protofed.client.privacy.schedule import Window, is_open, next_opening
+from protofed.client.policy.schedule import Window, is_open, next_opening
 
 
 def window(begins: str, until: str, *days: str) -> Window:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import structlog
 
-from protofed.client.privacy.policy import Policy, ReleasedTelemetry
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.score_disclosures import is_own
+from protofed.client.policy.policy import Policy, ReleasedTelemetry
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.score_disclosures import is_own
 from protofed.common import plugins
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
