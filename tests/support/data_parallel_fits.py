@@ -34,12 +34,10 @@ from protofed.client.method import Declaration, FitContext, client_methods, load
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.policy.limits import unlimited
 from protofed.client.policy.policy import Policy
-from protofed.client.policy.rules import PolicyRules
-from protofed.client.policy.site_secret import BYTES
+from protofed.client.policy.rules import PolicyRules, unlimited
 from protofed.client.site import PreparedRun, Site, prepare
-from protofed.client.state.store import MemoryStore, SiteState
+from protofed.client.state.store import SECRET_BYTES, MemoryStore, SiteState
 from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
@@ -219,7 +217,7 @@ class KnownSecret(MemoryStore):
 
     def secret(self) -> bytes:
         """Always the same."""
-        return b"s" * BYTES
+        return b"s" * SECRET_BYTES
 
 
 def site_of(other: bool = False, secret: bool = False) -> Site:

@@ -14,11 +14,10 @@ from protofed.client.agent.agent import Agent, Site
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.policy import site_secret
-from protofed.client.policy.limits import unlimited
 from protofed.client.policy.policy import Policy, Released, ReleasedScores
-from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules, unlimited
 from protofed.client.site import no_checkpoints
+from protofed.client.state import store as state_store
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
 from protofed.client.status import DaemonStatus
@@ -129,7 +128,7 @@ class ScriptedServer:
 def give_secret(folder: Path, byte: bytes = b"s") -> None:
     """Make a site's secret known: two sites with the same one draw the same batches."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / site_secret.FILE).write_bytes(byte * site_secret.BYTES)
+    (folder / state_store.SECRET_FILE).write_bytes(byte * state_store.SECRET_BYTES)
 
 
 def site_data() -> SiteData:

@@ -21,13 +21,11 @@ from protofed.client.policy import run_limits
 from protofed.client.policy.policy import GateContext, Policy
 from protofed.client.policy.rules import PolicyRules
 from protofed.client.policy.run_limits import RunFacts
-from protofed.client.policy.site_secret import run_seed
 from protofed.client.policy.update_checks import ROWS, PolicyRefusedError
-from protofed.client.state.store import SiteState, Store
+from protofed.client.state.store import SiteState, Store, run_seed
 from protofed.client.status import DaemonStatus
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
-from protofed.client.training.dp import SIMULATED_SECRET, DpContext, DpNoise, fit_seed
-from protofed.client.training.noise_share import MOST_STEPS, NoiseShare
+from protofed.client.training.dp import MOST_STEPS, SIMULATED_SECRET, DpContext, DpNoise, NoiseShare, fit_seed
 from protofed.client.training.noisy_steps import check_model as check_noisy_model
 from protofed.common.codec import Digest, digest, encode
 from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json

@@ -21,7 +21,7 @@ from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState
 from protofed.client.status import DaemonStatus
-from protofed.client.training import score_sets
+from protofed.client.training import evaluation
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -673,7 +673,7 @@ def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.Monkey
         tallies.append(model)
         return tally(model, data, examples, **others)
 
-    monkeypatch.setattr(score_sets, "tally", counted)
+    monkeypatch.setattr(evaluation, "tally", counted)
     harness = AgentHarness()
     daemon = harness.agent()
     done = []

@@ -19,7 +19,7 @@ from protofed.client.site import prepare
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
-from protofed.client.training.noise_share import MOST_STEPS, share_std
+from protofed.client.training.dp import MOST_STEPS, share_std
 from protofed.common import codec
 from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Recipe

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save
 
 from protofed.client.models.catalogue import first_model
-from protofed.client.policy.limits import Limits
 from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import Limits
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError

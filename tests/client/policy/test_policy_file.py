@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from protofed.client.policy.policy import Policy
-from protofed.client.policy.policy_file import UNREADABLE, PolicyFile
+from protofed.client.policy.policy import UNREADABLE, Policy, PolicyFile
 from protofed.client.policy.rules import PolicyRules
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import read_toml

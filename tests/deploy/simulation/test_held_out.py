@@ -16,7 +16,7 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext, seeded
-from protofed.client.training.score_sets import of_personal, scores_of
+from protofed.client.training.evaluation import of_personal, scores_of
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError

@@ -15,9 +15,8 @@ from rich.console import Console
 from tests.support.method_facts import METHODS, SENDING, SUMMABLE
 
 from protofed.client.method import client_methods
-from protofed.client.policy.limits import Limits
 from protofed.client.policy.policy import GateContext, Policy, Released
-from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.rules import Limits, PolicyRules
 from protofed.client.policy.run_limits import RunFacts, unchecked
 from protofed.common import codec
 from protofed.common.codec import Digest

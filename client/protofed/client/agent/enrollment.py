@@ -9,10 +9,8 @@ import structlog
 
 from protofed.client.policy.approval import OUT, Approvals, ApprovalStatus
 from protofed.client.policy.pause import Pause, SitePause
-from protofed.client.policy.policy import PolicyOrigin
-from protofed.client.policy.policy_file import UNREADABLE
-from protofed.client.policy.rules import PolicyRules
-from protofed.client.policy.schedule import Window, is_open, next_opening
+from protofed.client.policy.policy import UNREADABLE, PolicyOrigin
+from protofed.client.policy.rules import PolicyRules, Window, is_open, next_opening
 from protofed.client.transport.link import Link
 from protofed.common.clock import utc_now
 from protofed.common.errors import StateError

@@ -13,7 +13,7 @@ from protofed.client.policy.policy import Released
 from protofed.client.site import PreparedRun, is_summed
 from protofed.client.state.store import FitOutcome
 from protofed.client.training.context import Checkpoints
-from protofed.client.training.noise_share import share_std
+from protofed.client.training.dp import share_std
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Activity, Task

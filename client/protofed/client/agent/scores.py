@@ -20,15 +20,14 @@ from torch import Tensor
 
 from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, predictions, score
 from protofed.client.agent.task_tools import BaseModelCache, TaskTools
+from protofed.client.data.partition import stratified_sample
 from protofed.client.data.site_data import SiteData
-from protofed.client.data.stratified import stratified_sample
 from protofed.client.policy.score_disclosures import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import PreparedRun, Site, is_summed
 from protofed.client.state.store import SiteState
 from protofed.client.status import DaemonStatus
-from protofed.client.training.evaluation import Tally
-from protofed.client.training.score_sets import PERSONAL, scores_of
+from protofed.client.training.evaluation import PERSONAL, Tally, scores_of
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import StateError

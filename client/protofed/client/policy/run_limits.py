@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from protofed.client.policy.limits import Limits
+from protofed.client.policy.rules import Limits
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
 from protofed.common.config.plan import LocalLoss

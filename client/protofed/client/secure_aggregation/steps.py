@@ -15,7 +15,7 @@ from protofed.client.secure_aggregation import session as steps
 from protofed.client.secure_aggregation.membership import Membership
 from protofed.client.secure_aggregation.session import Session
 from protofed.client.site import PreparedRun, Site, is_summed
-from protofed.client.training.noise_share import NoiseShare, share_std
+from protofed.client.training.dp import NoiseShare, share_std
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, SecureSumError, StateError, TaskFailedError
 from protofed.common.failpoint import reach

@@ -1,6 +1,6 @@
 """Messages of a secure sum to and from blobs: the tensor `message`, and `vector` beside it where one is sent.
 
-Reading is strict, and knows nothing of keys: what a message says is checked by `common.secure_sums`.
+Reading is strict, and knows nothing of keys: what a message says is checked by the modules beside it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.data.site_data import SiteData
-    from protofed.client.policy.policy_file import PolicyFile
+    from protofed.client.policy.policy import PolicyFile
     from protofed.client.secure_aggregation.membership import Membership
     from protofed.client.site import PreparedRun, Site
     from protofed.client.state.decisions import Decision
@@ -97,7 +97,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         from protofed.client.agent.agent import Agent
         from protofed.client.agent.heartbeat import Heartbeat
         from protofed.client.agent.metrics import ClientMetrics
-        from protofed.client.policy.policy_file import PolicyFile
+        from protofed.client.policy.policy import PolicyFile
         from protofed.client.state.disk_store import DiskStore
         from protofed.client.state.owner import claim
         from protofed.client.status import DaemonStatus
@@ -232,7 +232,7 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
     check_root(settings)
     device = _device(settings, launch)
 
-    from protofed.client.policy.policy_file import PolicyFile
+    from protofed.client.policy.policy import PolicyFile
     from protofed.client.state.store import MemoryStore
 
     policy, load = PolicyFile(shipped.policy(settings.policy)), partial(_load, settings, device)
@@ -342,7 +342,7 @@ def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
     """
     import torch
 
-    from protofed.client.policy.policy_file import PolicyFile
+    from protofed.client.policy.policy import PolicyFile
     from protofed.client.site import prepare
     from protofed.client.state.store import MemoryStore
 

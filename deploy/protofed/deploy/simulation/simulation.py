@@ -19,9 +19,8 @@ from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, refining
 from protofed.client.models.catalogue import architectures, device_model
-from protofed.client.policy.limits import unlimited
 from protofed.client.policy.policy import Policy
-from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules, unlimited
 from protofed.client.site import Train, train_alone
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store

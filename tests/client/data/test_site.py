@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.client.data.auxiliary import draw_auxiliary
-from protofed.client.data.site import load_site, load_sites, load_test
+from protofed.client.data.site import draw_auxiliary, load_site, load_sites, load_test
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.common.config.recipe import Data, Input
 from protofed.common.errors import DataError
