@@ -9,10 +9,10 @@ from pathlib import Path
 from docs.markdown import first_lines, table
 
 from protofed.client.method import ClientMethod, client_methods
-from protofed.client.privacy.policy import Policy, PolicyRefusedError
+from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
 from protofed.common.payload import FROM_THE_SERVER, NOT_ON_THE_WIRE, Exchange, Part
-from protofed.common.secure_sums.linear_form import SumForm, form_of
+from protofed.common.secure_aggregation.linear_form import SumForm, form_of
 from protofed.deploy.shipped import files
 from protofed.server.method import server_methods
 

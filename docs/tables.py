@@ -27,9 +27,7 @@ from pydantic import BaseModel
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.rules import PolicyRules, PrivacyBudget
-from protofed.client.privacy.schedule import Window
+from protofed.client.policy.rules import Limits, PolicyRules, PrivacyBudget, Window
 from protofed.common import failpoint
 from protofed.common.config import data, notify, recipe, settings
 from protofed.common.config.tables import Input

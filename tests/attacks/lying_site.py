@@ -12,8 +12,8 @@ from tests.attacks.hostile_server import recipe_like
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import policy_of
 
-from protofed.client.privacy import policy
-from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.policy import policy
+from protofed.client.policy.policy import Released, ReleasedScores
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError

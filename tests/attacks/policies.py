@@ -6,8 +6,8 @@ where `secure = "allowed"`.
 
 from __future__ import annotations
 
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import Limits
 from protofed.common.config.recipe import Recipe
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import everything, simulated

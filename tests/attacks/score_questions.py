@@ -24,19 +24,19 @@ from tests.support.partners import confirm, listed
 from tests.support.scripted_server import AgentHarness, give_secret
 from tests.support.sum_server import SumServer, steps_of
 
-from protofed.client.agent import score_answers
+from protofed.client.agent import scores
 from protofed.client.agent.agent import Agent
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
+from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.sums.membership import membership_of
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload
-from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import Task, TaskKind
+from protofed.common.protocol.messages import Subject, Task, TaskKind
 from protofed.common.protocol.score_names import LOSS, ScoreNames
-from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.context import SumContext, Vector
 from protofed.common.statistics import Spread
 
 SITES = 3
@@ -98,7 +98,7 @@ class Asked:
         made = AgentHarness(DiskStore(folder), json.loads(self.run.wire()), rules, load_data=lambda _: data, name=name)
         made.link.run, made.link.min_cohort = self.run.name, SITES
         agent = made.agent()
-        agent._site.membership = membership_of(folder, name, lambda: None)
+        agent._work.sums.membership = membership_of(folder, name, lambda: None)
         return made, agent
 
     def trained(self, round: int, base: Payload) -> Array | None:
@@ -178,9 +178,9 @@ def without(*rules: Rule) -> Iterator[None]:
     """Sites as they would be without these rules."""
     with ExitStack() as stack:
         if Rule.CONSTANT in rules:
-            stack.enter_context(patch.object(score_answers, "is_nearly_constant", lambda _: False))
+            stack.enter_context(patch.object(scores, "is_nearly_constant", lambda _: False))
         if Rule.HALF in rules:
-            whole = patch.object(score_answers, "secret_half", lambda _, images: torch.ones(images, dtype=torch.bool))
+            whole = patch.object(scores, "secret_half", lambda _, images: torch.ones(images, dtype=torch.bool))
             stack.enter_context(whole)
         yield
 

@@ -28,16 +28,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.agent.first_model import first_model
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site, prepare, train_alone
 from protofed.client.data.site import load_site
-from protofed.client.models.catalogue import build
+from protofed.client.models.catalogue import build, first_model
 from protofed.client.models.split import load
-from protofed.client.privacy.dp_accountant import epsilon, round_events
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.dp_accountant import epsilon, round_events
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.site import PreparedRun, Site, prepare, train_alone
 from protofed.client.state.store import MemoryStore, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.noisy_steps import ClippedSum, PerExample
 from protofed.common.codec import Digest

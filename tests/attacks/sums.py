@@ -23,11 +23,11 @@ from tests.attacks.trap_weights import sorted_thresholds
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Part, Payload, SiteId, Update, describe
-from protofed.common.secure_sums.context import FEWEST
-from protofed.common.secure_sums.fixed_point import POINT
-from protofed.common.secure_sums.groups import Groups, check_whole
-from protofed.common.secure_sums.linear_form import SumForm, SumLayout
-from protofed.common.secure_sums.sums import Sums
+from protofed.common.protocol.messages import MIN_SUMMED
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.groups import Groups, check_whole
+from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
+from protofed.common.secure_aggregation.sums import Sums
 from protofed.deploy.simulation.simulation import site_names
 
 FEDAVG = SumForm((Part.BODY, Part.HEAD))
@@ -144,7 +144,7 @@ def signed_by_all(groups: Groups, cohorts: Iterable[Collection[SiteId]]) -> list
 
 def every_cohort(sites: Collection[SiteId]) -> Iterator[frozenset[SiteId]]:
     """All that a secure sum can be of."""
-    for size in range(FEWEST, len(sites) + 1):
+    for size in range(MIN_SUMMED, len(sites) + 1):
         yield from map(frozenset, combinations(sorted(sites), size))
 
 

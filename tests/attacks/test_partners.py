@@ -16,10 +16,10 @@ from tests.support.partners import confirm, listed
 from tests.support.pki import Authority
 from tests.support.processes import Processes
 
-from protofed.client.sums.partners import OFFERED
+from protofed.client.secure_aggregation.partners import OFFERED
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.consortium import read
-from protofed.common.secure_sums.groups import in_order
+from protofed.common.secure_aggregation.groups import in_order
 from protofed.deploy.operator.connection import Operator
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.rounds.machine.rules import Grouping

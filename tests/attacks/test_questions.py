@@ -22,20 +22,20 @@ from tests.attacks.hostile_server import as_payload, honest_model, recipe_like, 
 from tests.support.partners import confirm, listed
 from tests.support.scripted_server import AgentHarness
 
-from protofed.client.agent import base_guard, computation
+from protofed.client.agent import computation
 from protofed.client.agent.agent import Agent
+from protofed.client.base_checks import judge
+from protofed.client.base_checks.statistics import BaseProblem, Check
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import SiteData
-from protofed.client.privacy.base_checks import BaseProblem, Check
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
+from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.sums.membership import membership_of
 from protofed.common import codec
 from protofed.common.config.recipe import Data, Recipe
 from protofed.common.errors import NotEnrolledError
 from protofed.common.payload import Part, Payload
-from protofed.common.protocol.messages import Activity, PauseReason, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Activity, PauseReason, Subject, TaskKind
 from protofed.deploy import shipped
 
 PLAN = {"lr": 0.1, "epochs": 2, "batch_size": 16, "momentum": 0.0}
@@ -68,7 +68,7 @@ class Questioned:
         self.harness = AgentHarness(store, table, rules or RULES.model_dump(), load_data=load_data, name="site-1")
         self.harness.link.run, self.harness.link.min_cohort = recipe.name, 3
         self.agent: Agent = self.harness.agent()
-        self.agent._site.membership = membership_of(folder, "site-1", lambda: None)
+        self.agent._work.sums.membership = membership_of(folder, "site-1", lambda: None)
         partners = {name: folder.parent / f"{folder.name}-{name}" for name in ("site-2", "site-3")}
         confirm(folder, listed({"site-1": folder, **partners}))
         self._asked = 0
@@ -159,11 +159,11 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     assert honest.answer(TaskKind.FIT, 1, base) == "done"
     assert not honest.withheld()
     found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
-    monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
+    monkeypatch.setattr(judge, "response_problem", lambda *_: found)
     trapped = Questioned(tmp_path / "trapped", recipe, always(sites[0]))
     refused, withheld, looked = list[object](), list[object](), list[object]()
-    trapped.agent._work._on_refusal = lambda *told: refused.append(told)
-    trapped.agent._work._on_withheld = lambda *told: withheld.append(told)
+    trapped.agent._work.tools.on_refusal = lambda *told: refused.append(told)
+    trapped.agent._work.tools.on_withheld = lambda *told: withheld.append(told)
 
     def noted(payload: Payload, *_: object, **__: object) -> Payload:
         looked.append(payload)
@@ -184,7 +184,7 @@ def test_what_answers_to_images_is_not_asked_where_nothing_of_them_leaves(
 ) -> None:
     """No update tells the server more than a site that declines would."""
     found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
-    monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
+    monkeypatch.setattr(judge, "response_problem", lambda *_: found)
     recipe = recipe_like("digits-solo", plan=PLAN)
     asked = Questioned(tmp_path, recipe, always(sites[0]))
     assert asked.answer(TaskKind.FIT, 1, as_payload(honest_model(recipe))) == "done"
@@ -220,7 +220,7 @@ def test_in_a_run_with_noise_images_are_not_asked(
 ) -> None:
     """What replaces an update by exact numbers of the images is no noisy result."""
     found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
-    monkeypatch.setattr(base_guard, "response_problem", lambda *_: found)
+    monkeypatch.setattr(judge, "response_problem", lambda *_: found)
     dp = {"noise_multiplier": 30.0, "sampling_rate": 0.1}
     recipe = recipe_like("digits-fedavg-dp", plan={**PLAN, "dp": dp}, federation=SECURE)
     base = as_payload(honest_model(recipe))

@@ -27,8 +27,8 @@ from tests.attacks.score_questions import (
     without,
 )
 
-from protofed.client.agent import score_answers
-from protofed.client.agent.score_answers import is_nearly_constant, secret_half
+from protofed.client.agent import scores
+from protofed.client.agent.scores import is_nearly_constant, secret_half
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.common.payload import Array
 from protofed.common.protocol.messages import Activity
@@ -109,7 +109,7 @@ def test_a_server_sees_that_some_site_withholds_and_not_which(
         for (_, agent), data in zip(asked.sites.values(), asked.held, strict=True)
     ]
     assert len({*halves}) == SITES
-    monkeypatch.setattr(score_answers, "is_nearly_constant", lambda logits: len(logits) == halves[1])
+    monkeypatch.setattr(scores, "is_nearly_constant", lambda logits: len(logits) == halves[1])
     asked.trained(1, server.first)
     assert GLOBAL not in asked.scored(1, server.good)
     assert asked.counts[GLOBAL] == SITES

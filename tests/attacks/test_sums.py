@@ -2,7 +2,7 @@
 
 Each attack succeeds in the same test on a run without secure sums, or on sums that nothing restricts: so it is one.
 That a masked upload is uniform, that t - 1 sites with the server open nothing, and that t do, is in
-tests/common/secure_sums/test_secure_sums.py.
+tests/common/secure_aggregation/test_secure_aggregation.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.bench import attacks
 from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, strongest, tried
 
-from protofed.common.secure_sums.groups import alone
+from protofed.common.secure_aggregation.groups import alone
 from protofed.server.rounds.machine.rules import Grouping
 
 SITES = 6

@@ -29,8 +29,8 @@ import structlog
 from tests.bench.server_process import Server, memory, processor, server
 from tests.support.audit_logs import audit
 
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink

@@ -9,7 +9,7 @@ from statistics import mean
 from tests.attacks import share_sets
 from tests.attacks.hostile_server import as_payload, honest_model
 
-from protofed.client.agent.base_response import IMAGES, Responses, response_problem, responses
+from protofed.client.base_checks.responses import IMAGES, Responses, response_problem, responses
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
 from protofed.common.config.recipe import Recipe

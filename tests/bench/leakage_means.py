@@ -14,7 +14,7 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import SplitModel
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Payload

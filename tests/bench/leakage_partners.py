@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 from tests.attacks.sums import Counted
 from tests.support.partners import confirm, identity_of, listed
 
-from protofed.client.sums.partners import Partners
+from protofed.client.secure_aggregation.partners import Partners
 from protofed.common.errors import SecureSumError
-from protofed.common.secure_sums.keys import KeyAdvert
+from protofed.common.secure_aggregation.keys import KeyAdvert
 
 SITES = 6
 COLUMNS = ("the others of a group of three", "exact label counts of a site, from one sum")

@@ -16,7 +16,7 @@ from tests.bench.leakage_sums import sums_of
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import load
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.client.state.store import MemoryStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

@@ -17,24 +17,24 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from tests.bench.report import Row
-from tests.common.secure_sums.parties import Sum, identity_of
+from tests.common.secure_aggregation.parties import Sum, identity_of
 from tests.support.sum_server import SumServer
 
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
-from protofed.client.sums import session as steps
-from protofed.client.sums.session import Session
+from protofed.client.secure_aggregation import session as steps
+from protofed.client.secure_aggregation.session import Session
 from protofed.common import codec
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.malloc import keep_memory
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, describe
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums import masking
-from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.fixed_point import POINT
-from protofed.common.secure_sums.groups import alone
-from protofed.common.secure_sums.linear_form import SumForm, SumLayout
+from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.secure_aggregation import masking
+from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.groups import alone
+from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
 
 SITES = (5, 10, 50)
 OF_GOALS = 10  # sites

@@ -6,7 +6,7 @@ import numpy as np
 from tests.bench.secure_sums import OF_GOALS, STEPS, _sum, of_server, of_site
 
 from protofed.common.payload import Part, Update, describe
-from protofed.common.secure_sums.linear_form import SumForm, SumLayout
+from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
 
 UPDATE = Update("site-01", {Part.BODY: {"w": np.ones(4096, np.float32)}})
 LAYOUT = SumLayout.of(SumForm((Part.BODY,)), describe(UPDATE.payload), UPDATE.payload)

@@ -11,10 +11,10 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from tests.support.hand import Hand
 
-from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
-from protofed.client.privacy.dp_accountant import NoisySums
-from protofed.client.privacy.pause import FILE as PAUSE
-from protofed.client.privacy.pause import SitePause
+from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
+from protofed.client.policy.dp_accountant import NoisySums
+from protofed.client.policy.pause import FILE as PAUSE
+from protofed.client.policy.pause import SitePause
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client.agent import score_answers
+from protofed.client.agent import scores
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
@@ -51,7 +51,7 @@ class Times(nn.Module):
 @pytest.fixture
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores leave of any model: on test sets of a few images it is nearly constant."""
-    monkeypatch.setattr(score_answers, "is_nearly_constant", lambda _: False)
+    monkeypatch.setattr(scores, "is_nearly_constant", lambda _: False)
 
 
 @pytest.fixture

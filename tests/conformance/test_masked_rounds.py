@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.common.secure_sums.test_secure_sums import uniformity
+from tests.common.secure_aggregation.test_secure_aggregation import uniformity
 
-from protofed.client.agent import score_answers
+from protofed.client.agent import scores
 from protofed.client.agent.computation import Computation, fit
+from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore
-from protofed.client.sums.membership import membership_of
 from protofed.client.training.dp import SIMULATED_SECRET
 from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.protocol.sum_messages import SignatureMessage, message_of
+from protofed.common.secure_aggregation.messages import SignatureMessage, message_of
 from protofed.common.statistics import Spread
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
@@ -47,7 +47,7 @@ def masked(recipe: Recipe, folder: Path, resources: ExitStack) -> Simulation:
     agents = agents_of(recipe, lambda name, roles: DirectLink(runs, context.blobs, name, roles), data=data)
     for agent in agents:
         agent._site.simulated = agent.name == EVALUATOR
-        agent._site.membership = membership_of(folder / agent.name, agent.name, lambda: None)
+        agent._work.sums.membership = membership_of(folder / agent.name, agent.name, lambda: None)
     return Simulation(recipe, runs, context.ledger, context.blobs, data, agents)
 
 
@@ -68,10 +68,10 @@ def states(running: Simulation) -> list[str | None]:
 @pytest.fixture(autouse=True)
 def all_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of any model leave, on all images, as in a simulation: test sets of these sites have a few images."""
-    monkeypatch.setattr(score_answers, "is_nearly_constant", lambda _: False)
-    monkeypatch.setattr(score_answers, "secret_half", lambda _, images: torch.ones(images, dtype=torch.bool))
-    monkeypatch.setattr(score_answers, "MIN_IMAGES", 0)
-    monkeypatch.setattr(score_answers, "MAX_MAJORITY", 1.0)
+    monkeypatch.setattr(scores, "is_nearly_constant", lambda _: False)
+    monkeypatch.setattr(scores, "secret_half", lambda _, images: torch.ones(images, dtype=torch.bool))
+    monkeypatch.setattr(scores, "MIN_IMAGES", 0)
+    monkeypatch.setattr(scores, "MAX_MAJORITY", 1.0)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: str(method["name"]))
@@ -148,7 +148,7 @@ def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
             raise TaskFailedError(FailureReason.NUMERIC, "not this time")
         return fit(work, *rest)
 
-    monkeypatch.setattr("protofed.client.agent.task_work.fit", fails)
+    monkeypatch.setattr("protofed.client.agent.plain_fit.fit", fails)
     with simulation(recipe) as plain:
         expected, groups = states(plain), plain.ledger.groups()
         aside, simulated = set_aside(plain), scored(plain)

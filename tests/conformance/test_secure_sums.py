@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.support.method_facts import SUMMABLE, brief, long
 
-from protofed.client.privacy.policy import GateContext, Policy, Released
+from protofed.client.policy.policy import GateContext, Policy, Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, Update, describe

@@ -11,8 +11,8 @@ from tests.support.shipped_policies import admitted, filled_in
 
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
-from protofed.client.privacy.policy import Policy, PolicyRefusedError
-from protofed.client.privacy.update_checks import TELLS_STEPS
+from protofed.client.policy.policy import Policy, PolicyRefusedError
+from protofed.client.policy.update_checks import TELLS_STEPS
 from protofed.common.config.recipe import Data, read_recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError

@@ -20,8 +20,7 @@ from tests.e2e import pilot_guide, pilot_images
 
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.rules import Limits, PolicyRules
 from protofed.common.config.notify import Notify, Smtp, Webhook
 from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
 from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings

@@ -37,7 +37,7 @@ from tests.e2e.engine_compose import (
 )
 from tests.e2e.networks import expect, spoken_key, wait_for
 
-from protofed.client.sums.partners import OFFERED
+from protofed.client.secure_aggregation.partners import OFFERED
 from protofed.common.version import VERSION
 
 PROJECT, PORT, NORTH = "protofed-e2e", 17443, "north"

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.e2e.networks import Networks, expect, spoken_key, wait_for
 
-from protofed.client.sums.partners import OFFERED
+from protofed.client.secure_aggregation.partners import OFFERED
 
 HERE = Path(__file__).parent
 RUN, MASKED = "hospitals", ("mask", "reported")

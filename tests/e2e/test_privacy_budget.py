@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from protofed.client.privacy.dp_accountant import NoisySums, epsilon
+from protofed.client.policy.dp_accountant import NoisySums, epsilon
 from protofed.client.state.dp_ledger import FILE, read
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party

@@ -21,7 +21,7 @@ from tests.server.conftest import recipe as small
 from tests.support.aggregate_digests import METHODS, first_model, made_up
 from tests.support.operator_lab import OperatorLab
 
-from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.policy.policy import Released, ReleasedScores
 from protofed.client.transport.link import Link
 from protofed.common import codec
 from protofed.common.codec import Digest

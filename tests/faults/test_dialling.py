@@ -23,7 +23,7 @@ from tests.support.pki import Authority
 from tests.support.policies import standard_with_plain_updates
 from tests.support.tls_server import TlsServer, still_served, tls_server
 
-from protofed.client.agent.refusal_log import EXCLUDED_PAUSE_S
+from protofed.client.agent.agent import EXCLUDED_PAUSE_S
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.client.transport.proxy import Proxy

@@ -18,15 +18,16 @@ from tests.support.recorded_messages import SentMessage, Upload, handing_in, hid
 from tests.support.tls_recorder import Recorder
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
+from protofed.client.agent.heartbeat import Heartbeat
 from protofed.client.agent.metrics import ClientMetrics
-from protofed.client.agent.site import Site
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.update_checks import TELLS_STEPS
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.update_checks import TELLS_STEPS
+from protofed.client.site import Site
 from protofed.client.state.store import MemoryStore
+from protofed.client.status import DaemonStatus
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

@@ -13,7 +13,7 @@ from tests.support.invariants import check
 from tests.support.pki import Authority
 from tests.support.processes import Processes
 
-from protofed.client.sums.sessions import FOLDER
+from protofed.client.secure_aggregation.sessions import FOLDER
 from protofed.common import failpoint
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind

@@ -27,15 +27,16 @@ from google_crc32c import value as crc32c
 from tests.support.audit_logs import audit
 from tests.support.scripted_server import RUN, AgentHarness, ScriptedServer, first_model, give_secret, site_data, work
 
-from protofed.client.agent import device
 from protofed.client.agent.agent import REJECTED_PAUSE_S
-from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
+from protofed.client.agent.heartbeat import Heartbeat
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.downloads import MemoryDownloads, download
+from protofed.client.status import DaemonStatus
 from protofed.client.training.checkpointing import FOLDER, on_disk
+from protofed.client.transfer import pick_device
 from protofed.client.transport import calls
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
@@ -324,7 +325,7 @@ def test_row_31_a_device_that_fails_declines_the_task_and_the_daemon_lives(
 def test_row_31_a_gpu_that_is_not_there_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UnavailableError, match="offers 0 GPUs") as caught:
-        device.pick("cuda")
+        pick_device("cuda")
     assert caught.value.exit_code == 69  # systemd starts the daemon again: a driver may still load
 
 

@@ -24,8 +24,8 @@ from tests.support.audit_logs import audit
 from tests.support.fault_proxy import Mode, Proxy
 from tests.support.raw_client import CALLS, Code, RawClient, refused
 
-from protofed.client.privacy.policy import Policy, Released
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, Released
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

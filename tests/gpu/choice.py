@@ -10,10 +10,10 @@ from tests.gpu.fits import examples, fit_context
 from tests.gpu.plan import Proof, at_most, judged, skipped
 from tests.gpu.report import Finding, Found, Status
 
-from protofed.client.agent.device import pick
 from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.data.site_data import CPU, SiteData
 from protofed.client.models.split import dump, load
+from protofed.client.transfer import pick_device
 from protofed.common.config.recipe import Augment
 from protofed.common.errors import UnavailableError
 
@@ -22,8 +22,8 @@ WAYS: tuple[Augment, ...] = ("none", *AUGMENTATIONS)
 
 def work(proof: Proof) -> Iterator[Found]:
     """Yield what was found."""
-    yield judged("device = 'auto' picks", pick("auto").type, proof.device.type)
-    yield judged(f"device = '{proof.device}' picks", str(pick(str(proof.device))), str(proof.device))
+    yield judged("device = 'auto' picks", pick_device("auto").type, proof.device.type)
+    yield judged(f"device = '{proof.device}' picks", str(pick_device(str(proof.device))), str(proof.device))
     yield _absent(f"cuda:{torch.cuda.device_count()}")
     yield at_most("features of ResNet-18 in float64, relative difference from the CPU's", _features(proof), 1e-9)
     yield judged("numbers of a model that a payload from and to the device changes", _payload(proof), 0)
@@ -40,7 +40,7 @@ def work(proof: Proof) -> Iterator[Found]:
 
 def _absent(name: str) -> Finding:
     try:
-        return Finding(f"device = '{name}'", f"picked {pick(name)}", "refused", Status.FAILED)
+        return Finding(f"device = '{name}'", f"picked {pick_device(name)}", "refused", Status.FAILED)
     except UnavailableError:
         return Finding(f"device = '{name}', which is not there", "refused", "refused")
 

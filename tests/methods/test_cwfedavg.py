@@ -17,8 +17,8 @@ from protofed.client.data.site_data import SiteData
 from protofed.client.methods.cwfedavg import CwFedAvgClient
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import class_shares
 from protofed.common import codec

@@ -26,7 +26,7 @@ from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Input
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Exchange, Part, Payload, Update
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 from protofed.server.methods.fedic import FEDICServer

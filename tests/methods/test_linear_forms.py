@@ -16,9 +16,9 @@ from protofed.client.method import client_methods
 from protofed.common import codec
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, Update, describe
-from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.fixed_point import POINT
-from protofed.common.secure_sums.linear_form import ClassRows, SumForm, SumLayout, form_of
+from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, SumLayout, form_of
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
 from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state, unmasked_total
@@ -221,7 +221,7 @@ def test_what_is_no_number_is_refused_with_the_site() -> None:
         summed(method, state, [updates[0], replace(updates[1], payload=broken), updates[2]])
 
 
-@pytest.mark.parametrize("sites", [0, 1, 2, MOST + 1])
+@pytest.mark.parametrize("sites", [0, 1, 2, MAX_SUMMED + 1])
 def test_a_sum_of_too_few_or_too_many_sites_is_refused(sites: int) -> None:
     method = half({"name": "fedavg"})
     state = first(method)

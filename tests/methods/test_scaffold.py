@@ -18,7 +18,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.scaffold import ScaffoldClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, Tensors, Update

@@ -26,8 +26,6 @@ from tests.support.round_contexts import round_context
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from protofed.client.agent.heartbeat import DaemonStatus, TaskAbortedError
-from protofed.client.agent.site import PreparedRun, Site, prepare
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.distributed.launch import launched
 from protofed.client.distributed.leader import Leader, follow
@@ -36,11 +34,11 @@ from protofed.client.method import Declaration, FitContext, client_methods, load
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy.limits import unlimited
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.site_secret import BYTES
-from protofed.client.state.store import MemoryStore, SiteState
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules, unlimited
+from protofed.client.site import PreparedRun, Site, prepare
+from protofed.client.state.store import SECRET_BYTES, MemoryStore, SiteState
+from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
 from protofed.common.config.recipe import Input, Recipe
@@ -219,7 +217,7 @@ class KnownSecret(MemoryStore):
 
     def secret(self) -> bytes:
         """Always the same."""
-        return b"s" * BYTES
+        return b"s" * SECRET_BYTES
 
 
 def site_of(other: bool = False, secret: bool = False) -> Site:

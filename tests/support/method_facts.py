@@ -9,7 +9,7 @@ import pytest
 
 from protofed.client.method import client_methods
 from protofed.common.errors import ConfigError
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 
 
 def brief(method: str) -> dict[str, int]:

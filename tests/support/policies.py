@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.deploy import shipped
 
 

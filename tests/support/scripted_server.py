@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from protofed.client.agent.agent import Agent, Site
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import no_checkpoints
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.privacy import site_secret
-from protofed.client.privacy.limits import unlimited
-from protofed.client.privacy.policy import Policy, Released, ReleasedScores
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, Released, ReleasedScores
+from protofed.client.policy.rules import PolicyRules, unlimited
+from protofed.client.site import no_checkpoints
+from protofed.client.state import store as state_store
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
+from protofed.client.status import DaemonStatus
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
@@ -129,7 +128,7 @@ class ScriptedServer:
 def give_secret(folder: Path, byte: bytes = b"s") -> None:
     """Make a site's secret known: two sites with the same one draw the same batches."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / site_secret.FILE).write_bytes(byte * site_secret.BYTES)
+    (folder / state_store.SECRET_FILE).write_bytes(byte * state_store.SECRET_BYTES)
 
 
 def site_data() -> SiteData:

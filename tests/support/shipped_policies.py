@@ -11,9 +11,9 @@ import textwrap
 from dataclasses import replace
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.policy import Policy, PolicyRefusedError
+from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.common.errors import ConfigError
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 from protofed.deploy import shipped
 
 METHODS = re.compile(r"^methods = \[.*?\]$", re.MULTILINE | re.DOTALL)

@@ -6,12 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from tests.common.secure_sums.parties import Party
+from tests.common.secure_aggregation.parties import Party
 
 from protofed.common.codec import Buffer, Digest
 from protofed.common.payload import Array, Payload, SiteId
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.protocol.sum_messages import (
+from protofed.common.secure_aggregation import survivors
+from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation.holders import counted, signed_vector
+from protofed.common.secure_aggregation.keys import Roster
+from protofed.common.secure_aggregation.masking import Masks, masked
+from protofed.common.secure_aggregation.messages import (
     HoldersMessage,
     RosterMessage,
     SharesMessage,
@@ -20,11 +25,6 @@ from protofed.common.protocol.sum_messages import (
     message_of,
     payload_of,
 )
-from protofed.common.secure_sums import survivors
-from protofed.common.secure_sums.context import SumContext, Vector
-from protofed.common.secure_sums.holders import counted, signed_vector
-from protofed.common.secure_sums.keys import Roster
-from protofed.common.secure_sums.masking import Masks, masked
 
 
 @dataclass

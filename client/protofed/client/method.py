@@ -14,8 +14,6 @@ from protofed.client.models.calibration import CalibratedEnsemble
 from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
 from protofed.client.models.mixture import mixed, mixture, site_models
 from protofed.client.models.split import SplitModel, dump, held, load, load_joined
-from protofed.client.training.candidates import distance, losses_of
-from protofed.client.training.class_gradients import class_gradients
 from protofed.client.training.context import FitContext, FitStart
 from protofed.client.training.cores import Cores
 from protofed.client.training.loop import (
@@ -23,6 +21,7 @@ from protofed.client.training.loop import (
     Step,
     Trained,
     Weigher,
+    class_gradients,
     class_means,
     frequent,
     frozen,
@@ -36,10 +35,12 @@ from protofed.client.training.losses import (
     Distance,
     balanced_softmax,
     class_shares,
+    distance,
     distillation,
     distribution_gap,
     inter_class,
     intra_class,
+    losses_of,
     mean_discrepancy,
     model_contrast,
     prototypical_contrast,
@@ -47,14 +48,14 @@ from protofed.client.training.losses import (
     soft_labels,
     supervised,
 )
-from protofed.client.training.noisy_classes import label_shares
+from protofed.client.training.noisy_steps import label_shares
 from protofed.client.training.optimizer import ParameterGroup, sgd_length
 from protofed.common.config.plan import LocalLoss, Plan
 from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
 from protofed.common.registry import Registry
-from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
 from protofed.common.tensors import towards, weights
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Tensors of a GPU to arrays and back: one copy for all of a dtype, through page-locked memory.
+"""Where a site computes, and how tensors get to arrays and back: one copy a dtype, through page-locked memory.
 
 A copy from a GPU waits for all the work that is queued there, and so does one from memory that is not page-locked. A
 payload has some tensors for each layer, so they go together.
@@ -6,12 +6,14 @@ payload has some tensors for each layer, so they go together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.payload import Array, Tensors
 
 
@@ -52,3 +54,23 @@ def _alike(names: Iterable[str], key: Callable[[str], Hashable]) -> list[list[st
     for name in names:
         groups.setdefault(key(name), []).append(name)
     return list(groups.values())
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of the name `auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ConfigError: another name.
+        UnavailableError: a GPU that is not there, as while its driver loads.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if match is None:
+        raise ConfigError(f"device '{name}': expected auto, cpu, cuda or cuda:N")
+    count = torch.cuda.device_count()
+    if int(match[1] or 0) >= count:
+        raise UnavailableError(f"device '{name}': this machine offers {count} GPUs to PyTorch; take another or 'cpu'")
+    return torch.device(name)

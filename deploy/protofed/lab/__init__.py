@@ -17,7 +17,7 @@ from protofed.common.version import install_hint
 try:
     import pandas as pd
 
-    from protofed.client.agent import device as devices
+    from protofed.client.transfer import pick_device
     from protofed.deploy.console.processes import usable_cores
     from protofed.deploy.experiments.curves import FAMILIES, NotebookFigure, over_rounds, picture
     from protofed.deploy.experiments.job import run_job
@@ -157,7 +157,7 @@ def simulate(
     ):
         (job,) = jobs_of([read], None, None, Path(folder))
         job.claim()
-        run_job(job, devices.pick(device), bar.to)
+        run_job(job, pick_device(device), bar.to)
         return SimulationResult({read.name: [_result(job)]})
 
 

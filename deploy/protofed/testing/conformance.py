@@ -16,13 +16,13 @@ import pytest
 
 from protofed.client.agent.agent import Agent
 from protofed.client.method import Declaration, client_methods, refining
-from protofed.client.privacy.policy import GateContext, Policy, Released
+from protofed.client.policy.policy import GateContext, Policy, Released
 from protofed.common import codec, plugins
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
-from protofed.common.secure_sums.linear_form import SumForm, form_of
+from protofed.common.secure_aggregation.linear_form import SumForm, form_of
 from protofed.common.statistics import spreads
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, simulation

@@ -16,8 +16,8 @@ from typing import ClassVar, Protocol, cast, runtime_checkable
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
 from protofed.common.registry import Method, Registry
-from protofed.common.secure_sums.linear_form import ClassRows, SumForm, Weighting
-from protofed.common.secure_sums.sums import Sums
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
+from protofed.common.secure_aggregation.sums import Sums
 from protofed.common.tensors import HolderMeans, Mean, is_buffer, norm_of, towards, unit, weights
 
 __all__ = [

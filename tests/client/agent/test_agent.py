@@ -15,13 +15,13 @@ import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 from torch import nn
 
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.refusal_log import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
+from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState
-from protofed.client.training import score_sets
+from protofed.client.status import DaemonStatus
+from protofed.client.training import evaluation
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
@@ -673,7 +673,7 @@ def test_a_model_is_scored_once_and_another_one_again(monkeypatch: pytest.Monkey
         tallies.append(model)
         return tally(model, data, examples, **others)
 
-    monkeypatch.setattr(score_sets, "tally", counted)
+    monkeypatch.setattr(evaluation, "tally", counted)
     harness = AgentHarness()
     daemon = harness.agent()
     done = []

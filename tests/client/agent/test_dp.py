@@ -12,14 +12,14 @@ import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, give_secret, site_data, work
 
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.agent.site import prepare
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, dp_cost_of
-from protofed.client.privacy.policy import PolicyRefusedError
+from protofed.client.policy.policy import PolicyRefusedError
+from protofed.client.site import prepare
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
-from protofed.client.training.noise_share import MOST_STEPS, share_std
+from protofed.client.training.dp import MOST_STEPS, share_std
 from protofed.common import codec
 from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Recipe
@@ -27,8 +27,8 @@ from protofed.common.dp import DpCost
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Payload, describe
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
-from protofed.common.secure_sums.fixed_point import POINT
-from protofed.common.secure_sums.linear_form import SumForm, SumLayout
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
 from protofed.common.tensors import norm_of
 
 DP: dict[str, Any] = {"noise_multiplier": 0.5, "sampling_rate": 0.5}

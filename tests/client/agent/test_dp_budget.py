@@ -14,9 +14,9 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.dp_budget import Spending
 from protofed.client.data.site_data import SiteData
-from protofed.client.privacy.dp_accountant import NoisySums, epsilon, rounds_within
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.dp_accountant import NoisySums, epsilon, rounds_within
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.dp_ledger import FILE, read
 from protofed.common.errors import FailureReason, NotEnrolledError

@@ -15,9 +15,9 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model,
 
 from protofed.client.agent.agent import Agent
 from protofed.client.agent.enrollment import PAUSED_RETRY_S, TaskGate
-from protofed.client.privacy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, FailureReason, NotEnrolledError, OutOfSpaceError, PolicyViolationError

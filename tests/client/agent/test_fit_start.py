@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.client.privacy.test_rare_units import data_of, made, parts, trained, trap
+from tests.client.policy.test_rare_units import data_of, made, parts, trained, trap
 from tests.support.scripted_server import RUN
 
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import load
+from protofed.client.site import PreparedRun
 from protofed.client.state.store import SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import FitContext, FitStart, NoCheckpoints
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, Update

@@ -12,9 +12,10 @@ import pytest
 from tests.support.scripted_server import RULES
 
 from protofed.client.agent import heartbeat
-from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat, TaskAbortedError, idle_heartbeat_s
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.agent.heartbeat import Heartbeat, idle_heartbeat_s
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.context import FitProgress
 from protofed.common.config.recipe import Federation
 from protofed.common.protocol import wire
@@ -196,7 +197,7 @@ def test_calling_off_one_task_is_not_calling_off_the_next() -> None:
 def test_no_recipe_makes_a_daemon_beat_more_often_than_the_site_allows(
     heartbeat_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert heartbeat.DaemonStatus().heartbeat_s >= 1.0
+    assert DaemonStatus().heartbeat_s >= 1.0
     monkeypatch.setattr(heartbeat, "SHORTEST_S", 0.2)
     ear, times = Ear(), []
     began = time.monotonic()

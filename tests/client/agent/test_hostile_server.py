@@ -15,8 +15,8 @@ import structlog
 import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 
-from protofed.client.agent.site import check_model, read_recipe
 from protofed.client.data.site_data import SiteData
+from protofed.client.site import check_model, read_recipe
 from protofed.common.config.recipe import MOST_CLASSES, MOST_ROUNDS, Recipe
 from protofed.common.errors import ConfigError, FailureReason, ProtocolError
 from protofed.common.protocol import wire

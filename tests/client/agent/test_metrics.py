@@ -14,7 +14,6 @@ from prometheus_client.exposition import generate_latest
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.heartbeat import DaemonStatus
 from protofed.client.agent.metrics import (
     COARSE,
     METRICS,
@@ -25,8 +24,9 @@ from protofed.client.agent.metrics import (
     WHOLE,
     ClientMetrics,
 )
-from protofed.client.privacy.policy import Policy, PolicyRefusedError, Released
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, PolicyRefusedError, Released
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import RECENT_STEPS, Throughput
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.support.scripted_server import RULES, AgentHarness, work
 
-from protofed.client.privacy.pause import FILE, SitePause
+from protofed.client.policy.pause import FILE, SitePause
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.protocol.messages import PauseReason, Task
 

@@ -14,8 +14,8 @@ import torch
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.privacy.policy import Policy, PolicyRefusedError
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, PolicyRefusedError
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.checkpointing import on_disk
 from protofed.common import codec

@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.agent.test_sum_steps import BASE, SECURE, SITES, Daemon, Round
+from tests.client.secure_aggregation.test_steps import BASE, SECURE, SITES, Daemon, Round
 from tests.support.sum_server import SumServer
 
-from protofed.client.agent.score_answers import Answers
-from protofed.client.agent.score_report import Scorer
+from protofed.client.agent.scores import Answers, Scorer
 from protofed.client.methods.fedavg import FedAvgClient
-from protofed.client.privacy.policy import Released
+from protofed.client.policy.policy import Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part
-from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import SUM_STEPS, Receipt, Task, TaskKind
+from protofed.common.protocol.messages import SUM_STEPS, Receipt, Subject, Task, TaskKind
 from protofed.common.protocol.score_names import ScoreNames
-from protofed.common.secure_sums.context import Subject, SumContext, Vector
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.context import SumContext, Vector
 from protofed.common.statistics import Spread
 from protofed.common.storage.journal import Fact
 

@@ -11,7 +11,7 @@ from tests.support.scripted_server import RULES, AgentHarness, work
 
 from protofed.client.agent.decision_watch import DecisionWatch
 from protofed.client.models.split import SplitModel
-from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
+from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.state.decisions import FOLDER as DECISIONS
 from protofed.client.state.decisions import Act, Decision, Decisions
 from protofed.client.state.disk_store import DiskStore

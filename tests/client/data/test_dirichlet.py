@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 from tests.support.partitions import balanced, held_classes, owners, rng
 
-from protofed.client.data import dirichlet as module
-from protofed.client.data.dirichlet import creff_dirichlet, dirichlet, niid_bench_dirichlet, pfllib_dirichlet
-from protofed.client.data.partition import Indices, Labels
+from protofed.client.data import partition as module
+from protofed.client.data.partition import (
+    Indices,
+    Labels,
+    creff_dirichlet,
+    dirichlet,
+    niid_bench_dirichlet,
+    pfllib_dirichlet,
+)
 from protofed.common.errors import DataError
 
 Deal: TypeAlias = Callable[[Labels, int, float, np.random.RandomState, int], list[Indices]]

@@ -14,7 +14,7 @@ from tests.support.image_files import RGB, classes, save, settings
 from protofed.client.data import labels
 from protofed.client.data.image_error import UnreadableImagesError
 from protofed.client.data.image_files import Scan, scan
-from protofed.client.data.reading import read
+from protofed.client.data.sources import read_files
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")
@@ -187,7 +187,7 @@ def test_a_link_to_itself_is_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (root / "nv" / "loop.png").symlink_to("loop.png")
     assert len(folder(root).items) == 41
     with pytest.raises(UnreadableImagesError) as caught:
-        read(settings("folder", root), RGB, RUN)
+        read_files(settings("folder", root), RGB, RUN)
     assert [name for name, _ in caught.value.files] == ["nv/loop.png"]
 
 

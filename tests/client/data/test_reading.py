@@ -12,11 +12,10 @@ import torch
 from structlog.testing import capture_logs
 from tests.support.image_files import RGB, classes, input_, save, settings, shade
 
-from protofed.client.data import reading
+from protofed.client.data import sources
 from protofed.client.data.decoding import Pixels, decode_file
-from protofed.client.data.reading import read_images
 from protofed.client.data.site import load_site, load_sites, load_test
-from protofed.client.data.sources import Source, load
+from protofed.client.data.sources import Source, load, read_images
 from protofed.common.config.recipe import Input
 from protofed.common.errors import DataError
 
@@ -76,8 +75,8 @@ def test_threads_that_overtake_one_another_change_nothing(tmp_path: Path, monkey
         time.sleep(0.02 * (int(path.stem) % 3 == 0))
         return decode_file(path, input_)
 
-    monkeypatch.setattr(reading, "decode_file", slow)
-    monkeypatch.setattr(reading, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
+    monkeypatch.setattr(sources, "decode_file", slow)
+    monkeypatch.setattr(sources, "AHEAD_BYTES", 1)  # of 8 at a time, not all at once
     images, why = read_images(paths, RGB)
     assert images[:, 0, 0, 0].tolist() == list(range(10))
     assert why == [None] * 10

@@ -1,4 +1,7 @@
-"""In a run with noise one file, row or patient more changes what is trained on by that one alone, whatever it is."""
+"""In a run with noise one file, row or patient more changes what is trained on by that one alone, whatever it is.
+
+Groups that are in two parts are refused by their number, never by name.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.support.image_files import GREY, RGB, settings
 from protofed.client.data import sides
 from protofed.client.data.image_error import UnreadableImagesError
 from protofed.client.data.labels import LabelsError
-from protofed.client.data.sides import units_of_groups
+from protofed.client.data.sides import check_apart, units_of_groups
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.recipe import Data
@@ -335,3 +338,11 @@ def test_one_row_without_a_number_moves_no_other_group() -> None:
     numbers = np.array([1000, 1001, 1000])
     with_one_more = np.array([1000, 1001, 1000, np.nan])
     assert units_of_groups(with_one_more)[:3].tolist() == units_of_groups(numbers).tolist()
+
+
+def test_groups_in_two_parts_are_counted_and_not_named() -> None:
+    groups = np.array(["Doe", "Doe", "Roe", "Poe"])
+    check_apart(groups, [np.array([0, 1]), np.array([2]), np.array([3])], "the sites")
+    with pytest.raises(DataError, match="1 groups are in more than one of the sites") as caught:
+        check_apart(groups, [np.array([0, 2]), np.array([1, 3])], "the sites")
+    assert "oe" not in str(caught.value)

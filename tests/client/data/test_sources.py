@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.client.data.dirichlet import pfllib_dirichlet
-from protofed.client.data.partition import hold_out
+from protofed.client.data.partition import hold_out, pfllib_dirichlet
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import load

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from protofed.client.agent.first_model import first_model
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.policy import Policy
+from protofed.client.models.catalogue import first_model
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import Limits
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, linear, max_pool2d, normalize, relu
 
 from protofed.client.models.catalogue import build
-from protofed.client.models.layers import Unit
+from protofed.client.models.networks import Unit
 from protofed.client.models.split import SplitModel
 from protofed.common.config.recipe import Input, NamedOptions
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from google_crc32c import value as crc32c
 
-from protofed.client.privacy import site_secret
+from protofed.client.state import store as state_store
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest
@@ -375,10 +375,10 @@ def dies_after(first: str) -> Callable[..., None]:
 
 
 def test_a_secret_is_made_once_and_nobody_else_may_read_it(reopen: Open, tmp_path: Path) -> None:
-    path = tmp_path / "state" / site_secret.FILE
+    path = tmp_path / "state" / state_store.SECRET_FILE
     assert not path.exists()
     first = reopen().secret()
-    assert len(first) == site_secret.BYTES
+    assert len(first) == state_store.SECRET_BYTES
     assert first == path.read_bytes() == reopen().secret()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.unlink()
@@ -386,11 +386,11 @@ def test_a_secret_is_made_once_and_nobody_else_may_read_it(reopen: Open, tmp_pat
     assert [left.name for left in path.parent.glob(f"{files.TEMPORARY}*")] == []
 
 
-@pytest.mark.parametrize("text", [b"", b"x" * (site_secret.BYTES - 1), b"x" * (site_secret.BYTES + 1)])
+@pytest.mark.parametrize("text", [b"", b"x" * (state_store.SECRET_BYTES - 1), b"x" * (state_store.SECRET_BYTES + 1)])
 def test_a_damaged_secret_is_an_error_and_never_another_one(text: bytes, reopen: Open, tmp_path: Path) -> None:
-    store, path = reopen(), tmp_path / "state" / site_secret.FILE
+    store, path = reopen(), tmp_path / "state" / state_store.SECRET_FILE
     path.write_bytes(text)
-    with pytest.raises(StateError, match=rf"holds {len(text)} bytes, not {site_secret.BYTES}"):
+    with pytest.raises(StateError, match=rf"holds {len(text)} bytes, not {state_store.SECRET_BYTES}"):
         store.secret()
     assert path.read_bytes() == text
 
@@ -406,13 +406,13 @@ def test_a_disk_that_cannot_keep_a_secret_gives_none(
         patched.setattr(os, "fsync", full)
         with pytest.raises(OutOfSpaceError):
             store.secret()
-    assert not (tmp_path / "state" / site_secret.FILE).exists()
+    assert not (tmp_path / "state" / state_store.SECRET_FILE).exists()
     assert list((tmp_path / "state").glob(f"{files.TEMPORARY}*")) == []
 
 
 def test_stores_in_memory_have_secrets_of_their_own() -> None:
     store = MemoryStore()
-    assert len(store.secret()) == site_secret.BYTES
+    assert len(store.secret()) == state_store.SECRET_BYTES
     assert store.secret() == store.secret() != MemoryStore().secret()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.client.privacy.dp_accountant import NoisySums, merged
+from protofed.client.policy.dp_accountant import NoisySums, merged
 from protofed.client.state.dp_ledger import FILE, DpLedger, read
 from protofed.common import failpoint
 from protofed.common.codec import Digest
@@ -167,7 +167,7 @@ def test_what_cannot_be_written_is_an_error_and_leaves_the_file(path: Path, monk
 CRASHING = """
 import sys
 from pathlib import Path
-from protofed.client.privacy.dp_accountant import NoisySums
+from protofed.client.policy.dp_accountant import NoisySums
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.common import failpoint
 from protofed.common.codec import Digest

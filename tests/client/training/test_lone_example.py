@@ -12,8 +12,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext, seeded
-from protofed.client.training.lone_example import trains_on_one, without_lone
-from protofed.client.training.loop import train
+from protofed.client.training.loop import train, trains_on_one, without_lone
 from protofed.common.config.plan import Plan
 from protofed.common.config.recipe import Input, NamedOptions
 from protofed.common.errors import FailureReason, TaskFailedError

@@ -12,12 +12,12 @@ from tests.support.normed_model import seeded
 from tests.support.round_contexts import round_context
 
 from protofed.client.agent.computation import Computation, ScoredModel, fit, score
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, train_alone
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import dump
+from protofed.client.site import PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import FitContext, NoCheckpoints
 from protofed.client.training.own_buffers import PREFIX, memory_with_buffers, with_own_buffers
 from protofed.common import codec

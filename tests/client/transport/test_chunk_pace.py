@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from protofed.client.transport.chunk_pace import CHUNK_S, IN_FLIGHT, LONGEST_S, PINGED_S, QUICK_S, ChunkPace
+from protofed.client.transport.calls import CHUNK_S, IN_FLIGHT, LONGEST_S, PINGED_S, QUICK_S, ChunkPace
 
 SOON = 10.0  # seconds after which a test gives up
 

@@ -20,12 +20,12 @@ from google_crc32c import value as crc32c
 from structlog.testing import capture_logs
 from tests.support.audit_logs import MemoryAuditLog, audit
 
-from protofed.client.privacy.policy import Policy, Released, ReleasedScores
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, Released, ReleasedScores
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.downloads import DiskDownloads
-from protofed.client.transport import chunk_pace
+from protofed.client.transport import calls
 from protofed.client.transport.audit import ClientAudit
-from protofed.client.transport.chunk_pace import CHUNK_S
+from protofed.client.transport.calls import CHUNK_S
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.codec import Digest
@@ -857,7 +857,7 @@ class SlowLink:
 def test_after_a_missed_deadline_chunks_move_one_by_one_and_may_take_longer(
     direction: str, server: ScriptedServicer, link: GrpcLink, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunk_pace, "QUICK_S", -1.0)  # none is
+    monkeypatch.setattr(calls, "QUICK_S", -1.0)  # none is
     if direction == "down":
         server.on["GetChunk"] = slow = SlowLink(chunk)
         assert link.fetch(task) == BLOB

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules
 from protofed.common.config.problems import HALLMARKS
 from protofed.common.config.recipe import Recipe, parse, read_toml
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings

@@ -29,12 +29,12 @@ from protofed.common.protocol.messages import (
     Receipt,
     Role,
     Signal,
+    Subject,
     Task,
     TaskKind,
     Verdict,
     Wait,
 )
-from protofed.common.secure_sums.context import Subject
 from protofed.protos.v1 import federation_pb2 as pb
 
 DIGEST = Digest("0123456789abcdef" * 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import Answers, called
 
-from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
+from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Assignment
 from protofed.deploy import shipped

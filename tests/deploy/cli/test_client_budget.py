@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.support.command_line import called
 
-from protofed.client.privacy.dp_accountant import NoisySums, epsilon
+from protofed.client.policy.dp_accountant import NoisySums, epsilon
 from protofed.client.state.dp_ledger import FILE, DpLedger
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError

@@ -12,8 +12,8 @@ import pytest
 from tests.support.command_line import called
 from tests.support.partners import listed
 
-from protofed.client.sums.partners import OFFERED
-from protofed.client.sums.sessions import FOLDER, GROUP, Sessions
+from protofed.client.secure_aggregation.partners import OFFERED
+from protofed.client.secure_aggregation.sessions import FOLDER, GROUP, Sessions
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from tests.support.command_line import Answers, called
 
-from protofed.client.privacy.approval import FOLDER, Approvals, ApprovalStatus
-from protofed.client.privacy.pause import FILE as PAUSE_FILE
-from protofed.client.privacy.pause import SitePause
+from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
+from protofed.client.policy.pause import FILE as PAUSE_FILE
+from protofed.client.policy.pause import SitePause
 from protofed.client.state.decisions import FOLDER as DECISIONS
 from protofed.client.state.decisions import Act, Decision, Decisions
 from protofed.client.transport.audit import FILE as AUDIT_FILE

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import pytest
 from tests.support.command_line import Answers, called
 
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.common.config.data import SOURCES
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
 from protofed.common.pki.identity import Party, read_identity

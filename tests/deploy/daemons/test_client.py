@@ -23,8 +23,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from protofed.client.agent import metrics
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.privacy.policy_file import PolicyFile
+from protofed.client.policy.policy import PolicyFile
+from protofed.client.status import DaemonStatus
 from protofed.client.transport.audit import FILE
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe

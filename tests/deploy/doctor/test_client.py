@@ -20,7 +20,7 @@ from tests.support.pki import Authority
 from tests.support.policies import standard_with_plain_updates
 from tests.support.tls_server import TlsServer, tls_server
 
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.client.transport import diagnosis
 from protofed.client.transport.channels import BusyError
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode

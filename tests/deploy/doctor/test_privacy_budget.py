@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protofed.client.privacy.dp_accountant import NoisySums
-from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.policy.dp_accountant import NoisySums
+from protofed.client.policy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, DpLedger
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
@@ -83,7 +83,7 @@ def test_without_the_accountant_the_library_is_named(tmp_path: Path, monkeypatch
             raise ImportError("No module named 'dp_accounting'")
         return real(name, *rest, **named)
 
-    from protofed.client.privacy import dp_accountant
+    from protofed.client.policy import dp_accountant
 
     dp_accountant._epsilon.cache_clear()
     dp_accountant._losses.cache_clear()

@@ -18,8 +18,8 @@ from tests.support.policies import standard_with_plain_updates
 from tests.support.scripted_server import ScriptedServer
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.first_model import first_model
-from protofed.client.privacy.policy_file import PolicyFile
+from protofed.client.models.catalogue import first_model
+from protofed.client.policy.policy import PolicyFile
 from protofed.client.state.store import MemoryStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

@@ -17,19 +17,19 @@ from tests.support.command_line import called
 from tests.support.partners import confirm, listed
 from tests.support.policies import standard_with_plain_updates
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS
-from protofed.client.privacy.approval import Approvals, ApprovalStatus
-from protofed.client.privacy.dp_accountant import NoisySums
-from protofed.client.privacy.pause import FILE as PAUSE
-from protofed.client.privacy.pause import SitePause
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.approval import FOLDER as APPROVALS
+from protofed.client.policy.approval import Approvals, ApprovalStatus
+from protofed.client.policy.dp_accountant import NoisySums
+from protofed.client.policy.pause import FILE as PAUSE
+from protofed.client.policy.pause import SitePause
+from protofed.client.policy.policy import Policy
+from protofed.client.secure_aggregation.membership import membership_of
+from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES
 from protofed.client.state.own_scores import OwnScores
-from protofed.client.sums.membership import membership_of
-from protofed.client.sums.partners import CONFIRMED, OFFERED
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
@@ -328,7 +328,7 @@ def test_a_real_run_is_on_the_page_as_the_server_has_it(
         agents = agents_of(recipe, connect, store, policy=Policy.read(policy))
         for agent in agents if secure else ():  # as daemons are
             agent._site.simulated = agent.name == EVALUATOR
-            agent._site.membership = membership_of(tmp_path / agent.name, agent.name, lambda: None)
+            agent._work.sums.membership = membership_of(tmp_path / agent.name, agent.name, lambda: None)
         sites = {agent.name: tmp_path / agent.name for agent in agents if agent.name != EVALUATOR}
         for site in sites.values() if secure else ():
             confirm(site, listed(sites))

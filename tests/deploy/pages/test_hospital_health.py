@@ -17,8 +17,8 @@ from PIL import Image
 from tests.support.browser_client import Browser
 from tests.support.pki import Authority
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS
-from protofed.client.privacy.approval import Approvals
+from protofed.client.policy.approval import FOLDER as APPROVALS
+from protofed.client.policy.approval import Approvals
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.messages import Assignment

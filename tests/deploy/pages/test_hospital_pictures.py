@@ -18,9 +18,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from tests.support.browser_client import Browser
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS
-from protofed.client.privacy.approval import Approvals
-from protofed.client.privacy.dp_accountant import NoisySums
+from protofed.client.policy.approval import FOLDER as APPROVALS
+from protofed.client.policy.approval import Approvals
+from protofed.client.policy.dp_accountant import NoisySums
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger, Spent, read
 from protofed.client.state.own_scores import FOLDER as SCORES

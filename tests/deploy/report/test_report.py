@@ -17,7 +17,7 @@ from tests.support.command_line import called
 from tests.support.disturbed_run import RUN, close_channels, disturbed_run
 from tests.support.policies import standard_with_plain_updates
 
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import report as cli_report

@@ -14,9 +14,9 @@ import torch
 from protofed.client.data.site import load_sites
 from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext, seeded
-from protofed.client.training.score_sets import of_personal, scores_of
+from protofed.client.training.evaluation import of_personal, scores_of
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protofed.client.privacy.policy import Policy, Released
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy, Released
+from protofed.client.policy.rules import PolicyRules
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part

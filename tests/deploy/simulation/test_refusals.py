@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.conftest import Mount
 
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.deploy import shipped

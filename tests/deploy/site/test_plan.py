@@ -15,17 +15,16 @@ from rich.console import Console
 from tests.support.method_facts import METHODS, SENDING, SUMMABLE
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.limits import Limits
-from protofed.client.privacy.policy import GateContext, Policy, Released
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.run_limits import RunFacts, unchecked
+from protofed.client.policy.policy import GateContext, Policy, Released
+from protofed.client.policy.rules import Limits, PolicyRules
+from protofed.client.policy.run_limits import RunFacts, unchecked
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Model, NamedOptions, Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.secure_sums.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import form_of
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, simulation

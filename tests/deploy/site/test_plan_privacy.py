@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from protofed.client.method import client_methods
-from protofed.client.privacy.dp_accountant import NoisySums, epsilon
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules, PrivacyBudget
+from protofed.client.policy.dp_accountant import NoisySums, epsilon
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules, PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, DpLedger, read
 from protofed.common.codec import Digest
 from protofed.common.config.plan import Plan

@@ -12,8 +12,7 @@ import pytest
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Receipt, Subject, TaskKind, Verdict
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from protofed.common.codec import digest
 from protofed.common.errors import StateError
-from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Subject, TaskKind, Verdict
 from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger

@@ -10,16 +10,59 @@ import structlog
 from protofed.client.agent.computation import Computation, Elsewhere, Nowhere
 from protofed.client.agent.dp_budget import Spending
 from protofed.client.agent.enrollment import Enrollment, TaskGate
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.refusal_log import ENROLL_AGAIN_AFTER_S, RefusalLog
-from protofed.client.agent.site import Site as Site
-from protofed.client.agent.site import is_offered_summed
-from protofed.client.agent.task_work import TaskWork
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.agent.run_work import RunWork
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.site import Site as Site
+from protofed.client.site import is_offered_summed
+from protofed.client.status import DaemonStatus
 from protofed.client.transport.link import Link
-from protofed.common.errors import FailureReason, PolicyViolationError, RevokedError
+from protofed.common.errors import (
+    ExcludedError,
+    FailureReason,
+    IncidentError,
+    NotEnrolledError,
+    PolicyViolationError,
+    ProtocolError,
+    RevokedError,
+)
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
+
+EXCLUDED_PAUSE_S = 30.0
+INCIDENT_PAUSE_S = 2.0
+# Errors after which the site enrolls again, and the pause before it: the server has restarted, the operator excluded
+# this site for now, or a call failed unforeseen at the server.
+ENROLL_AGAIN_AFTER_S: dict[type[ProtocolError], float] = {
+    NotEnrolledError: 0.0,
+    ExcludedError: EXCLUDED_PAUSE_S,
+    IncidentError: INCIDENT_PAUSE_S,
+}
+
+
+class RefusalLog:
+    """Logs why a site enrolls again; of what lasts, such as an exclusion, its begin and its end."""
+
+    def __init__(self, site: SiteId) -> None:
+        self._site = site
+        self._lasting = ""  # the refusal that was logged
+
+    def note(self, error: ProtocolError) -> None:
+        """Log one of the errors of `ENROLL_AGAIN_AFTER_S`."""
+        if isinstance(error, NotEnrolledError):
+            log.info("enrolling again", site=self._site, why=str(error))  # a restart needs no attention
+        elif not isinstance(error, ExcludedError):
+            log.warning("enrolling again", site=self._site, why=str(error))
+        elif self._lasting != str(error):
+            self._lasting = str(error)
+            log.warning("the server refuses this site; waiting until it does not", site=self._site, why=str(error))
+
+    def end(self) -> None:
+        """The site has enrolled."""
+        if self._lasting:
+            self._lasting = ""
+            log.info("the server takes this site again", site=self._site)
+
 
 log = structlog.get_logger()
 REJECTED_PAUSE_S = 1.0  # so that a server that repeats a wrong task is not asked in a tight loop
@@ -36,6 +79,7 @@ class Agent:
         on_withheld: called with each update that stays here without the server's knowing.
         elsewhere: computes for the site in other processes; None: all is computed here.
         on_spending: called with each fit with noise that is about to begin.
+        membership: of secure sums; None: this site takes part in no run with them.
     """
 
     def __init__(
@@ -49,6 +93,7 @@ class Agent:
         elsewhere: Elsewhere | None = None,
         on_spending: Callable[[Spending], None] = lambda _spending: None,
         on_withheld: Callable[[Task, PolicyViolationError], None] = lambda _task, _violation: None,
+        membership: Membership | None = None,
     ) -> None:
         self._site, self._link, self._status = site, link, status or DaemonStatus()
         self._pause = pause
@@ -66,7 +111,8 @@ class Agent:
         self._enrolled = False
         self._refusals = RefusalLog(site.name)
         told = on_refusal, on_withheld, on_spending
-        self._work = TaskWork(site, link, self._status, self._enrollment.accept, *told, elsewhere or Nowhere())
+        others = elsewhere or Nowhere()
+        self._work = RunWork(site, link, self._status, self._enrollment.accept, *told, others, membership)
 
     @property
     def name(self) -> SiteId:
@@ -114,7 +160,7 @@ class Agent:
         return answer
 
     def ahead(self, task: Task) -> list[Computation]:
-        """As `TaskWork.ahead`."""
+        """As `RunWork.ahead`."""
         return self._work.ahead(task)
 
     def _takes_tasks(self) -> bool:
@@ -140,7 +186,7 @@ class Agent:
 
     def _unconfirmed(self, offered: Assignment | None) -> str:
         """Why the site is summed with nobody; empty: it is, or the run has no secure sums."""
-        member = self._site.membership
+        member = self._work.sums.membership
         if member is None or (offered is not None and not is_offered_summed(self._site, offered)):
             return ""
         required = self._site.policy.rules.partners == "confirmed"

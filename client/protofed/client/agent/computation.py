@@ -10,22 +10,22 @@ from typing import Protocol
 
 import numpy as np
 
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Train
 from protofed.client.models.mixture import start_of
 from protofed.client.models.split import dump, load
-from protofed.client.privacy.own_norm import within_bounds
-from protofed.client.privacy.rare_units import withhold_rare_units
+from protofed.client.policy.rare_units import withhold_rare_units
+from protofed.client.site import PreparedRun, Site, Train, trains_to_its_end
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import Checkpoints, FitContext, FitStart, NoCheckpoints
-from protofed.client.training.evaluation import Tally
+from protofed.client.training.evaluation import Tally, of_personal, on_local_test, on_test, scores_of
 from protofed.client.training.own_buffers import memory_with_buffers, with_own_buffers
-from protofed.client.training.score_sets import of_personal, on_local_test, on_test, scores_of
 from protofed.common import codec
+from protofed.common.config.recipe import Federation
 from protofed.common.failpoint import reach
-from protofed.common.payload import Part, Payload, SiteId
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import Scores, Task
-from protofed.common.protocol.score_sums import LARGEST
+from protofed.common.secure_aggregation.score_sums import LARGEST
+from protofed.common.tensors import norm_of, relative_bound
 
 
 class ScoredModel(StrEnum):
@@ -54,6 +54,13 @@ class Computation:
     fewest: int = 1
     scored: ScoredModel | None = None
     to_its_end: bool = False
+
+    @classmethod
+    def for_fit(cls, site: Site, run: PreparedRun, task: Task) -> Computation:
+        """A site's fit, from what it kept of the last round that counts."""
+        state = site.store.last_counted(task.run, task.memory_before)
+        fewest = site.policy.rules.min_images_per_unit
+        return cls(site.name, run, task, state, fewest, to_its_end=trains_to_its_end(site, run))
 
     @property
     def key(self) -> Hashable:
@@ -173,3 +180,32 @@ def predictions(work: Computation, base: Payload, status: DaemonStatus) -> dict[
 
 def _context(work: Computation, status: DaemonStatus) -> FitContext:
     return work.run.fit_context(work.site, work.task, work.state, status, NoCheckpoints())
+
+
+def within_bounds(payload: Payload, base: Payload, rules: Federation) -> Payload:
+    """The update, moved as far from `base` as the recipe lets a site move it, in the same direction.
+
+    The norm is the server's of a run without secure sums: of (payload - base), or of the tensor itself where the base
+    has none. What says who counts, and not how far, stays as it is.
+
+    Args:
+        base: the model that the fit started from.
+    """
+    moving = {part: tensors for part, tensors in payload.items() if part not in NOT_A_MOVE}
+    most = min(rules.max_update_norm, relative_bound(norm_of(base, {}), rules.max_relative_norm))
+    norm = norm_of(moving, base)
+    if not norm > most:  # NaN is refused by the policy, by name
+        return payload
+    scaled = {
+        part: {name: _towards(base.get(part, {}).get(name), array, most / norm) for name, array in tensors.items()}
+        for part, tensors in moving.items()
+    }
+    return {**payload, **scaled}
+
+
+def _towards(origin: Array | None, array: Array, share: float) -> Array:
+    """This share of the way from the origin; integer tensors as they are."""
+    if array.dtype.kind != "f":
+        return array
+    start = origin.astype(np.float64) if origin is not None and origin.shape == array.shape else 0.0
+    return np.asarray(start + share * (array.astype(np.float64) - start), dtype=array.dtype)

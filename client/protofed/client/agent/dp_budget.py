@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site
-from protofed.client.privacy.dp_accountant import DELTA, Events, epsilon, round_events
-from protofed.client.privacy.policy import PolicyRefusedError
-from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.policy.dp_accountant import DELTA, Events, epsilon, round_events
+from protofed.client.policy.policy import PolicyRefusedError
+from protofed.client.policy.rules import PrivacyBudget
+from protofed.client.site import PreparedRun, Site
 from protofed.client.state.dp_ledger import DpLedger, Spent
+from protofed.client.status import DaemonStatus
 from protofed.client.training.dp import DpNoise
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Task

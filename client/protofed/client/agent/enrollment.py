@@ -7,12 +7,10 @@ from datetime import datetime
 
 import structlog
 
-from protofed.client.privacy.approval import OUT, Approvals, ApprovalStatus
-from protofed.client.privacy.pause import Pause, SitePause
-from protofed.client.privacy.policy import PolicyOrigin
-from protofed.client.privacy.policy_file import UNREADABLE
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.schedule import Window, is_open, next_opening
+from protofed.client.policy.approval import OUT, Approvals, ApprovalStatus
+from protofed.client.policy.pause import Pause, SitePause
+from protofed.client.policy.policy import UNREADABLE, PolicyOrigin
+from protofed.client.policy.rules import PolicyRules, Window, is_open, next_opening
 from protofed.client.transport.link import Link
 from protofed.common.clock import utc_now
 from protofed.common.errors import StateError

@@ -20,8 +20,8 @@ import torch
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as Family
 
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.privacy.policy import PolicyRefusedError, Released
+from protofed.client.policy.policy import PolicyRefusedError, Released
+from protofed.client.status import DaemonStatus
 from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, SiteId

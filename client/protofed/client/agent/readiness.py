@@ -11,7 +11,7 @@ import torch
 
 from protofed.client.agent.metrics import ANSWERED_WITHIN_S, ClientMetrics
 from protofed.client.data.site_data import SiteData
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.groups import Groups
 from protofed.client.data.partition import Indices, Labels
+from protofed.client.data.sides import Groups
 from protofed.common.errors import DataError
 
 # Of a class's five test images one moves its recall by 20 points, the standard error of the recall is up to 22: with

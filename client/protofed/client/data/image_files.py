@@ -1,16 +1,226 @@
-"""The image files of the sources `folder` and `manifest`: names, labels and groups, without opening a file."""
+"""The image files of the sources `folder` and `manifest`: names, labels and groups, without opening a file.
+
+The source `manifest`: a .csv of images with a path and a label and, optional, split, group and site.
+
+Errors name rows, as a spreadsheet counts them, and never a row's content, which may be about patients.
+"""
 
 from __future__ import annotations
 
+import csv
+import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 
-from protofed.client.data import folder, manifest
-from protofed.client.data.file_entry import FileEntry, Listing
-from protofed.client.data.labels import LabelMap
+from protofed.client.data import folder
+from protofed.client.data.file_entry import SPLITS, FileEntry, Listing, Split, leaves_root, split_of
+from protofed.client.data.folder import walk
+from protofed.client.data.labels import LabelMap, normalise
 from protofed.common.config.data import ColumnPartition, Data, data_folder
 from protofed.common.errors import DataError
+
+SEPARATORS = (",", ";", "\t")
+# Labels of rows whose label is not one: no class of any run, to be ignored by these names, or mapped.
+SEVERAL, NO_LABEL, UNCLEAR = "several labels", "no label", "unclear label"
+_NEEDED, _OPTIONAL = ("path", "label"), ("split", "group")
+_DRIVE = re.compile(r"[A-Za-z]:")
+_SEPARATOR_LINE = re.compile(r"sep=([,;\t|])\s*", re.IGNORECASE)
+_WORKBOOKS = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")  # how .xlsx and .ods begin, and .xls
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".webp", ".jp2", ".dcm", ".dicom"})
+
+
+def read_manifest(file: Path, data: Data) -> list[FileEntry]:
+    """The files that a manifest lists, in its order; empty rows are skipped.
+
+    Args:
+        data: names the columns.
+
+    Raises:
+        DataError: the file is missing or no table, a column is missing, or a row is wrong; names the row's number.
+    """
+    records = _records(file, data)
+    optional = [name for name in _OPTIONAL if any(cells.get(name) for _, cells in records)]
+    needed = (*_NEEDED, *(["site"] if isinstance(data.partition, ColumnPartition) else []))
+    files, rows = _Files(file.parent, file.parent.resolve()), dict[Path, int]()
+    entries = list[FileEntry]()
+    for row, cells in records:
+        where = f"{file}, row {row}"
+        if missing := [name for name in (*needed, *optional) if not cells[name]]:
+            raise DataError(f"{where} has no {' and no '.join(missing)}; expected one in every row, or none at all")
+        entry = _entry(row, cells, optional, files, data, where)
+        if entry.path in rows:
+            raise DataError(f"{where} has the path of row {rows[entry.path]}; expected every image once")
+        rows[entry.path] = row
+        entries.append(entry)
+    return entries
+
+
+def _entry(
+    row: int, cells: Mapping[str, str], optional: Sequence[str], files: _Files, data: Data, where: str
+) -> FileEntry:
+    name = _name(cells["path"], where)
+    path, ambiguous = files.find(name)
+    if leaves_root(path, files.real):
+        raise DataError(f"{where}: links lead its path out of the manifest's folder; expected a file in it")
+    group = cells["group"] if "group" in optional else None
+    if data.group_pattern is not None:
+        match = re.search(data.group_pattern, normalise(name))
+        group = match[1] if match else None
+    site = normalise(cells["site"]) if "site" in cells else None
+    label, split = _label(cells["label"], data), _split(cells, optional, where)
+    return FileEntry(path, name, label, split, group, row, site=site, ambiguous=ambiguous)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Finds the files that a table names: by path, or by a name or image id that one file below its folder has."""
+
+    root: Path
+    real: Path  # the root, resolved
+
+    def find(self, name: str) -> tuple[Path, bool]:
+        """The file's path, and whether several files have this name; a path that leads nowhere if none has."""
+        if _is_there(self.root / name):
+            return self.root / name, False
+        archive, _, rest = name.partition("/")  # tables of archives begin with the archive's own folder
+        if rest and archive in (self.root.name, self.real.name) and _is_there(self.root / rest):
+            return self.root / rest, False
+        found = self._by_name.get(normalise(name), ())
+        return self.root / (found[0] if len(found) == 1 else name), len(found) > 1
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Sequence[str]]:
+        """Files by their path and by their name, with and without the suffix of an image; in Unicode's NFC."""
+        found: dict[str, list[str]] = {}
+        for file in walk(self.root).files:
+            path = PurePosixPath(normalise(file))
+            short = path.with_suffix("") if path.suffix.lower() in _IMAGES else path
+            for name in {os.fspath(path), path.name, os.fspath(short), short.name}:
+                found.setdefault(name, []).append(file)
+        return found
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path) and not path.is_dir()
+
+
+def _records(file: Path, data: Data) -> list[tuple[int, Mapping[str, str]]]:
+    """Row number and cells, by what they are (path, label, split, group, site), of every row that is not empty."""
+    rows = _rows(file)
+    first, heading = next(rows, (1, []))
+    columns = [_folded(name) for name in heading]
+    labels = [data.label_column] if isinstance(data.label_column, str) else data.label_column
+    names = {"path": data.path_column, "split": "split"}
+    if data.group_pattern is None:
+        names["group"] = data.group_column or "group"
+    needed = [("path_column", data.path_column), *(("label_column", name) for name in labels)]
+    needed += [("group_column", data.group_column)] if data.group_column is not None else []
+    if isinstance(data.partition, ColumnPartition):
+        names["site"] = data.site_column
+        needed.append(("site_column", data.site_column))
+    _check_heading(columns, needed, names.values(), f"{file}, row {first}")
+    records = list[tuple[int, Mapping[str, str]]]()
+    for row, cells in rows:
+        if len(cells) != len(columns):
+            raise DataError(f"{file}, row {row} has {len(cells)} cells; expected {len(columns)}, as the heading has")
+        by_column = dict(zip(columns, cells, strict=True))
+        by_kind = {kind: by_column.get(_folded(name), "") for kind, name in names.items()}
+        by_label = {name: by_column[_folded(name)] for name in labels}
+        label = by_label[data.label_column] if isinstance(data.label_column, str) else _one_hot(by_label)
+        records.append((row, {**by_kind, "label": label}))
+    return records
+
+
+def _check_heading(columns: Sequence[str], needed: Sequence[tuple[str, str]], names: Iterable[str], where: str) -> None:
+    # The heading is not quoted: of a table without one it is the first patient's row.
+    for key, name in [*needed, *(("", name) for name in names)]:
+        if (count := columns.count(_folded(name))) > 1 or (key and not count):
+            other = f"; data.{key} names another" if key else ""
+            raise DataError(f"{where}: expected one column '{name}' in the heading{other}")
+
+
+def _folded(name: str) -> str:
+    return normalise(name).casefold()
+
+
+def _rows(file: Path) -> Iterator[tuple[int, Sequence[str]]]:
+    """Number and stripped cells of every row that is not empty."""
+    row = 0
+    try:
+        _refuse_workbook(file)
+        # utf-8-sig: Excel begins its "CSV UTF-8" with a byte order mark, which would become part of the first heading.
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+            told = _SEPARATOR_LINE.fullmatch(first)  # Excel's own way to say it
+            if told is None:
+                stream.seek(0)
+            reader = csv.reader(stream, delimiter=told[1] if told else _separator(first), strict=True)
+            for row, cells in enumerate(reader, start=2 if told else 1):
+                if any(stripped := [cell.strip() for cell in cells]):
+                    yield row, stripped
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}; expected a manifest, a .csv file") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8; save it as 'CSV UTF-8'") from error
+    except csv.Error as error:
+        raise DataError(f"{file}, row {row + 1} is no row of a .csv file ({error})") from error
+
+
+def _refuse_workbook(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(4) in _WORKBOOKS:
+            raise DataError(
+                f"{file} is a workbook, as Excel keeps it; save its sheet as 'CSV UTF-8', and set data.root to that"
+            )
+
+
+def _separator(heading: str) -> str:
+    """The separator that the heading has most of: Excel's depends on its language."""
+    return max(SEPARATORS, key=heading.count)
+
+
+def _name(cell: str, where: str) -> str:
+    """The path below the manifest's folder, with slashes; Windows' backslashes are accepted."""
+    path = PurePosixPath(cell.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or _DRIVE.match(cell) or "\0" in cell:
+        raise DataError(
+            f"{where}: its path leads out of the manifest's folder; expected one relative to it, without .."
+        )
+    return os.fspath(path)
+
+
+def _label(cell: str, data: Data) -> str:
+    """The label of a cell; of several in one, as NIH's tables have them, `SEVERAL`."""
+    label = normalise(cell)
+    return SEVERAL if "|" in label and label not in {*map(normalise, data.label_map)} else label
+
+
+def _one_hot(cells: Mapping[str, str]) -> str:
+    """The label whose column has a 1: a row of which the label is not clear gets one that is no class of any run."""
+    numbers = {name: _number(cell) for name, cell in cells.items()}
+    if not {0.0, 1.0}.issuperset(numbers.values()):
+        return UNCLEAR
+    ones = [name for name, number in numbers.items() if number]
+    return ones[0] if len(ones) == 1 else SEVERAL if ones else NO_LABEL
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return float(cell or 0)
+    except ValueError:
+        return None
+
+
+def _split(cells: Mapping[str, str], optional: Sequence[str], where: str) -> Split | None:
+    if "split" not in optional:
+        return None
+    if (split := split_of(cells["split"])) is None:
+        raise DataError(f"{where}: its split is none of {', '.join(SPLITS)}")
+    return split
 
 
 @dataclass(frozen=True)
@@ -125,7 +335,7 @@ def list_files(data: Data) -> Listing:
         raise DataError(f"source {data.source} has no data.root; set it to the {what}")
     if data.source == "folder":
         return folder.read(root, data.group_pattern, by_site=isinstance(data.partition, ColumnPartition))
-    return Listing(manifest.read(root, data))
+    return Listing(read_manifest(root, data))
 
 
 def with_root(data: Data) -> Data:

@@ -1,7 +1,11 @@
-"""From `[data]` to sites: load the source, give it its long tail, partition it. Equal settings give equal sites."""
+"""From `[data]` to sites: load the source, give it its long tail, partition it. Equal settings give equal sites.
+
+Auxiliary images: public ones with labels that an evaluator refines models on (FEDIC), as many of each class.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -9,8 +13,7 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 
-from protofed.client.data import dirichlet, groups, partition
-from protofed.client.data.auxiliary import draw_auxiliary
+from protofed.client.data import partition, sides
 from protofed.client.data.hold_out import hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.sides import held_out
@@ -198,7 +201,7 @@ def _check_groups(source: Source, sites: list[Indices], how: kinds.Partition) ->
             "one site, or a source without groups"
         )
     if source.group_column is not None and source.units is None:
-        groups.check_apart(source.group_column, sites, "the sites")
+        sides.check_apart(source.group_column, sites, "the sites")
 
 
 def _held_out(
@@ -223,13 +226,13 @@ def _partition(source: Source, how: kinds.Partition, rng: np.random.RandomState)
         case kinds.Whole():
             return [np.arange(len(labels))]
         case kinds.Dirichlet(sites=sites, beta=beta, min_examples=examples, min_classes=classes):
-            return dirichlet.dirichlet(labels, sites, beta, rng, examples, classes)
+            return partition.dirichlet(labels, sites, beta, rng, examples, classes)
         case kinds.PfllibDirichlet(sites=sites, beta=beta, min_examples=examples):
-            return dirichlet.pfllib_dirichlet(labels, sites, beta, rng, examples)
+            return partition.pfllib_dirichlet(labels, sites, beta, rng, examples)
         case kinds.NiidBenchDirichlet(sites=sites, beta=beta, min_examples=examples):
-            return dirichlet.niid_bench_dirichlet(labels, sites, beta, rng, examples)
+            return partition.niid_bench_dirichlet(labels, sites, beta, rng, examples)
         case kinds.CreffDirichlet(sites=sites, beta=beta):
-            return dirichlet.creff_dirichlet(labels, sites, beta, rng)
+            return partition.creff_dirichlet(labels, sites, beta, rng)
         case kinds.Pathological(sites=sites, classes_each=each, balanced=balanced):
             return partition.pathological(labels, sites, each, balanced, rng)
         case kinds.Shards(sites=sites, shards=shards):
@@ -293,3 +296,37 @@ def _labels(examples: Examples) -> Labels:
 def _rows(examples: Examples, rows: Indices) -> Examples:
     """The examples of these indices, in the source's order; no copy if they are all."""
     return examples if len(rows) == len(examples) else examples.take(torch.from_numpy(np.sort(rows)))
+
+
+_STREAM = 3  # seeds them together with data.seed: their draw must not move others
+
+
+def draw_auxiliary(train: Examples, test: Examples, each: int, classes: int, seed: int) -> Indices:
+    """Indices into the training examples of `each` of every class, sorted; none of them is an image of the test set.
+
+    A score on images that a model was refined on would say nothing, so images are compared, and not only sets.
+
+    Args:
+        test: what models are scored on; may be empty.
+        classes: C.
+
+    Raises:
+        DataError: a class has fewer.
+    """
+    scored = set(_digests(test)) if len(test) else set()
+    free = np.array([image not in scored for image in _digests(train)] if scored else [True] * len(train), bool)
+    labels, rng = train.labels.numpy(), np.random.default_rng([seed, _STREAM])
+    drawn: list[Indices] = []
+    for c in range(classes):
+        rows = np.flatnonzero((labels == c) & free)
+        if len(rows) < each:
+            raise DataError(
+                f"data.auxiliary_per_class = {each}: class {c} has fewer training images that are not in the test set "
+                "(what models are scored on is nothing to refine them on); add images of it, or lower the key"
+            )
+        drawn.append(rng.choice(rows, each, replace=False))
+    return np.sort(np.concatenate(drawn))
+
+
+def _digests(examples: Examples) -> list[bytes]:
+    return [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in examples.images.numpy()]

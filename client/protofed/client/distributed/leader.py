@@ -14,13 +14,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from protofed.client.agent.failure_codes import FORESEEN
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import PreparedRun, Site, prepare, trains_to_its_end
 from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import OtherRankError, RankLostError, Team
+from protofed.client.site import FORESEEN, PreparedRun, Site, prepare, trains_to_its_end
 from protofed.client.state.store import SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, generator
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

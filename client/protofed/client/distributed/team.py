@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from protofed.client.agent.failure_codes import reason_of
-from protofed.client.agent.heartbeat import TaskAbortedError
+from protofed.client.site import reason_of
+from protofed.client.status import TaskAbortedError
 from protofed.common.errors import FailureReason, TaskFailedError
 
 # Statuses; the largest of all ranks decides. FAILED + the position of a reason in REASONS.

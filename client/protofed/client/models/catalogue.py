@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load as parse
+from torch import nn
 
-from protofed.client.models.conv2cifar import Conv2Cifar
-from protofed.client.models.digits_cnn import DigitsCNN
-from protofed.client.models.fedavg_cnn import FedAvgCNN
-from protofed.client.models.mlp import MLP
-from protofed.client.models.pretrained import load_body
-from protofed.client.models.resnet import ResNet18, ResNet50
-from protofed.client.models.simple_cnn import SimpleCNN
-from protofed.client.models.split import SplitModel
-from protofed.common.codec import Digest
+from protofed.client.models.networks import MLP, Conv2Cifar, DigitsCNN, FedAvgCNN, ResNet18, ResNet50, SimpleCNN
+from protofed.client.models.split import SplitModel, dump, load
+from protofed.common.codec import Digest, digest, first_not_finite
+from protofed.common.config.data import data_folder
 from protofed.common.config.recipe import Input, NamedOptions, Recipe
-from protofed.common.errors import ConfigError
-from protofed.common.plugins import PluginKind, error_line, load
+from protofed.common.errors import CodecError, ConfigError
+from protofed.common.payload import Part, Payload, Tensors
+from protofed.common.plugins import PluginKind, error_line
+from protofed.common.plugins import load as load_plugin
+from protofed.common.protocol.messages import MOST_BYTES
 from protofed.common.registry import Registry
 
 FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
@@ -79,7 +81,7 @@ def _from_catalogue(choice: NamedOptions, images: Input, classes: int) -> SplitM
 
 
 def _from_plugin(choice: NamedOptions, images: Input, classes: int, allowed: frozenset[str]) -> SplitModel:
-    factory = load(PluginKind.MODEL, choice.name, architectures, allowed)
+    factory = load_plugin(PluginKind.MODEL, choice.name, architectures, allowed)
     try:
         model = factory(images, classes, **choice.options)
     except Exception as error:  # it is the user's code: it may raise anything
@@ -134,3 +136,66 @@ def device_model(recipe: Recipe, device: torch.device, allowed: frozenset[str]) 
     model.to(device=device)
     model.to(memory_format=torch.channels_last)  # convolutions are 1.2 to 2 times faster, on CPUs, too
     return model
+
+
+def first_model(recipe: Recipe, plugins: frozenset[str]) -> Payload:
+    """BODY and HEAD, drawn on the CPU from the seed: the same on every site, and nothing of any site's data.
+
+    A pre-trained body is read from the site's own copy of it, by its digest in the recipe.
+
+    Args:
+        plugins: those that the site's policy lists.
+
+    Raises:
+        ConfigError: the recipe's model cannot be built, or this site has not its pre-trained body.
+    """
+    with torch.random.fork_rng():  # the global generator also serves the site's own layers
+        torch.manual_seed(recipe.seed)
+        model = first(recipe, plugins)
+    return {Part.BODY: dump(model.body), Part.HEAD: dump(model.head)}
+
+
+PREFIX = f"{Part.BODY}."  # of the body's tensors in the `model.safetensors` of an export; its head's are left out
+
+
+def load_body(body: nn.Module, wanted: Digest) -> None:
+    """Load the weights of `<digest>.safetensors` in the folder that `PROTOFED_DATA` names into a body.
+
+    Args:
+        wanted: BLAKE3 of the file, as in the `model.json` beside an exported model.
+
+    Raises:
+        ConfigError: there is no such file, it is another one, or it does not fit the body.
+    """
+    folder = data_folder()
+    if folder is None:
+        raise ConfigError(
+            f"model.pretrained_body needs the file {wanted}.safetensors; set PROTOFED_DATA to the folder that has it"
+        )
+    path = folder / f"{wanted}.safetensors"
+    try:
+        load(body, _of_body(path, wanted))
+    except CodecError as error:
+        raise ConfigError(f"model.pretrained_body: {path} does not fit the recipe's model: {error}") from error
+
+
+def _of_body(path: Path, wanted: Digest) -> Tensors:
+    """The file's tensors of the body, by their names in it; its digest is checked before it is parsed."""
+    try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ConfigError(f"model.pretrained_body: {path} has {size} bytes; expected at most {MOST_BYTES}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"model.pretrained_body: cannot read {path}: {error.strerror}; put the run's pre-trained body there, whose "
+            "digest the recipe names"
+        ) from error
+    if (found := digest(data)) != wanted:
+        raise ConfigError(f"model.pretrained_body: {path} has the digest {found}; expected the file of its name")
+    try:
+        tensors = {name.removeprefix(PREFIX): array for name, array in parse(data).items() if name.startswith(PREFIX)}
+    except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype that NumPy has not
+        raise ConfigError(f"model.pretrained_body: {path} is no safetensors file: {error}") from error
+    if problem := first_not_finite({Part.BODY: tensors}):
+        raise ConfigError(f"model.pretrained_body: {path}: {problem} has values that are not finite")
+    return tensors

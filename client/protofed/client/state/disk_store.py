@@ -1,7 +1,11 @@
-"""A site's state on disk: one folder for each run and round, which counts once it has the server's receipt."""
+"""A site's state on disk: one folder for each run and round, which counts once it has the server's receipt.
+
+Rounds that a roll-back left behind: moved aside, so that repeating an old round erases no later model.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,11 +18,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.client.privacy.approval import FOLDER as APPROVALS_FOLDER
-from protofed.client.privacy.approval import Approvals
-from protofed.client.privacy.pause import FILE as PAUSE_FILE
-from protofed.client.privacy.pause import SitePause
-from protofed.client.privacy.site_secret import load_or_create
+from protofed.client.policy.approval import FOLDER as APPROVALS_FOLDER
+from protofed.client.policy.approval import Approvals
+from protofed.client.policy.pause import FILE as PAUSE_FILE
+from protofed.client.policy.pause import SitePause
 from protofed.client.state.daily_counts import FILE as COUNTS_FILE
 from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.downloads import DiskDownloads
@@ -26,15 +29,93 @@ from protofed.client.state.dp_ledger import FILE as LEDGER_FILE
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
-from protofed.client.state.set_aside import SetAside
-from protofed.client.state.store import COUNTED, FitOutcome, SiteState, TrainedBy, earlier
+from protofed.client.state.store import COUNTED, FitOutcome, SiteState, TrainedBy, earlier, load_or_create_secret
 from protofed.common import codec
+from protofed.common.codec import digest
 from protofed.common.errors import CodecError, StateError
 from protofed.common.ids import is_id
 from protofed.common.payload import Payload, Update
-from protofed.common.protocol.messages import Receipt, Task, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Receipt, Subject, Task, TaskKind
 from protofed.common.storage import files
+
+_NAME = re.compile(r"(aside|moving)-([0-9]{6,})-[0-9a-f]{8}")  # the round that was staged in their place, its task
+
+
+class SetAside:
+    """Folders `aside-ROUND-TASK` beside the rounds of a run, each with the folders of the rounds that were moved there.
+
+    It is called `moving-…` until all are: several cannot move at once, and a crash in between must move back the first.
+
+    Args:
+        folder: of the site's state.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, task: Task, rounds: Iterable[Path]) -> None:
+        """Move rounds out of the way of this task's outcome, the earliest first."""
+        if not (rounds := list(rounds)):
+            return
+        aside = self._of(task)
+        # The same task staged once more moves what has counted meanwhile to what it moved before, which must stay.
+        moving = aside if aside.exists() else aside.with_name(aside.name.replace("aside", "moving", 1))
+        moving.mkdir(exist_ok=True)
+        try:
+            for path in rounds:
+                os.replace(path, moving / path.name)
+            os.replace(moving, aside)
+        except OSError:
+            if moving != aside:
+                _restore(moving)
+            raise
+
+    def restore(self, task: Task) -> None:
+        """Move back what was moved for this task: its update does not count."""
+        _restore(self._of(task))
+
+    def recover(self, run: str) -> None:
+        """After a crash in `put`, or before the staging: move back what nothing has taken the place of."""
+        for path in list((self._folder / run).glob("moving-*")):
+            if _NAME.fullmatch(path.name):
+                _restore(path)
+        rounds = [int(path.name) for path in (self._folder / run).iterdir() if path.name.isdecimal()]
+        for number, path in self._all(run):
+            if max(rounds, default=-1) < number:
+                _restore(path)
+
+    def discard(self, run: str, counted: int) -> None:
+        """Remove the rounds up to the one that has counted now."""
+        for _, path in self._all(run):
+            for moved in list(path.iterdir()):
+                if moved.name.isdecimal() and int(moved.name) <= counted:
+                    shutil.rmtree(moved, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty yet
+                path.rmdir()
+
+    def newest(self, run: str) -> int:
+        """The newest round that was moved aside and has not counted again; 0: none."""
+        moved = [int(moved.name) for _, path in self._all(run) for moved in path.iterdir() if moved.name.isdecimal()]
+        return max(moved, default=0)
+
+    def _of(self, task: Task) -> Path:
+        return self._folder / task.run / f"aside-{task.round:06d}-{digest(task.task_id.encode())[:8]}"
+
+    def _all(self, run: str) -> list[tuple[int, Path]]:
+        folder = self._folder / run
+        names = [_NAME.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+        return [(int(name[2]), folder / name[0]) for name in names if name]
+
+
+def _restore(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if not (home := folder.parent / path.name).exists():
+            os.replace(path, home)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
 
 _ROUND = re.compile(r"[0-9]{6,}")  # name of a round's folder; no other name is ever moved or removed
 # What a killed process leaves of a round: a stage that was not renamed yet, or a removal that was not finished.
@@ -94,7 +175,7 @@ class DiskStore:
 
     def secret(self) -> bytes:
         """The site's secret; the first call creates it in the folder."""
-        return load_or_create(self._folder)
+        return load_or_create_secret(self._folder)
 
     def last_counted(self, run: str, before: int) -> SiteState:
         """See `Store.last_counted`. Damaged files raise StateError: starting afresh would lose the site's memory."""

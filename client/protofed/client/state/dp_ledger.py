@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
-from protofed.client.privacy.dp_accountant import Events, NoisySums, merged
+from protofed.client.policy.dp_accountant import Events, NoisySums, merged
 from protofed.common.clock import stamp, utc_now
 from protofed.common.codec import digest
 from protofed.common.errors import StateError

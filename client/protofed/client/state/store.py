@@ -1,20 +1,74 @@
-"""What a site keeps from round to round, and the store that keeps it: the protocol, and one in memory."""
+"""What a site keeps from round to round, and the store that keeps it: the protocol, and one in memory.
+
+A site's secret: random bytes in its state folder, readable by the daemon's user only, which never leave it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
-from protofed.client.privacy.approval import Approvals
-from protofed.client.privacy.pause import SitePause
-from protofed.client.privacy.site_secret import BYTES
+from protofed.client.policy.approval import Approvals
+from protofed.client.policy.pause import SitePause
 from protofed.client.state.daily_counts import DailyCounts
 from protofed.client.state.dp_ledger import DpLedger
 from protofed.client.state.own_scores import OwnScores
+from protofed.common.errors import StateError
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Task, Verdict
+from protofed.common.storage import files
+
+SECRET_FILE, SECRET_BYTES = ".secret", 32  # run names cannot begin with a dot
+
+
+def load_or_create_secret(folder: Path) -> bytes:
+    """The secret of a state folder, `SECRET_BYTES` long; created if there is none.
+
+    Raises:
+        StateError: it cannot be read or written, or is damaged. It is never replaced silently: a fit that is resumed
+            with another secret would not be the one that was begun.
+    """
+    path = folder / SECRET_FILE
+    if not path.exists():
+        _create(path)
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise StateError(f"cannot read {path}: {error.strerror}; let this daemon's user own it") from error
+    if len(secret) != SECRET_BYTES:
+        raise StateError(
+            f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}; restore it, or remove it to have another one"
+        )
+    return secret
+
+
+def run_seed(secret: bytes, run: str) -> int:
+    """A run's seed that only this site can make, 32 bytes: the same after a restart, unlinkable between runs."""
+    return int.from_bytes(hashlib.blake2b(run.encode(), key=secret, digest_size=32).digest(), "big")
+
+
+def _create(path: Path) -> None:
+    # Not `files.write`: the mode must be 0600 before the first byte is in the file.
+    temporary = path.with_name(f"{files.TEMPORARY}{path.name}-{secrets.token_hex(4)}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "wb") as file:
+            file.write(secrets.token_bytes(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        files.sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise files.write_error(path, error) from error
+
 
 # DUPLICATE counts too: the server stored this update earlier and only its first answer was lost.
 COUNTED = (Verdict.ACCEPTED, Verdict.DUPLICATE)
@@ -96,7 +150,7 @@ class Store(Protocol):
         """What the site has spent of its privacy, over all runs; None: nobody counts, as in a simulation."""
 
     def secret(self) -> bytes:
-        """The site's secret, `site_secret.BYTES` random bytes: the same at every call."""
+        """The site's secret, `SECRET_BYTES` random bytes: the same at every call."""
 
     def last_counted(self, run: str, before: int) -> SiteState:
         """The state after the newest counted round below `before`; an empty state if there is none."""
@@ -159,7 +213,7 @@ class MemoryStore:
     dp_ledger: DpLedger | None = None
 
     def __init__(self) -> None:
-        self._secret = secrets.token_bytes(BYTES)
+        self._secret = secrets.token_bytes(SECRET_BYTES)
         self._counted: dict[str, tuple[SiteState, SiteState]] = {}  # by run: after the newest round, and before it
         self._staged: dict[str, tuple[Task, FitOutcome]] = {}  # by task_id
         self._bases: dict[str, tuple[int, Payload]] = {}  # by run

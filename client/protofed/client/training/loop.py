@@ -1,4 +1,7 @@
-"""What client halves compose: the SGD loop `train`, class means, and small helpers around them."""
+"""What client halves compose: the SGD loop `train`, class means, and small helpers around them.
+
+Batches of one example, which BatchNorm cannot train on where an image has become one value a channel.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,88 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import pad
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from protofed.client.data.site_data import Batch
 from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext
-from protofed.client.training.lone_example import has_batch_norm, lone_example, without_lone
 from protofed.client.training.losses import supervised
-from protofed.client.training.noisy_classes import noisy_means
-from protofed.client.training.noisy_steps import NoisySteps
+from protofed.client.training.noisy_steps import NoisySteps, noisy_means
 from protofed.client.training.optimizer import Optimizer, ParameterGroup
 from protofed.common.errors import CodecError, ConfigError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Tensors
+
+_ERROR = "Expected more than 1 value per channel when training"  # of torch.nn.functional.batch_norm
+
+
+def lone_example(error: ValueError, batch: int) -> TaskFailedError | None:
+    """What PyTorch's error in a step means: BatchNorm saw one value a channel; None: something else.
+
+    Args:
+        batch: examples of the step, of which a part of one was computed, if not all.
+    """
+    if _ERROR not in str(error):
+        return None
+    if batch > 1:
+        text = "no two examples fit into the device's memory, and BatchNorm cannot be trained on one"
+        return TaskFailedError(FailureReason.OUT_OF_MEMORY, text)
+    text = "a batch is of one example, on which BatchNorm cannot be trained: a larger plan.batch_size, or more examples"
+    return TaskFailedError(FailureReason.REFUSED, text)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a layer of the model computes over the batch."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
+def trains_on_one(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether the model can be trained on a batch of one example [channels, H, W]; it stays as it is.
+
+    True as well of a model whose own layers compute with values: what it cannot do, the first fit says.
+    """
+    if not has_batch_norm(model):
+        return True
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    # Shapes alone: nothing is computed, and no statistic moves.
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    training = model.training
+    try:
+        model.train()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            functional_call(model, empty, (torch.empty(1, *shape, device="meta"),))
+    except ValueError as error:
+        return _ERROR not in str(error)
+    except (RuntimeError, TypeError):
+        return True
+    finally:
+        model.train(training)
+    return True
+
+
+def without_lone(batches: Iterable[Batch], model: nn.Module, shape: tuple[int, ...]) -> Iterator[Batch]:
+    """An epoch's batches; a last one of a single example joins the one before, if the model cannot be trained on it.
+
+    A site whose examples leave one over must not have to say so: asked with ever other batch sizes it would tell how
+    many it has.
+
+    Args:
+        shape: of an image, [channels, H, W].
+    """
+    before: Batch | None = None
+    for batch in batches:
+        if before is None:
+            before = batch
+        elif len(batch[1]) == 1 and len(before[1]) > 1 and not trains_on_one(model, shape):
+            before = torch.cat((before[0], batch[0])), torch.cat((before[1], batch[1]))
+        else:
+            yield before
+            before = batch
+    if before is not None:
+        yield before
+
 
 Weigher: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # features [B, D], labels [B] -> weights of examples [B]
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # images [B, ch, H, W], labels [B] -> mean loss of the batch
@@ -371,3 +445,34 @@ def _with_precision(local: FitContext, loss: Loss) -> Loss:
             return loss(images if by_example else images.contiguous(memory_format=torch.channels_last), labels)
 
     return cast
+
+
+BATCH = 64  # examples at a time: a matrix [C, D] each is in memory
+
+
+def class_gradients(local: FitContext) -> dict[int, Tensor]:
+    """The gradient of the cross-entropy by the model's head, mean over the site's training examples of each class.
+
+    As `means_by_class` has them: a class without examples at the site is missing from the result.
+
+    Returns:
+        By class [C, D], of the weight; [C, D + 1] of a head with a bias, whose gradient is the last column.
+
+    Raises:
+        ConfigError: the head is not linear.
+    """
+    model, head = local.model, local.model.head
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"the model's head is a {type(head).__name__}: expected a torch.nn.Linear, whose gradients have this form"
+        )
+
+    def of_batch(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        features = model.body(images)
+        own = (labels.unsqueeze(1) == torch.arange(local.classes, device=labels.device)).to(features)  # [B, C]
+        errors = head(features).softmax(dim=1) - own  # [B, C]: the gradient by the logits
+        inputs = features if head.bias is None else pad(features, (0, 1), value=1.0)  # [B, E]
+        by_example = in_full(errors.unsqueeze(2) * inputs.unsqueeze(1))  # [B, C, E]
+        return by_example, torch.ones_like(labels, dtype=by_example.dtype)
+
+    return means_by_class(local, of_batch, BATCH)

@@ -10,12 +10,11 @@ from typing import Any
 
 import structlog
 
-from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.policy.policy import Released, ReleasedScores
+from protofed.client.secure_aggregation.membership import Membership
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
-from protofed.client.sums.membership import Membership
 from protofed.client.transport.audit import ClientAudit, Transfer
-from protofed.client.transport.calls import Calls
-from protofed.client.transport.chunk_pace import IN_FLIGHT
+from protofed.client.transport.calls import IN_FLIGHT, Calls
 from protofed.client.transport.proxy import Proxy
 from protofed.common.codec import Digest
 from protofed.common.errors import CodecError, ExcludedError, IncompleteUploadError, ProtocolError, RevokedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.policy.policy import Released, ReleasedScores
 from protofed.common import codec
 from protofed.common.errors import CodecError
 from protofed.common.payload import Payload

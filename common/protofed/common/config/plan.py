@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from protofed.common.config.tables import Share, StrictModel
-from protofed.common.secure_sums.context import MOST as MOST_SUMMED
+from protofed.common.protocol.messages import MAX_SUMMED
 
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 LocalLoss = Literal["cross-entropy", "balanced-softmax", "logit-adjustment"]
@@ -32,7 +32,7 @@ class DpPlan(StrictModel):
     )
     max_feature_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0  # of a feature in class sums; unit features have 1
     min_noisy_count: Annotated[float, Field(ge=0, le=1e6)] = 10.0  # of a class, or it counts as absent
-    shared_by: Annotated[int, Field(ge=2, le=MOST_SUMMED)] | None = (
+    shared_by: Annotated[int, Field(ge=2, le=MAX_SUMMED)] | None = (
         None  # h: a fit is one step, and each site of a secure sum adds noise of sigma / sqrt(h); None: all of it
     )
 

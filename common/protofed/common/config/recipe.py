@@ -31,11 +31,9 @@ from protofed.common.config.toml_files import read_extended, read_table
 from protofed.common.deprecated import rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id as Id
-from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, Role
+from protofed.common.protocol.messages import LONGEST_S, MAX_SUMMED, MIN_SUMMED, MOST_BYTES, Role
 from protofed.common.protocol.score_names import ScoreNames
-from protofed.common.secure_sums.context import FEWEST as FEWEST_SUMMED
-from protofed.common.secure_sums.context import MOST as MOST_SUMMED
-from protofed.common.secure_sums.fixed_point import POINT, FixedPoint
+from protofed.common.secure_aggregation.fixed_point import POINT, FixedPoint
 
 MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
@@ -93,7 +91,7 @@ class Federation(StrictModel):
     )
     secure: bool = False  # the server gets one sum in place of the updates
     sum_step_s: Seconds = 60.0  # that a step of a sum waits for sites; each but the training takes a site moments
-    sum_group: Annotated[int, Field(ge=1, le=MOST_SUMMED)] = 3  # least sites of a group, summed together or not; 1: any
+    sum_group: Annotated[int, Field(ge=1, le=MAX_SUMMED)] = 3  # least sites of a group, summed together or not; 1: any
 
     @model_validator(mode="before")
     @classmethod
@@ -113,19 +111,19 @@ class Federation(StrictModel):
 def _no_sum(rules: Federation) -> str:
     """Why rounds by these rules cannot be secure sums; empty: they can."""
     counted = {"quorum": rules.quorum, "required_sites": len(set(rules.required_sites))}
-    if rules.min_sites < FEWEST_SUMMED:
+    if rules.min_sites < MIN_SUMMED:
         return (
-            f"min_sites = {rules.min_sites}: expected {FEWEST_SUMMED} or more, for of two sites each has the other's "
+            f"min_sites = {rules.min_sites}: expected {MIN_SUMMED} or more, for of two sites each has the other's "
             "update by subtracting its own"
         )
-    if isinstance(rules.quorum, int) and rules.quorum < FEWEST_SUMMED:
-        return f"quorum = {rules.quorum}: expected {FEWEST_SUMMED} updates or more, or a share"
+    if isinstance(rules.quorum, int) and rules.quorum < MIN_SUMMED:
+        return f"quorum = {rules.quorum}: expected {MIN_SUMMED} updates or more, or a share"
     for key, value in counted.items():
-        if isinstance(value, int) and value > MOST_SUMMED:
-            return f"{key} asks for {value} sites in a round: a secure sum takes {MOST_SUMMED} at most"
-    if rules.sum_group != 1 and not FEWEST_SUMMED <= rules.sum_group <= rules.min_sites:
+        if isinstance(value, int) and value > MAX_SUMMED:
+            return f"{key} asks for {value} sites in a round: a secure sum takes {MAX_SUMMED} at most"
+    if rules.sum_group != 1 and not MIN_SUMMED <= rules.sum_group <= rules.min_sites:
         return (
-            f"sum_group = {rules.sum_group}: expected {FEWEST_SUMMED} to min_sites = {rules.min_sites}, for a round "
+            f"sum_group = {rules.sum_group}: expected {MIN_SUMMED} to min_sites = {rules.min_sites}, for a round "
             "opens with so many sites, and fewer than a group are not summed; or 1, and the difference of two rounds' "
             "sums may tell of one site"
         )

@@ -23,7 +23,7 @@ from protofed.common.errors import ConfigError, short
 from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki import codes
-from protofed.common.secure_sums.context import FEWEST
+from protofed.common.protocol.messages import MIN_SUMMED
 
 MAX_PARTNERS, MAX_NAME = 1000, 100
 MAX_BYTES = 1 << 19  # of a document; it travels in the answer to Enroll
@@ -143,8 +143,8 @@ def checked(found: Consortium) -> Consortium:
         ConfigError: too few or too many partners, out of order, two of one site or key, or a name that cannot be shown.
     """
     sites, keys = [one.site for one in found.partners], [one.identity for one in found.partners]
-    if not FEWEST <= len(sites) <= MAX_PARTNERS:
-        raise ConfigError(f"a consortium has {FEWEST} to {MAX_PARTNERS} partners; this list has {len(sites)}")
+    if not MIN_SUMMED <= len(sites) <= MAX_PARTNERS:
+        raise ConfigError(f"a consortium has {MIN_SUMMED} to {MAX_PARTNERS} partners; this list has {len(sites)}")
     if found.number < 1 or sites != sorted(set(sites)):
         raise ConfigError("a consortium's list is numbered from 1, sorted by site, and names each site once")
     if len(set(keys)) < len(keys):

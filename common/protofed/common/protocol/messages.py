@@ -9,12 +9,13 @@ from enum import StrEnum
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason
 from protofed.common.payload import TensorSpec
-from protofed.common.secure_sums.context import Subject
 
 PROTOCOL_VERSION = 2
 CHUNK_BYTES = 2 << 20
 MOST_BYTES = 4 << 30  # the largest model that sites accept
 MOST_RECIPE_BYTES = 1 << 20
+# Sites of one secure sum: of two each knows the other's; each shares with each other one.
+MIN_SUMMED, MAX_SUMMED = 3, 50
 LONGEST_S = 1e9  # seconds; bounds every duration that is read: thirty years
 
 
@@ -36,6 +37,13 @@ class PauseReason(StrEnum):
     BUDGET = "privacy budget spent"  # one more round would cost more than the site's policy allows
     PARTNERS = "has not confirmed the list of partners"  # that the server offers, and secure sums are of
     POLICY = "its policy cannot be read"  # an edit of the file was wrong: a person at the site mends it
+
+
+class Subject(StrEnum):
+    """What is securely aggregated."""
+
+    UPDATE = "update"
+    SCORES = "scores"
 
 
 class TaskKind(StrEnum):

@@ -28,13 +28,13 @@ from protofed.common.protocol.messages import (
     Receipt,
     Role,
     Signal,
+    Subject,
     Task,
     TaskKind,
     Verdict,
     Wait,
 )
 from protofed.common.protocol.telemetry import read_telemetry
-from protofed.common.secure_sums.context import Subject
 from protofed.protos.v1 import federation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)

@@ -33,7 +33,7 @@ def budget(
 
     Example: `protofed client budget --state /var/lib/protofed --policy policy.toml`
     """
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.policy import Policy
     from protofed.client.state.dp_ledger import FILE, read
     from protofed.deploy import shipped
     from protofed.deploy.site import decide

@@ -131,7 +131,7 @@ def _settings(file: Path | None, given: dict[str, Any]) -> ClientSettings:
 
 
 def _check_site(settings: ClientSettings, recipe: Recipe | None, bar: Bar) -> SiteCheck:
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.policy import Policy
     from protofed.deploy import shipped
     from protofed.deploy.site.check import site_check
 

@@ -51,7 +51,7 @@ def confirm_(
 
     Example: `protofed client consortium confirm K7QF-2M4X-9RTA-HWZC --state /var/lib/protofed`
     """
-    from protofed.client.sums.partners import Partners
+    from protofed.client.secure_aggregation.partners import Partners
     from protofed.deploy.site import decide, orders
     from protofed.deploy.site.partners import PartnersView
 
@@ -75,8 +75,8 @@ def forget(state: State, yes: Yes = False) -> None:
 
     Example: `protofed client consortium forget-group --state /var/lib/protofed`
     """
+    from protofed.client.secure_aggregation.sessions import FOLDER, forget_group, pinned_in
     from protofed.client.state.decisions import Act, Decision
-    from protofed.client.sums.sessions import FOLDER, forget_group, pinned_in
     from protofed.deploy.site import decide
     from protofed.deploy.site.partners import TOLD
 

@@ -27,7 +27,7 @@ def runs(state: State, as_json: AsJson = False) -> None:
 
     Example: `protofed client runs --state /var/lib/protofed`
     """
-    from protofed.client.sums.partners import Partners
+    from protofed.client.secure_aggregation.partners import Partners
     from protofed.deploy.site import offered_runs, orders
     from protofed.deploy.site.partners import PartnersView
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from protofed.common import plugins
 
 if TYPE_CHECKING:
-    from protofed.client.privacy.approval import Offer
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.approval import Offer
+    from protofed.client.policy.policy import Policy
     from protofed.common.config.recipe import Recipe
     from protofed.deploy.site.plan import SitePlan
 
@@ -87,7 +87,7 @@ def _named(policy: str) -> str:
 
 
 def _policy(name: str) -> Policy:
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.policy import Policy
     from protofed.deploy import shipped
 
     policy = Policy.read(shipped.policy(name))

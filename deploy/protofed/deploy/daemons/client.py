@@ -41,16 +41,17 @@ if TYPE_CHECKING:
 
     from protofed.client.agent.agent import Agent
     from protofed.client.agent.decision_watch import DecisionWatch
-    from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
+    from protofed.client.agent.heartbeat import Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
-    from protofed.client.agent.site import PreparedRun, Site
     from protofed.client.data.site_data import SiteData
-    from protofed.client.privacy.policy_file import PolicyFile
+    from protofed.client.policy.policy import PolicyFile
+    from protofed.client.secure_aggregation.membership import Membership
+    from protofed.client.site import PreparedRun, Site
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
-    from protofed.client.sums.membership import Membership
+    from protofed.client.status import DaemonStatus
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
@@ -94,11 +95,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         device = _device(settings, launch)
 
         from protofed.client.agent.agent import Agent
-        from protofed.client.agent.heartbeat import DaemonStatus, Heartbeat
+        from protofed.client.agent.heartbeat import Heartbeat
         from protofed.client.agent.metrics import ClientMetrics
-        from protofed.client.privacy.policy_file import PolicyFile
+        from protofed.client.policy.policy import PolicyFile
         from protofed.client.state.disk_store import DiskStore
         from protofed.client.state.owner import claim
+        from protofed.client.status import DaemonStatus
         from protofed.client.transport.audit import FILE, ClientAudit
 
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
@@ -122,7 +124,6 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         _warn_of_held_out_scores(settings, policy)
         load = _monitored_loading(settings, identity, metrics, device, stack)
         site = distribute(_site(settings, policy, store, device, load))
-        site.membership = membership
         agent = Agent(
             site,
             link,
@@ -130,6 +131,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
             on_refusal=lambda task, error: _refused(metrics, audit, task, error),
             on_withheld=lambda task, error: _withheld(metrics, audit, task, error),
             on_spending=lambda spending: audit.privacy(spending.facts()),
+            membership=membership,
         )
         _until_replaced(settings, identity, status, lambda: _take_part(agent, until_finished=until_finished))
 
@@ -230,7 +232,7 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
     check_root(settings)
     device = _device(settings, launch)
 
-    from protofed.client.privacy.policy_file import PolicyFile
+    from protofed.client.policy.policy import PolicyFile
     from protofed.client.state.store import MemoryStore
 
     policy, load = PolicyFile(shipped.policy(settings.policy)), partial(_load, settings, device)
@@ -249,18 +251,18 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
 
     capture.redirect("torch")
 
-    from protofed.client.agent import device as devices
+    from protofed.client.transfer import pick_device
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    return devices.pick(launch.device(settings.device, torch.cuda.device_count()) if launch else settings.device)
+    return pick_device(launch.device(settings.device, torch.cuda.device_count()) if launch else settings.device)
 
 
 def _site(
     settings: ClientSettings, policy: PolicyFile, store: Store, device: torch.device, load: Callable[[Recipe], SiteData]
 ) -> Site:
-    from protofed.client.agent.site import Site
     from protofed.client.models.catalogue import device_model
+    from protofed.client.site import Site
     from protofed.client.training.checkpointing import on_disk
 
     return Site(
@@ -278,7 +280,7 @@ def _site(
 
 def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
     """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
-    from protofed.client.sums.membership import membership_of
+    from protofed.client.secure_aggregation.membership import membership_of
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
     record, institution = audit.secure_sum, settings.institution
@@ -303,7 +305,7 @@ def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
 
 
 def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> None:
-    from protofed.client.privacy.score_disclosures import on_own_images
+    from protofed.client.policy.score_disclosures import on_own_images
 
     if scores := on_own_images(settings.roles, policy().rules.metrics):
         log.warning(
@@ -340,8 +342,8 @@ def try_run(settings: ClientSettings, assignment: Assignment) -> PreparedRun:
     """
     import torch
 
-    from protofed.client.agent.site import prepare
-    from protofed.client.privacy.policy_file import PolicyFile
+    from protofed.client.policy.policy import PolicyFile
+    from protofed.client.site import prepare
     from protofed.client.state.store import MemoryStore
 
     check_root(settings)

@@ -16,9 +16,9 @@ from protofed.common.version import VERSION
 if TYPE_CHECKING:
     import torch
 
-    from protofed.client.agent.site import Site
     from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
+    from protofed.client.site import Site
 
 log = structlog.get_logger()
 

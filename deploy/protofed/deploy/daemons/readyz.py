@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
-PAUSE_FILE = ".pause.json"  # as client.privacy.pause.FILE
+PAUSE_FILE = ".pause.json"  # as client.policy.pause.FILE
 ADDRESS_FILE = "metrics-address"  # as metrics_endpoint.METRICS_FILE, whose module imports too much
 WAIT_S = 5.0  # for the connection, and for each read of the answer
 LONGEST_ANSWER = 1 << 16  # bytes

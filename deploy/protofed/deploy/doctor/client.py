@@ -209,7 +209,7 @@ class ClientDoctor:
 
     def check_policy(self) -> str:
         """The policy can be read, and what it allows."""
-        from protofed.client.privacy.policy import Policy
+        from protofed.client.policy.policy import Policy
 
         try:
             file = shipped.policy(self.settings.policy)
@@ -224,7 +224,7 @@ class ClientDoctor:
 
     def check_secure_sums(self) -> str:
         """What a site alone can tell of secure sums: its identity, whom it has pinned, its policy and the run's."""
-        from protofed.client.privacy.policy import Policy
+        from protofed.client.policy.policy import Policy
 
         policy = Policy.read(shipped.policy(self.settings.policy))
         recipe, certified = lambda: self.site.run_recipe(self.settings), self._own_identity()
@@ -232,7 +232,7 @@ class ClientDoctor:
 
     def check_privacy_budget(self) -> str:
         """The ledger of what fits with noise have spent, beside the policy's budget."""
-        from protofed.client.privacy.policy import Policy
+        from protofed.client.policy.policy import Policy
         from protofed.deploy.doctor.privacy_budget import ledger_message
 
         rules = Policy.read(shipped.policy(self.settings.policy)).rules

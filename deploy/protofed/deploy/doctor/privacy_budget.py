@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 from pathlib import Path
 
-from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.policy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, Spent, read
 from protofed.common.errors import count
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
@@ -49,7 +49,7 @@ def _fits(spent: Spent) -> str:
 
 
 def _epsilon(spent: Spent, delta: float) -> float:
-    from protofed.client.privacy.dp_accountant import NoisySums, epsilon
+    from protofed.client.policy.dp_accountant import NoisySums, epsilon
 
     try:
         epsilon([NoisySums(0.1, 2.0, 1)], delta)  # of nothing it computes nothing, and would seem to be there

@@ -15,15 +15,15 @@ from protofed.common.payload import Part, SiteId
 from protofed.common.pki import codes
 from protofed.common.pki.endorsement import check_endorsement, endorsed
 from protofed.common.pki.identity import Identity
-from protofed.common.secure_sums.context import threshold
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.context import threshold
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.server.rounds.machine import rules
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.policy import Policy
 
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ALONE = "whether enough sites take part, one alone cannot see"
@@ -56,15 +56,15 @@ class SiteSums:
         return f"{own}; {partners}; {group}; {agreed}; {ALONE}"
 
     def _identity(self) -> str:
-        from protofed.client.sums import own_identity
+        from protofed.client.secure_aggregation import membership
 
-        path = self.state / own_identity.FILE
+        path = self.state / membership.IDENTITY_FILE
         if not path.exists():
             return f"no identity yet: the daemon makes {path} at its start"
         if (mode := stat.S_IMODE(path.stat().st_mode)) & OTHERS:
             raise CheckFailedError("sum-identity-unusable", f"{path} can be read by others (mode {mode:04o})")
         try:
-            key = own_identity.load(self.state)
+            key = membership.load_identity(self.state)
         except StateError as error:
             raise CheckFailedError("sum-identity-unusable", str(error)) from error
         return f"identity {_code(key)}, {self._endorsed(key)}"
@@ -80,10 +80,12 @@ class SiteSums:
         return f"endorsed by the {certified.certificate}"
 
     def _partners(self) -> str:
-        from protofed.client.sums import own_identity
-        from protofed.client.sums.partners import Partners
+        from protofed.client.secure_aggregation import membership
+        from protofed.client.secure_aggregation.partners import Partners
 
-        if not (self.state / own_identity.FILE).exists():  # no server can offer a list before it knows this site's key
+        if not (
+            self.state / membership.IDENTITY_FILE
+        ).exists():  # no server can offer a list before it knows this site's key
             return "partners are confirmed once the daemon has started"
         partners, required = Partners(self.state), self.policy.rules.partners == "confirmed"
         try:
@@ -100,7 +102,7 @@ class SiteSums:
 
     def _check_met(self) -> None:
         """Check that nobody is believed on first use alone."""
-        from protofed.client.sums.partners import Partners
+        from protofed.client.secure_aggregation.partners import Partners
 
         partners = Partners(self.state)
         if partners.confirmed() is None and (met := partners.met()):
@@ -108,7 +110,7 @@ class SiteSums:
             raise CheckFailedError("partners-on-first-use", text)
 
     def _group(self) -> str:
-        from protofed.client.sums.sessions import FOLDER, pinned_in
+        from protofed.client.secure_aggregation.sessions import FOLDER, pinned_in
 
         try:
             found = pinned_in(self.state / FOLDER)
@@ -132,8 +134,8 @@ class SiteSums:
         from protofed.client.method import client_methods
         from protofed.client.models.catalogue import device_model
         from protofed.client.models.split import dump
-        from protofed.client.privacy.policy import PolicyRefusedError
-        from protofed.common.secure_sums.linear_form import form_of
+        from protofed.client.policy.policy import PolicyRefusedError
+        from protofed.common.secure_aggregation.linear_form import form_of
 
         rules, recipe = self.policy.rules, self.recipe()
         if recipe is None:
@@ -181,6 +183,6 @@ def dropouts(sites: int) -> str:
 
 
 def _code(key: Ed25519PrivateKey) -> str:
-    from protofed.client.sums.own_identity import fingerprint
+    from protofed.client.secure_aggregation.membership import fingerprint
 
     return codes.code(fingerprint(key.public_key().public_bytes_raw()))

@@ -21,7 +21,7 @@ from protofed.common.errors import ProtofedError, count
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import dates as doctor_dates
 from protofed.deploy.doctor import machine as doctor_machine

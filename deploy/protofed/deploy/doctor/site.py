@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protofed.client.privacy.score_disclosures import is_own, on_own_images
+from protofed.client.policy.score_disclosures import is_own, on_own_images
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, UnavailableError, count
@@ -24,7 +24,7 @@ from protofed.deploy.doctor.checks import CheckFailedError
 if TYPE_CHECKING:
     import torch
 
-    from protofed.client.privacy.rules import PolicyRules
+    from protofed.client.policy.rules import PolicyRules
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (looked at, nothing is made there)
 SHARED_BYTES = 64 << 20  # Docker's default; with less, a data loader fails at its first worker
@@ -46,7 +46,7 @@ class SiteUnderCheck:
 
     def state(self, settings: ClientSettings) -> str:
         """The state folder is writable and this site's, whether a daemon runs there, and whether a person paused it."""
-        from protofed.client.privacy.pause import FILE, SitePause
+        from protofed.client.policy.pause import FILE, SitePause
         from protofed.client.state.owner import check_owner
 
         message = machine.writable(settings.state)
@@ -75,10 +75,10 @@ class SiteUnderCheck:
         """The device exists and computes correctly."""
         import torch
 
-        from protofed.client.agent import device
+        from protofed.client.transfer import pick_device
 
         try:
-            where = device.pick(settings.device)
+            where = pick_device(settings.device)
         except (ConfigError, UnavailableError) as error:
             raise CheckFailedError("device-absent", f"{error}{_absence_reason(settings.device)}") from error
         try:
@@ -134,13 +134,13 @@ class SiteUnderCheck:
         """
         if self.recipe is not None:
             return self.recipe()
-        from protofed.client.agent.site import read_recipe
+        from protofed.client.site import read_recipe
 
         run = self._run(settings)
         return None if run is None else read_recipe(run)
 
     def _run(self, settings: ClientSettings) -> Assignment | None:
-        from protofed.client.privacy.approval import FOLDER, Approvals
+        from protofed.client.policy.approval import FOLDER, Approvals
         from protofed.deploy.site.offer import as_offered
 
         if self.recipe is not None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protofed.client.agent.site import PreprocessingError
 from protofed.client.data.image_error import UnreadableImagesError
 from protofed.client.data.labels import LabelsError
 from protofed.client.data.sources import infer_class_names, infer_input
-from protofed.client.privacy.run_limits import BY_IMAGES
-from protofed.client.privacy.update_checks import PolicyRefusedError
+from protofed.client.policy.run_limits import BY_IMAGES
+from protofed.client.policy.update_checks import PolicyRefusedError
+from protofed.client.site import PreprocessingError
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError, TaskFailedError, short
 from protofed.common.protocol.messages import Assignment

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from protofed.client.agent import device as devices
+from protofed.client.transfer import pick_device
 from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.malloc import keep_memory
 from protofed.common.storage import files
@@ -115,7 +115,7 @@ def main(folder: Path, device: str, workers: int) -> None:
         try:
             run_job(
                 ExperimentJob.claimed(folder),
-                devices.pick(device),
+                pick_device(device),
                 lambda done, doing: _say(done=done, doing=doing),
                 crew_of(workers),
             )

@@ -8,12 +8,12 @@ from functools import cached_property
 
 import torch
 
-from protofed.client.agent.site import check_model
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel
 from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.site import check_model
 from protofed.client.training.context import FitContext
 from protofed.client.training.own_buffers import with_own_buffers
 from protofed.common.codec import Digest

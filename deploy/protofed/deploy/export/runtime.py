@@ -99,13 +99,13 @@ def _has_cuda(onnxruntime: Any) -> bool:
 
 
 def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozenset[str]) -> Predictor:
-    from protofed.client.agent import device as devices
-    from protofed.client.agent.site import check_model
     from protofed.client.models.catalogue import architectures
     from protofed.client.models.heads import HEADS, OWN
     from protofed.client.models.inference import predict, rebuild
+    from protofed.client.site import check_model
+    from protofed.client.transfer import pick_device
 
-    where, spec, weights = devices.pick(device), contents.model, _weights(folder, contents)
+    where, spec, weights = pick_device(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)
     known = {*architectures, *HEADS, OWN}
     for name in (spec.architecture.name, spec.head):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofed.client.privacy.approval import FOLDER, Approvals
+from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.state.disk_store import DOWNLOADS_FOLDER
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common import codec
@@ -112,7 +112,7 @@ def offered_recipe(folder: Path, run: str) -> Recipe:
     Raises:
         ConfigError: the server offered none, or this version cannot use it.
     """
-    from protofed.client.agent.site import read_recipe
+    from protofed.client.site import read_recipe
 
     offer = Approvals(folder / FOLDER).offer(run)
     return read_recipe(Assignment(offer.run, offer.recipe))

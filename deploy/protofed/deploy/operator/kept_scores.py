@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.client.privacy.score_disclosures import is_own
+from protofed.client.policy.score_disclosures import is_own
 from protofed.deploy.operator.snapshot import PUBLISHED
 from protofed.protos.v1 import operator_pb2 as pb
 

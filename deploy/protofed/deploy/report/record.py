@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from protofed.client.privacy.score_disclosures import is_own
+from protofed.client.policy.score_disclosures import is_own
 from protofed.common.statistics import Spread, lower_is_better, recorded_spreads
 
 LABELS = {  # without the model's test set: a record does not have whether two sites were given the same images

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protofed.client.privacy.policy import Released, ReleasedScores
+from protofed.client.policy.policy import Released, ReleasedScores
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import (
     PROTOCOL_VERSION,

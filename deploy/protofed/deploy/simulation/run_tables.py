@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protofed.client.agent import device as devices
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
+from protofed.client.transfer import pick_device
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
@@ -164,7 +164,7 @@ def simulate_with_progress(
     )  # 30: warnings only, the bar shows the progress
     with (
         progress(recipe.name, recipe.rounds, "rounds", stays=True) as bar,
-        simulation(recipe, state, devices.pick(device), policy=site_policy, crew=crew) as running,
+        simulation(recipe, state, pick_device(device), policy=site_policy, crew=crew) as running,
     ):
         bar.say("making the model")
         running.go(on_task=lambda: bar.to(*status(running.run.phase, recipe.rounds)))

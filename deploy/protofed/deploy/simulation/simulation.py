@@ -14,15 +14,14 @@ import torch
 
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.computation import Computation, Elsewhere
-from protofed.client.agent.site import Train, train_alone
 from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, refining
 from protofed.client.models.catalogue import architectures, device_model
-from protofed.client.privacy.limits import unlimited
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PolicyRules
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules, unlimited
+from protofed.client.site import Train, train_alone
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
 from protofed.client.transport.link import Link

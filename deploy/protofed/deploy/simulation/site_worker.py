@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import structlog
 
-from protofed.client.agent import device as devices
 from protofed.client.agent.computation import Computation, fit, score
-from protofed.client.agent.heartbeat import DaemonStatus
-from protofed.client.agent.site import DpSource, PreparedRun, train_alone
 from protofed.client.data.shared import Memory, Shared
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, dp_cost_of
 from protofed.client.models.catalogue import device_model
+from protofed.client.site import DpSource, PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
+from protofed.client.status import DaemonStatus
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.dp import SIMULATED_SECRET
+from protofed.client.transfer import pick_device
 from protofed.client.transport.link import decode_base
 from protofed.common import codec, plugins
 from protofed.common.codec import Digest
@@ -43,7 +43,7 @@ class SiteWorker:
         self._recipe = parse_json(beginning.recipe, Recipe, "the recipe")
         options = self._recipe.method.options
         self._method = client_methods.build(self._recipe.method.name, options, beginning.plugins)
-        self._device = devices.pick(beginning.device)
+        self._device = pick_device(beginning.device)
         self._model = device_model(self._recipe, self._device, beginning.plugins)
         self._shared = Shared(beginning.data, memory, self._recipe.input, self._recipe.classes)
         self._placed: dict[SiteId, SiteData] = {}

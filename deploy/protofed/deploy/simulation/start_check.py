@@ -35,13 +35,13 @@ def check_simulation(recipe: Recipe, policy: Path | None = None, device: str = "
         PolicyViolationError: there is no such policy.
         ConfigError, DataError: recipe, data or device cannot be used, or its sites are too few.
     """
-    from protofed.client.agent import device as devices
-    from protofed.client.privacy.policy import Policy
+    from protofed.client.policy.policy import Policy
+    from protofed.client.transfer import pick_device
     from protofed.deploy.simulation.simulation import simulation
     from protofed.server.rounds.machine.rules import unmet
 
     rules = None if policy is None else Policy.read(policy)
-    with _quietly(), simulation(recipe, device=devices.pick(device), policy=rules) as opened:
+    with _quietly(), simulation(recipe, device=pick_device(device), policy=rules) as opened:
         if problems := unmet(recipe, frozenset(opened.data)):
             raise ConfigError(f"recipe '{recipe.name}' has too few sites: {'; '.join(problems)}")
 

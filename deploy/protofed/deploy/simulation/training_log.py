@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protofed.client.agent.site import PreparedRun, train_alone
+from protofed.client.site import PreparedRun, train_alone
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Payload, SiteId, Update
 from protofed.common.protocol.messages import Task

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from protofed.client.agent.site import check_preprocessing
 from protofed.client.data import image_files
 from protofed.client.data.image_files import Scan
 from protofed.client.data.labels import LabelMap
 from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
 from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
+from protofed.client.site import check_preprocessing
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError, TaskFailedError

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from protofed.client.agent.site import read_recipe
-from protofed.client.privacy.approval import Approval, Approvals, ApprovalStatus, Offer
+from protofed.client.policy.approval import Approval, Approvals, ApprovalStatus, Offer
+from protofed.client.site import read_recipe
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import Assignment

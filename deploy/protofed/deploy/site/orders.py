@@ -9,12 +9,12 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from protofed.client.privacy.approval import FOLDER, OUT, Approvals, Offer
-from protofed.client.privacy.pause import FILE, Pause, SitePause
+from protofed.client.policy.approval import FOLDER, OUT, Approvals, Offer
+from protofed.client.policy.pause import FILE, Pause, SitePause
+from protofed.client.secure_aggregation.partners import Partners
+from protofed.client.secure_aggregation.sessions import FOLDER as SUMS
+from protofed.client.secure_aggregation.sessions import forget_group
 from protofed.client.state.decisions import Act, Decision
-from protofed.client.sums.partners import Partners
-from protofed.client.sums.sessions import FOLDER as SUMS
-from protofed.client.sums.sessions import forget_group
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import short
 from protofed.deploy.site import decide

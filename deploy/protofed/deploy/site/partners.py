@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protofed.client.sums import own_identity
-from protofed.client.sums.partners import CONFIRM, Confirmed, Partners
-from protofed.client.sums.sessions import FOLDER, Pinned, pinned_in
+from protofed.client.secure_aggregation import membership
+from protofed.client.secure_aggregation.partners import CONFIRM, Confirmed, Partners
+from protofed.client.secure_aggregation.sessions import FOLDER, Pinned, pinned_in
 from protofed.common.errors import count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.consortium import Consortium, changes
@@ -89,8 +89,8 @@ class PartnersView:
         Raises:
             StateError: a file of it is damaged.
         """
-        known = (state / own_identity.FILE).exists()
-        own = own_identity.load(state).public_key().public_bytes_raw().hex() if known else ""
+        known = (state / membership.IDENTITY_FILE).exists()
+        own = membership.load_identity(state).public_key().public_bytes_raw().hex() if known else ""
         partners = Partners(state)
         return cls(own, partners.offered(), partners.confirmed(), pinned_in(state / FOLDER))
 

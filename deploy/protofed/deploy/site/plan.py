@@ -14,13 +14,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from protofed.client.agent.dp_checks import check_rules
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
-from protofed.client.privacy.policy import GateContext, Policy, PolicyRefusedError
-from protofed.client.privacy.run_limits import LimitCheck, RunFacts, checks, unchecked
-from protofed.client.privacy.score_disclosures import discloses
+from protofed.client.policy.policy import GateContext, Policy, PolicyRefusedError
+from protofed.client.policy.run_limits import LimitCheck, RunFacts, checks, unchecked
+from protofed.client.policy.score_disclosures import discloses
+from protofed.client.site import check_rules
 from protofed.client.state.dp_ledger import Spent
 from protofed.client.training.noisy_steps import check_model
 from protofed.common.codec import Digest
@@ -28,8 +28,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
-from protofed.common.secure_sums.linear_form import SumLayout, form_of
-from protofed.common.secure_sums.sums import Sums
+from protofed.common.secure_aggregation.linear_form import SumLayout, form_of
+from protofed.common.secure_aggregation.sums import Sums
 from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from protofed.client.method import ClientMethod, client_methods, dp_cost_of
-from protofed.client.privacy.dp_accountant import (
+from protofed.client.policy.dp_accountant import (
     DELTA,
     Events,
     NoisySums,
@@ -17,7 +17,7 @@ from protofed.client.privacy.dp_accountant import (
     round_events,
     rounds_within,
 )
-from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.policy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import Spent
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import count

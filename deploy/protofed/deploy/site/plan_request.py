@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.client.privacy.run_limits import BY_IMAGES, LimitCheck
+from protofed.client.policy.run_limits import BY_IMAGES, LimitCheck
 from protofed.common.config.recipe import DpPlan, Plan, Recipe
 from protofed.common.errors import count
 from protofed.common.payload import Payload

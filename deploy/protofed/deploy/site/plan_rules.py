@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from protofed.client.privacy.rules import PolicyRules
-from protofed.client.privacy.update_checks import BY_CLASS, TELLS_STEPS
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.update_checks import BY_CLASS, TELLS_STEPS
 from protofed.common.payload import Exchange, Part
 
 

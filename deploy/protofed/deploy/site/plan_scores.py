@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.score_disclosures import is_own
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.score_disclosures import is_own
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
-from protofed.common.secure_sums.linear_form import SumForm, form_of
+from protofed.common.secure_aggregation.linear_form import SumForm, form_of
 from protofed.server.rounds.machine.rules import min_cohort
 
 NOTHING = "Nothing: it leaves in no sum."

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.client.privacy.score_disclosures import discloses
+from protofed.client.policy.score_disclosures import discloses
 from protofed.common.payload import Part, TensorSpec
 from protofed.deploy.site import plan_privacy
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan

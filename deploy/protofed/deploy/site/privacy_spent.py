@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from protofed.client.privacy.dp_accountant import epsilon
-from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.policy.dp_accountant import epsilon
+from protofed.client.policy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import Spent
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofed.client.privacy.policy import Policy
+from protofed.client.policy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy.simulation.simulation import simulated

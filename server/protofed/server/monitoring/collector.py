@@ -22,8 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.monitoring.metric import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, Subject, TaskKind
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics

@@ -14,7 +14,7 @@ from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.consortium import Consortium
 from protofed.common.protocol.messages import Activity, PauseReason, Progress, Verdict
-from protofed.common.secure_sums.groups import Group, group_of, members
+from protofed.common.secure_aggregation.groups import Group, group_of, members
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
 from protofed.server.operator.overview import Overview, overview

@@ -13,7 +13,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, SecureSumError, StateError, short
 from protofed.common.payload import Payload
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.aggregation.counting import capped
 from protofed.server.rounds.aggregation.publisher import Publisher

@@ -9,8 +9,7 @@ from dataclasses import replace
 from protofed.common.codec import Digest
 from protofed.common.failpoint import reach
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Subject, TaskKind
 from protofed.server.rounds.context import ServerContext
 from protofed.server.storage.rows import TaskRow
 

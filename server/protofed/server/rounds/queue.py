@@ -32,7 +32,7 @@ from protofed.common.protocol.messages import (
     Task,
     Wait,
 )
-from protofed.common.secure_sums.groups import Group
+from protofed.common.secure_aggregation.groups import Group
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds.context import ServerContext, check_same, recipe_of
 from protofed.server.rounds.intake.intake import NOTHING_TO_DO, Intake

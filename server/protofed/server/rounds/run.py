@@ -26,9 +26,8 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConflictError, FailureReason, OutOfSpaceError, StateError
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import SUM_STEPS, Role, TaskKind
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.protocol.messages import SUM_STEPS, Role, Subject, TaskKind
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import ServerMethod
 from protofed.server.metrics import ServerMetrics, SumFailure

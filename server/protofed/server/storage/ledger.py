@@ -14,9 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Receipt, Scores, TaskKind, Verdict
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Group, Groups
+from protofed.common.protocol.messages import Receipt, Scores, Subject, TaskKind, Verdict
+from protofed.common.secure_aggregation.groups import Group, Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage import sum_groups, update_verdicts

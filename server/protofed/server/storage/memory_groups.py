@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from protofed.common.secure_sums.groups import Group, Groups, in_order, members
+from protofed.common.secure_aggregation.groups import Group, Groups, in_order, members
 
 
 class MemoryGroups:

@@ -12,9 +12,8 @@ from typing import Any, NoReturn
 from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import Receipt, Scores, TaskKind
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Group, Groups
+from protofed.common.protocol.messages import Receipt, Scores, Subject, TaskKind
+from protofed.common.secure_aggregation.groups import Group, Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.memory_certificates import MemoryCertificates

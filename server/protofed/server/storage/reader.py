@@ -10,9 +10,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TRAININGS, TaskKind, Verdict
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.protocol.messages import TRAININGS, Subject, TaskKind, Verdict
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage import sum_groups

@@ -10,8 +10,7 @@ from blake3 import blake3
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TRAININGS, Receipt, TaskKind, Verdict
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import TRAININGS, Receipt, Subject, TaskKind, Verdict
 from protofed.server.verdicts import RoundOutcome
 
 

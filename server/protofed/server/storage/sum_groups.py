@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from protofed.common.secure_sums.groups import Group, Groups, in_order
+from protofed.common.secure_aggregation.groups import Group, Groups, in_order
 from protofed.server.storage import schema as db
 
 

@@ -20,9 +20,8 @@ from protofed.common import plugins
 from protofed.common.config.models import MODELS
 from protofed.common.config.recipe import Federation
 from protofed.common.errors import ConfigError
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, in_order, members
+from protofed.common.protocol.messages import MAX_SUMMED, TaskKind
+from protofed.common.secure_aggregation.groups import Groups, in_order, members
 from protofed.server.rounds.machine.advance import advance
 from protofed.server.rounds.machine.phases import (
     NOBODY,
@@ -213,8 +212,8 @@ def test_a_cohort_is_of_whole_groups_and_no_larger_than_it_must_be(size: int) ->
 
 def test_no_more_sites_are_drawn_than_a_sum_takes() -> None:
     many = frozenset(f"{number:02}" for number in range(70))
-    cohort = OF_THREE.drawn((), many, NOBODY, MOST, Uniform(0), 1)
-    assert MOST - 2 * 3 < len(cohort) <= MOST
+    cohort = OF_THREE.drawn((), many, NOBODY, MAX_SUMMED, Uniform(0), 1)
+    assert MAX_SUMMED - 2 * 3 < len(cohort) <= MAX_SUMMED
 
 
 def rules(fewest: int, participation: float, *, holders: bool, seed: int = 0) -> RoundRules:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
-from protofed.common.secure_sums.context import MOST, threshold
+from protofed.common.protocol.messages import MAX_SUMMED, SUM_STEPS, TaskKind
+from protofed.common.secure_aggregation.context import threshold
 from protofed.server.rounds.machine.advance import advance
 from protofed.server.rounds.machine.phases import (
     NOBODY,
@@ -85,11 +85,11 @@ def test_the_sites_that_have_reported_are_the_roster_and_are_asked_to_share() ->
 
 
 def test_more_sites_than_a_sum_takes_are_not_invited_and_required_ones_are() -> None:
-    many = frozenset(f"{number:02}" for number in range(MOST + 2))
+    many = frozenset(f"{number:02}" for number in range(MAX_SUMMED + 2))
     what = rules(required_sites=["51"], over_selection=2)
     phase, _ = advance(what, Idle(1), Tick(0.0, many, many, NOBODY))
     assert isinstance(phase, Collecting)
-    assert len(phase.cohort) == phase.size == MOST
+    assert len(phase.cohort) == phase.size == MAX_SUMMED
     assert "51" in phase.cohort
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from tests.server.rounds.machine.test_advance import DEADLINE, collecting, rules, tick
 
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Subject, TaskKind
 from protofed.server.rounds.machine.phases import (
     NOBODY,
     Aggregating,

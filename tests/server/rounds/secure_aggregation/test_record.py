@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.common.secure_sums.parties import CONTEXT, identity_of
+from tests.common.secure_aggregation.parties import CONTEXT, identity_of
 from tests.server.conftest import announce
 
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.protocol.sum_messages import payload_of
-from protofed.common.secure_sums.keys import ROOT_BYTES, KeyAdvert, SiteSecrets, advertised
+from protofed.common.secure_aggregation.keys import ROOT_BYTES, KeyAdvert, SiteSecrets, advertised
+from protofed.common.secure_aggregation.messages import payload_of
 from protofed.server.rounds.secure_aggregation.record import SumCheck, manifest_problem
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 

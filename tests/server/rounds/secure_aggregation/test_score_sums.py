@@ -14,11 +14,10 @@ from tests.support.sum_sites import SumSite
 
 from protofed.common.errors import FailureReason
 from protofed.common.payload import SiteId
-from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, TaskKind, Verdict
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.fixed_point import POINT
-from protofed.common.secure_sums.shares import Share
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, Subject, TaskKind, Verdict
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.shares import Share
 from protofed.common.statistics import Spread
 from protofed.server.monitoring.collector import _state
 from protofed.server.operator.overview import overview

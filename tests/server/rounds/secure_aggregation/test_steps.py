@@ -17,11 +17,10 @@ from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConflictError, FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Task, TaskKind, Verdict
-from protofed.common.protocol.sum_messages import RosterMessage, SignatureMessage, message_of, payload_of
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
-from protofed.common.secure_sums.shares import Share
+from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Subject, Task, TaskKind, Verdict
+from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.messages import RosterMessage, SignatureMessage, message_of, payload_of
+from protofed.common.secure_aggregation.shares import Share
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.client.privacy.approval import ApprovalStatus
-from protofed.client.sums.partners import Partners
+from protofed.client.policy.approval import ApprovalStatus
+from protofed.client.secure_aggregation.partners import Partners
 from protofed.common.clock import utc_now
 from protofed.common.errors import ProtofedError, count
 from protofed.common.pki.certificate import read_certificate

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from protofed.client.privacy.dp_accountant import NoisySums, epsilon
+from protofed.client.policy.dp_accountant import NoisySums, epsilon
 from protofed.client.state.dp_ledger import Spend, Spent
 
 MOST = 60  # points

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.client.privacy.approval import Offer
+from protofed.client.policy.approval import Offer
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.handed_in import HandedIn, rounds_text
 from protofed.deploy.pages.formats import Page

@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from protofed.client.privacy.approval import Approvals, Offer
-from protofed.client.privacy.policy import Policy
-from protofed.client.privacy.rules import PrivacyBudget
+from protofed.client.policy.approval import Approvals, Offer
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import Spent, read
 from protofed.client.transport.audit import FILE as AUDIT

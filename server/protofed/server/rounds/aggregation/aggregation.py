@@ -15,7 +15,7 @@ from protofed.common.errors import DiskFailureError, OutOfSpaceError, ProtofedEr
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.method import RoundContext
 from protofed.server.rounds.aggregation.counting import capped, disagreeing, outliers, refinement, weight_cap
 from protofed.server.rounds.aggregation.publisher import Opened, Published, Publisher

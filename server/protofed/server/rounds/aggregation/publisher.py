@@ -15,9 +15,9 @@ from protofed.common.errors import OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Update
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Vector
-from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.groups import Groups
+from protofed.common.secure_aggregation.context import Vector
+from protofed.common.secure_aggregation.fixed_point import FixedPoint
+from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.tensors import unit
 from protofed.server.method import RoundContext, ServerMethod, refining, sent
 from protofed.server.rounds.aggregation import counting as contributors

@@ -24,7 +24,7 @@ from typing import TypeAlias, assert_never
 
 from protofed.common.errors import FailureReason, count
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.context import Subject
+from protofed.common.protocol.messages import Subject
 from protofed.server.rounds.machine import secure_steps
 from protofed.server.rounds.machine.phases import (
     NOBODY,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from protofed.common.payload import SiteId
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Subject, threshold
-from protofed.common.secure_sums.groups import Groups, summable
+from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.secure_aggregation.context import threshold
+from protofed.common.secure_aggregation.groups import Groups, summable
 from protofed.server.verdicts import RoundOutcome
 
 Sites: TypeAlias = frozenset[SiteId]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
-from protofed.common.secure_sums.context import FEWEST, Subject
-from protofed.common.secure_sums.groups import Groups, whole
+from protofed.common.protocol.messages import MIN_SUMMED, SUM_STEPS, Subject, TaskKind
+from protofed.common.secure_aggregation.groups import Groups, whole
 from protofed.server.rounds.machine.phases import (
     NOBODY,
     Aggregating,
@@ -96,7 +95,7 @@ def _scoring(last: RoundRow, tasks: Sequence[TaskRow], now: float, scorers: Site
         return Evaluating(last.round, NOBODY, now)
     if steps:
         roster = frozenset(task.site for task in steps if task.kind is SUM_STEPS[0])
-        return _summing_of(last, steps, Subject.SCORES, len(roster), FEWEST, now, holders=True)
+        return _summing_of(last, steps, Subject.SCORES, len(roster), MIN_SUMMED, now, holders=True)
     if keyed:
         awaited, reported = frozenset(task.site for task in keyed if task.is_open), _sites(keyed, "reported")
         return Evaluating(last.round, awaited, now, attempt=last.attempt, summed=True, reported=reported)

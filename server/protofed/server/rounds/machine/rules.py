@@ -1,7 +1,7 @@
 """The rules of a run, from its recipe: what a round needs, who is invited, who is summed with whom.
 
 Pure functions of seed, round and sites, so that a restarted server invites the same cohort and forms the same groups.
-`common.secure_sums.groups` says what groups are good for; a run without secure sums has groups of one site.
+`common.secure_aggregation.groups` says what groups are good for; a run without secure sums has groups of one site.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from protofed.common.config.models import MODELS
 from protofed.common.config.recipe import Federation, Recipe
 from protofed.common.errors import ConfigError, nearest
 from protofed.common.payload import SiteId
-from protofed.common.secure_sums.context import FEWEST, MOST
-from protofed.common.secure_sums.groups import Groups, alone, in_order, large, members, summable
+from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
+from protofed.common.secure_aggregation.groups import Groups, alone, in_order, large, members, summable
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.phases import Sites, Standstill
 
@@ -141,7 +141,7 @@ class Uniform:
 
 def quorum_of(federation: Federation, size: int) -> int:
     """Updates that a round of this size needs, or is abandoned."""
-    quorum, least = federation.quorum, FEWEST if federation.secure else 1
+    quorum, least = federation.quorum, MIN_SUMMED if federation.secure else 1
     # Rounded first: 0.7 * 10 is 7.000000000000001 in floats, and would need an eighth site.
     return quorum if isinstance(quorum, int) else max(least, math.ceil(round(quorum * size, 9)))
 
@@ -163,7 +163,7 @@ def cohort_size(federation: Federation, enrolled: Sized) -> int:
     The product is rounded first, for 0.07 * 100 is 7.000000000000001.
     """
     size = max(1, math.ceil(round(federation.participation * len(enrolled), 9)))
-    return min(size, MOST) if federation.secure else size
+    return min(size, MAX_SUMMED) if federation.secure else size
 
 
 @dataclass(frozen=True)
@@ -212,10 +212,10 @@ class Grouping:
         cohort: Sites = frozenset().union(*(unit for unit in units.values() if unit & required))
         left = sorted(first for first, unit in units.items() if not unit & required)
         for count in range(1, len(left) + 1):
-            if len(cohort) >= size or len(cohort) + self.fewest > MOST:
+            if len(cohort) >= size or len(cohort) + self.fewest > MAX_SUMMED:
                 break
             (first,) = sampler(round, left, count) - sampler(round, left, count - 1)
-            if len(cohort | units[first]) <= MOST:
+            if len(cohort | units[first]) <= MAX_SUMMED:
                 cohort |= units[first]
         return cohort
 

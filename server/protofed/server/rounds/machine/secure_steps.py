@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from protofed.common.errors import FailureReason
-from protofed.common.protocol.messages import SUM_STEPS, TaskKind
-from protofed.common.secure_sums.context import FEWEST, Subject
-from protofed.common.secure_sums.groups import whole
+from protofed.common.protocol.messages import MIN_SUMMED, SUM_STEPS, Subject, TaskKind
+from protofed.common.secure_aggregation.groups import whole
 from protofed.server.rounds.machine.phases import (
     Arrived,
     Collecting,
@@ -73,8 +72,8 @@ Outcome: TypeAlias = Summing | Summed | NotSummed
 def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -> Summing | NotSummed:
     """The first step of the sum of those that have reported, in whole groups."""
     roster = phase.counted
-    if len(roster) < FEWEST:
-        return NotSummed(f"{len(roster)} sites have updates; a secure sum takes {FEWEST} or more", now)
+    if len(roster) < MIN_SUMMED:
+        return NotSummed(f"{len(roster)} sites have updates; a secure sum takes {MIN_SUMMED} or more", now)
     return Summing(
         phase.round,
         phase.attempt,
@@ -95,11 +94,11 @@ def begun(phase: Collecting, now: float, grouping: Grouping, *, holders: bool) -
 def begun_scores(phase: Evaluating, now: float) -> Summing | None:
     """The first step of the sum of the own scores of those that have taken them, in whole groups; None: of too few."""
     roster = whole(phase.groups, phase.reported)
-    if len(roster) < FEWEST:
+    if len(roster) < MIN_SUMMED:
         return None
     at = phase.round, phase.attempt, Subject.SCORES, SUM_STEPS[0]
     groups = tuple(group for group in phase.groups if roster.issuperset(group))
-    return Summing(*at, roster, roster, size=len(roster), quorum=FEWEST, holders=True, opened=now, groups=groups)
+    return Summing(*at, roster, roster, size=len(roster), quorum=MIN_SUMMED, holders=True, opened=now, groups=groups)
 
 
 def advanced(phase: Summing, event: Event, step_s: float) -> Outcome:

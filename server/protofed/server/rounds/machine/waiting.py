@@ -10,7 +10,7 @@ from typing import TypeAlias, assert_never
 from protofed.common.errors import nearest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import PauseReason
-from protofed.common.secure_sums.groups import members
+from protofed.common.secure_aggregation.groups import members
 from protofed.server.rounds.machine import phases, secure_steps
 from protofed.server.rounds.machine.rules import RoundRules, stuck
 

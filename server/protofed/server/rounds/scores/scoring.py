@@ -9,11 +9,10 @@ import structlog
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import SecureSumError, StateError
 from protofed.common.payload import SiteId
-from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import TaskKind, score_family
+from protofed.common.protocol.messages import MAX_SUMMED, TaskKind, score_family
 from protofed.common.protocol.score_names import LOSS
-from protofed.common.secure_sums.context import MOST
-from protofed.common.secure_sums.groups import Groups, members, whole
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.groups import Groups, members, whole
 from protofed.common.statistics import Spread, spreads
 from protofed.server.metrics import SumFailure
 from protofed.server.rounds.context import ServerContext
@@ -72,7 +71,7 @@ class Scoring:
             available = self._have_trained(trainers)
             if grouping.fewest > 1:
                 available &= members(groups)
-            return grouping.drawn(groups, available, phases.NOBODY, MOST, self._rules.sampler, round)
+            return grouping.drawn(groups, available, phases.NOBODY, MAX_SUMMED, self._rules.sampler, round)
         return trainers if self._asks_all else self._have_trained(trainers)
 
     def _have_trained(self, trainers: phases.Sites) -> phases.Sites:

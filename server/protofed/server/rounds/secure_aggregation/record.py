@@ -15,8 +15,13 @@ from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import CodecError, SecureSumError
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
-from protofed.common.protocol.messages import HOLDERS_STEPS, Manifest, TaskKind
-from protofed.common.protocol.sum_messages import (
+from protofed.common.protocol.messages import HOLDERS_STEPS, Manifest, Subject, TaskKind
+from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation.groups import Groups, whole
+from protofed.common.secure_aggregation.holders import check_vector
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, check_keys, check_signature
+from protofed.common.secure_aggregation.masking import Masks, Opened, Revealed, opened, unmasked
+from protofed.common.secure_aggregation.messages import (
     MESSAGE,
     VECTOR,
     HoldersMessage,
@@ -28,12 +33,7 @@ from protofed.common.protocol.sum_messages import (
     message_of,
     payload_of,
 )
-from protofed.common.secure_sums.context import Subject, SumContext, Vector
-from protofed.common.secure_sums.groups import Groups, whole
-from protofed.common.secure_sums.holders import check_vector
-from protofed.common.secure_sums.keys import KeyAdvert, Roster, check_keys, check_signature
-from protofed.common.secure_sums.masking import Masks, Opened, Revealed, opened, unmasked
-from protofed.common.secure_sums.survivors import check_signed
+from protofed.common.secure_aggregation.survivors import check_signed
 from protofed.server.storage.rows import TaskRow, UpdateRow
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 

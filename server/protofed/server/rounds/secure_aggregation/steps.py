@@ -18,11 +18,10 @@ from protofed.common.errors import (
 )
 from protofed.common.failpoint import reach
 from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol import score_sums
-from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_sums.context import Subject
-from protofed.common.secure_sums.groups import Groups
-from protofed.common.secure_sums.linear_form import SumLayout
+from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.linear_form import SumLayout
 from protofed.common.statistics import Spread
 from protofed.server.method import ServerMethod
 from protofed.server.rounds.context import ServerContext

@@ -11,13 +11,13 @@ import numpy as np
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Payload, Update
-from protofed.common.protocol import score_sums
+from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
 from protofed.common.protocol.score_names import ScoreNames
-from protofed.common.protocol.sum_messages import MOST_ROWS
-from protofed.common.secure_sums.context import FEWEST, MOST
-from protofed.common.secure_sums.fixed_point import FixedPoint
-from protofed.common.secure_sums.linear_form import WEIGHT, SumLayout, form_of
-from protofed.common.secure_sums.sums import Sums
+from protofed.common.secure_aggregation import score_sums
+from protofed.common.secure_aggregation.fixed_point import FixedPoint
+from protofed.common.secure_aggregation.linear_form import WEIGHT, SumLayout, form_of
+from protofed.common.secure_aggregation.messages import MOST_ROWS
+from protofed.common.secure_aggregation.sums import Sums
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, sent
 
 
@@ -96,8 +96,8 @@ def unmasked_total(
         StateError: there are fewer sites than a secure sum takes, or more, or one of their updates cannot be summed.
     """
     flags = [_flags(layout, update) for update in updates()]
-    if not FEWEST <= len(flags) <= MOST:
-        raise StateError(f"a secure sum takes {FEWEST} to {MOST} sites; this round has {len(flags)}")
+    if not MIN_SUMMED <= len(flags) <= MAX_SUMMED:
+        raise StateError(f"a secure sum takes {MIN_SUMMED} to {MAX_SUMMED} sites; this round has {len(flags)}")
     kept, total = np.sum(flags, axis=0) >= min_contributors, np.zeros(layout.size, dtype=np.uint64)
     for update in updates():
         total += _words(layout, update, fixed_point, kept)

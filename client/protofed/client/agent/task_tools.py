@@ -1,0 +1,303 @@
+"""What work on every kind of task takes: the model to start from, checks that count refusals, the way to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+import structlog
+
+from protofed.client.base_checks.judge import BaseJudge
+from protofed.client.policy.policy import PolicyRefusedError, Released
+from protofed.client.site import PreparedRun, Site
+from protofed.client.state.daily_counts import Counted
+from protofed.client.state.store import COUNTED, FitOutcome, TrainedBy
+from protofed.client.status import DaemonStatus
+from protofed.client.transport.link import Link, decode_base
+from protofed.common.codec import Digest
+from protofed.common.errors import FailureReason, PolicyViolationError, ProtocolError, TaskFailedError
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, Update
+from protofed.common.protocol.messages import SCORINGS, Activity, Receipt, Role, Task, Verdict
+
+
+class TaskGuard:
+    """Refuses tasks by what the site has done in their run, which its store remembers."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._settled: set[str] = set()  # task_ids of the run that have a receipt
+
+    def take_up(self, run: str) -> None:
+        """Begin, or go on, with a run."""
+        self._settled = set(self._site.store.settled(run))
+
+    def settled(self, task: Task) -> None:
+        """A task has its receipt."""
+        self._settled.add(task.task_id)
+
+    def is_new(self, task: Task, run: str) -> bool:
+        """Whether a task is of this run and not settled yet: a replayed answer of the server is neither."""
+        new = task.run == run and task.task_id not in self._settled
+        if not new:
+            reason = "it was handed in before" if task.run == run else f"this daemon works for run {run}"
+            log.error("task rejected", run=task.run, round=task.round, task_id=task.task_id, why=reason)
+            # Rejected once only: a server that was restored from a backup gives the same task again, and needs it.
+            self._settled.discard(task.task_id)
+        return new
+
+    def check_fit(self, task: Task) -> None:
+        """Check that a FIT task goes back no further than `limits.max_rollback_rounds`, in rounds or in memory.
+
+        A server that says of more updates that they do not stand could choose what old memory the site starts from.
+
+        Raises:
+            PolicyRefusedError: it does; nothing of the later rounds was touched.
+        """
+        newest, most = self._site.store.newest_counted(task.run), self._site.policy.rules.limits.max_rollback_rounds
+        if (back := newest - task.round + 1) > most:
+            text = (
+                f"a task of round {task.round} goes {back} rounds back: round {newest} has counted here, and "
+                f"limits.max_rollback_rounds is {most}; if the coordinator rolled the run back, raise it until the "
+                "run has caught up"
+            )
+            raise PolicyRefusedError("limits.max_rollback_rounds", text)
+        passed = [number for number in self._site.store.counted(task.run) if task.memory_before <= number < task.round]
+        if len(passed) > most:
+            text = (
+                f"a task of round {task.round} is to start from memory of round {task.memory_before - 1} or before: "
+                f"{len(passed)} rounds that have counted here do not stand, and limits.max_rollback_rounds "
+                f"is {most}; if the coordinator rolled the run back, raise it until the run has caught up"
+            )
+            raise PolicyRefusedError("limits.max_rollback_rounds", text)
+        if passed:
+            log.info("memory of rounds that do not stand is passed over", run=task.run, round=task.round, rounds=passed)
+
+    def check_today(self, task: Task) -> None:
+        """Count a task among today's; one that was counted before is not counted again.
+
+        Raises:
+            PolicyRefusedError: the policy allows no more of them today.
+        """
+        counts, limits = self._site.store.daily_counts, self._site.policy.rules.limits
+        kind = Counted.SCORINGS if task.kind in SCORINGS else Counted.TASKS
+        most = limits.scorings_per_day if kind is Counted.SCORINGS else limits.tasks_per_day
+        if counts is not None and (none := counts.begin(kind, _asked(task), most)) is not None:
+            text = f"{most} were begun today; none is until {none.until:%Y-%m-%d %H:%M} UTC (limits.{kind})"
+            if none.tomorrow:
+                text += (
+                    "; they were counted on tomorrow's date: this machine's clock was ahead, or is behind now; set it "
+                    "right, as by NTP"
+                )
+            raise PolicyRefusedError(f"limits.{kind}", text)
+
+    def check_score(self, task: Task, roles: Collection[Role]) -> None:
+        """Check that a trainer is asked for the scores of a round once, and of a run that it has taken part in.
+
+        Repeated questions, with models of the server's choice, would tell the site's labels. An evaluator's test set is
+        one that all may know.
+
+        Args:
+            roles: whose scores the task is for.
+
+        Raises:
+            PolicyRefusedError: its scores of this round were given for another task or model, or it took no part yet.
+        """
+        if Role.TRAINER not in roles:
+            return
+        store = self._site.store
+        if store.scored(task.run).get(task.round, asked := _asked(task)) != asked:
+            text = (
+                f"the scores of round {task.round} were given before, for another task or model: a round is scored once"
+            )
+            raise PolicyRefusedError("limits.check_base", text)
+        took_part = store.newest_counted(task.run) or store.last_base(task.run) is not None
+        if self._site.policy.rules.limits.check_base and not took_part:
+            text = (
+                f"scores of round {task.round} are asked for before this site was sent a model to train: has it joined "
+                "late? From its first round on it gives them"
+            )
+            raise PolicyRefusedError("limits.check_base", text)
+        store.mark_scored(task.run, task.round, asked)
+
+
+def _asked(task: Task) -> str:
+    """The same for the same task of the same model: under one id a server could name one model after another."""
+    return f"{task.task_id} {task.base_digest}"
+
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class TaskTools:
+    """Shared by all kinds of work.
+
+    Args:
+        accept: called when the site begins with a task.
+
+    Attributes:
+        on_refusal: called with each update, or run, that the site's policy refused.
+        on_withheld: called with each update that stays here without the server's knowing.
+        on_settled: called when a fit has its receipt.
+        bases: the models that tasks start from, each checked before it is used.
+        judge: decides on such a model, by itself and by the site's own images.
+        guard: which tasks the site does, and does again.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        link: Link,
+        status: DaemonStatus,
+        accept: Callable[[], None],
+        on_refusal: Callable[[Task, PolicyViolationError], None],
+        on_withheld: Callable[[Task, PolicyViolationError], None],
+    ) -> None:
+        self.site, self.link, self.status = site, link, status
+        self._accept = accept
+        self.on_refusal, self.on_withheld = on_refusal, on_withheld
+        self.on_settled: Callable[[], None] = lambda: None
+        self.judge, self.guard = BaseJudge(site), TaskGuard(site)
+        self.bases = BaseModelCache(link, status, self._check_base)
+        self._unwritten: dict[str, tuple[Task, Receipt]] = {}  # by task_id: counted, and the disk took no receipt yet
+
+    def begin(self, task: Task) -> None:
+        """Count a task among today's.
+
+        Raises:
+            PolicyRefusedError: the policy allows no more of them today.
+        """
+        self.passed(task, lambda: self.guard.check_today(task))
+        self._accept()
+
+    def passed(self, task: Task, gate: Callable[[], T]) -> T:
+        """What the gate releases; what it refuses is counted and audited."""
+        try:
+            return gate()
+        except PolicyViolationError as violation:
+            self.on_refusal(task, violation)
+            raise
+
+    def staged(self, task: Task) -> tuple[Task, Update] | None:
+        """The update of a task that waits to be pushed, with the model and the attempt that it was trained for."""
+        waiting = self.site.store.unsettled(task.run)
+        return next((entry for entry in waiting if entry[0].task_id == task.task_id), None)
+
+    def stage(self, run: PreparedRun, task: Task, outcome: FitOutcome, *, withheld: bool) -> None:
+        """Store what a fit made, durably, before anything of it is pushed."""
+        trained = TrainedBy(run.recipe.fingerprint(), withheld)
+        self.site.store.stage(task, replace(outcome, trained=trained))
+        reach("staged")
+
+    def check_trained_by(self, run: PreparedRun, task: Task) -> None:
+        """Check that what is staged was trained, and its noise counted, by the rules by which it would leave now.
+
+        Raises:
+            TaskFailedError: it was not.
+        """
+        if (recipe := self.site.store.trained_by(task).recipe) and recipe != run.recipe.fingerprint():
+            text = "the run was offered again with another recipe than this update was trained by"
+            raise TaskFailedError(FailureReason.REFUSED, text)
+
+    def keep_back(self, task: Task, refusal: PolicyViolationError) -> Literal[True]:
+        """Tell the site, and nobody else, that nothing of a fit leaves."""
+        self.on_withheld(task, refusal)
+        log.error(
+            "nothing of this fit leaves: random numbers take its place in a sum, so that nobody can read the sum, and "
+            "the server does not learn which site they are of",
+            run=task.run,
+            round=task.round,
+            why=str(refusal),
+        )
+        return True
+
+    def keep_back_diverged(self, task: Task) -> Literal[True]:
+        """As `keep_back`, of a fit that went on to its end although it diverged."""
+        return self.keep_back(task, PolicyRefusedError("finite", "it diverged: lower plan.lr"))
+
+    def push(self, task: Task, released: Released) -> Receipt:
+        """Push what was released; `settle` and `check_taken` follow."""
+        self.status.activity = Activity.UPLOADING
+        receipt = self.link.push(task, released)
+        reach("pushed")
+        why = {"reason": receipt.reason} if receipt.reason else {}
+        log.info("handed in", run=task.run, round=task.round, verdict=receipt.verdict.value, **why)
+        self.guard.settled(task)
+        return receipt
+
+    def settle(self, task: Task, receipt: Receipt) -> None:
+        """Settle what was staged for a task."""
+        self._write_receipt(task, receipt)
+        reach("settled")
+
+    def check_taken(self, receipt: Receipt) -> None:
+        """Decline a task whose update the server refuses.
+
+        The same training gives the same update: without a refusal of ours the server would ask again until the
+        deadline, and a simulation, whose clock stands still, for ever.
+
+        Raises:
+            TaskFailedError: it does.
+        """
+        if receipt.verdict is Verdict.INVALID:
+            raise TaskFailedError(FailureReason.REFUSED, f"the server refuses the update: {receipt.reason}")
+
+    def write_receipts(self, run: str) -> None:
+        """Write the receipts that a full disk did not take: without them a fit begins as if the round had not counted.
+
+        Raises:
+            StateError: it still takes none.
+        """
+        if not any(task.run == run for task, _ in self._unwritten.values()):
+            return
+        staged = {task.task_id for task, _ in self.site.store.unsettled(run)}
+        for task, receipt in [entry for entry in self._unwritten.values() if entry[0].run == run]:
+            if task.task_id in staged:
+                self._write_receipt(task, receipt)
+            else:  # the site has left the run meanwhile
+                del self._unwritten[task.task_id]
+
+    def _write_receipt(self, task: Task, receipt: Receipt) -> None:
+        if receipt.verdict in COUNTED:
+            self._unwritten[task.task_id] = task, receipt
+        self.site.store.settle(task, receipt)
+        self._unwritten.pop(task.task_id, None)
+        self.on_settled()
+
+    def _check_base(self, run: PreparedRun, task: Task, base: Payload) -> None:
+        self.passed(task, lambda: self.judge.judge(run, task, base))
+
+
+class BaseModelCache:
+    """Holds the newest base: the FIT and the SCORE task of a round often start from the same one.
+
+    Args:
+        check: called with each base before it is used, also with a cached one; raises what refuses it.
+    """
+
+    def __init__(self, link: Link, status: DaemonStatus, check: Callable[[PreparedRun, Task, Payload], None]) -> None:
+        self._link, self._status, self._check = link, status, check
+        self._newest: tuple[Digest, Payload] | None = None
+
+    def get(self, run: PreparedRun, task: Task) -> Payload:
+        """The task's base, fetched unless it is the cached one; see `decode_base` for lookups in it.
+
+        Raises:
+            ProtocolError: the task names no base.
+            CodecError: the base is no payload.
+            PolicyViolationError: the check refuses it.
+        """
+        if task.base_digest is None:
+            raise ProtocolError(f"a {task.kind} task without a model to start from")
+        if self._newest is None or self._newest[0] != task.base_digest:
+            self._status.activity = Activity.DOWNLOADING
+            self._newest = (task.base_digest, decode_base(self._link.fetch(task)))
+            reach("fetched")
+        self._check(run, task, self._newest[1])
+        return self._newest[1]
+
+    def clear(self) -> None:
+        """Free the memory; called when the daemon turns to another run."""
+        self._newest = None

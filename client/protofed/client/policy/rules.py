@@ -1,0 +1,218 @@
+"""The keys of a site's policy file.
+
+`[limits]` of a policy: the most, and the least, that a server may ask of a site.
+
+When a site takes tasks: weekly windows, in UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, time, timedelta
+from enum import StrEnum
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from protofed.common.config.plan import LocalLoss, Sampling
+from protofed.common.config.recipe import MOST_ROUNDS, Robust
+from protofed.common.config.tables import MAX_NUMBER, StrictModel
+from protofed.common.payload import Exchange, Part
+from protofed.common.protocol.messages import MAX_SUMMED
+from protofed.common.protocol.telemetry import Telemetry
+
+
+class Day(StrEnum):
+    """A day of the week; the order is that of `datetime.weekday`."""
+
+    MON = "mon"
+    TUE = "tue"
+    WED = "wed"
+    THU = "thu"
+    FRI = "fri"
+    SAT = "sat"
+    SUN = "sun"
+
+
+DAYS = tuple(Day)
+
+
+class Window(StrictModel):
+    """A daily window of time, which may last over midnight."""
+
+    days: Annotated[frozenset[Day], Field(min_length=1)] = frozenset(DAYS)  # on which it begins
+    begins: Annotated[time, Field(alias="from")]  # 20:00, in UTC
+    until: time  # likewise; not later than `from`: of the next day
+
+    @field_validator("begins", "until")
+    @classmethod
+    def _utc(cls, value: time) -> time:
+        if value.tzinfo is not None:
+            raise ValueError("expected a time without a zone, as 20:00: schedules are in UTC")
+        return value
+
+    def contains(self, now: datetime) -> bool:
+        """Whether `now`, UTC, is in the window."""
+        days = (now, now - timedelta(days=1))  # a window that began yesterday may last until today
+        return any(begin <= now < end for begin, end in map(self._on, days) if begin)
+
+    def next_begin(self, now: datetime) -> datetime:
+        """When the window begins next, at `now` (UTC) at the earliest."""
+        # Eight days: today's window may have begun already, and its day come again only in a week.
+        days = (now + timedelta(days=ahead) for ahead in range(8))
+        return min(begin for begin, _ in map(self._on, days) if begin and begin >= now)
+
+    def _on(self, day: datetime) -> tuple[datetime | None, datetime]:
+        """Begin and end of the window of this day; the begin is None if the day is not one of `days`."""
+        begin, end = (datetime.combine(day, at, day.tzinfo) for at in (self.begins, self.until))
+        end += timedelta(days=0 if end > begin else 1)
+        return (begin if DAYS[day.weekday()] in self.days else None), end
+
+    def __str__(self) -> str:
+        days = "daily" if len(self.days) == len(DAYS) else ", ".join(day for day in DAYS if day in self.days)
+        return f"{days} {self.begins:%H:%M} to {self.until:%H:%M}"
+
+
+def is_open(schedule: Sequence[Window], now: datetime) -> bool:
+    """Whether a site takes tasks at `now`, UTC; always, if the schedule is empty."""
+    return not schedule or any(window.contains(now) for window in schedule)
+
+
+def next_opening(schedule: Sequence[Window], now: datetime) -> datetime:
+    """When a site that takes no tasks at `now`, UTC, takes them again; its schedule is not empty."""
+    return min(window.next_begin(now) for window in schedule)
+
+
+def _ordered(bounds: tuple[int, int]) -> tuple[int, int]:
+    if bounds[0] > bounds[1]:
+        raise ValueError(f"{list(bounds)}: expected the least first, then the most")
+    return bounds
+
+
+AtLeast1 = Annotated[int, Field(ge=1)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+Above0 = Annotated[float, Field(gt=0)]
+Bounds = Annotated[tuple[AtLeast1, AtLeast1], AfterValidator(_ordered)]
+RecipeDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Limits(StrictModel):
+    """Without these a server could choose a run whose updates are images: one huge step, on a model that it prepared.
+
+    The defaults are those of `deploy/policies/standard.toml`.
+    """
+
+    models: frozenset[str] = frozenset(
+        {"digits-cnn", "conv2cifar", "fedavg-cnn", "simple-cnn", "resnet18", "resnet50"}
+    )  # architectures that runs may train, beside plug-ins that `plugins` names; an mlp gives images away most easily
+    max_width: AtLeast1 = 1024  # largest number among the model's options: units of a layer
+    # Of few features a head learns hardly more than the label shares: sums over three sites told the shares of each.
+    min_features_per_class: AtLeast0 = 1.0  # least number of features that the head reads, for each of the classes
+    sides: Bounds = (8, 1024)  # least and most height and width of images, in pixels
+    min_std: AtLeast0 = 0.05  # least std of the input; std at most 1, mean from 0 to 1: else inputs blow up or vanish
+    # Images that a window or a crop made all alike: what a fit then learns of them is how many there are of each label.
+    min_contrast: AtLeast0 = 0.03  # least typical difference of two training images: root mean square, pixels in 0..1
+    batches: Bounds = (8, 256)  # least and most batch_size
+    # Of a loss adjusted by class frequencies the head's rows of absent classes stay where they are, and the others tell
+    # the more of shares, the larger tau. Where few images make half of an epoch, the movement is that of these images.
+    losses: frozenset[LocalLoss] = frozenset({"cross-entropy"})  # of class logits, that runs may train by
+    samplings: frozenset[Sampling] = frozenset({"shuffled"})  # ways in which runs may draw examples
+    # Without "none" a site takes part only where no single other site can move the model at will.
+    robust: frozenset[Robust] = frozenset(get_args(Robust))  # rules that updates may be aggregated by
+    epochs: AtLeast1 = 20  # most, in a round
+    lr: Above0 = 0.5  # most
+    weight_decay: AtLeast0 = 0.01  # most
+    rounds: AtLeast1 = 1000  # most
+    steps: AtLeast1 = 2  # least optimizer steps of an epoch on this site's training examples
+    # Least movement of a fit: its learning rates, summed over all steps. With almost none, the update of a head is the
+    # label shares times a constant.
+    min_step_sum: AtLeast0 = 1.0  # least sum of learning rates over a fit's steps, where head or prototypes are sent
+    min_grad_norm: AtLeast0 = 1.0  # least max_grad_norm, if the recipe has one
+    max_method_number: Annotated[float, Field(ge=1)] = 1e3  # largest number among the method's options, and its inverse
+    min_cohort: AtLeast1 = 2  # least number of sites whose updates a round aggregates, as the server announces it
+    tasks_per_day: AtLeast1 = 1000  # fits and first models, from 00:00 UTC on
+    scorings_per_day: AtLeast1 = 1000  # likewise, scorings
+    recipes: frozenset[RecipeDigest] = frozenset()  # digests of the only recipes that may run; empty: any
+    check_base: bool = True  # refuse models to start from that no honest server sends
+    max_base_change: Above0 = 3.0  # most movement of that model since the site last saw it, relative to its norm
+    max_rollback_rounds: Annotated[int, Field(ge=0)] = 5  # most rounds that a run may go back
+
+
+def unlimited(models: Collection[str]) -> Limits:
+    """No limits but the architectures of `models`: for simulations, whose server and sites are one program."""
+    return Limits(
+        models=frozenset(models),
+        max_width=int(MAX_NUMBER),
+        min_features_per_class=0.0,
+        sides=(1, int(MAX_NUMBER)),
+        min_std=0.0,
+        min_contrast=0.0,
+        batches=(1, int(MAX_NUMBER)),
+        losses=frozenset(get_args(LocalLoss)),
+        samplings=frozenset(get_args(Sampling)),
+        robust=frozenset(get_args(Robust)),
+        epochs=MOST_ROUNDS,
+        lr=1e38,
+        weight_decay=1e38,
+        rounds=MOST_ROUNDS,
+        steps=1,
+        min_step_sum=0.0,
+        min_grad_norm=0.0,
+        max_method_number=1e300,
+        min_cohort=1,
+        tasks_per_day=int(MAX_NUMBER),
+        scorings_per_day=int(MAX_NUMBER),
+        check_base=False,
+        max_base_change=1e38,
+        max_rollback_rounds=MOST_ROUNDS,
+    )
+
+
+DType = Literal["float32", "float64", "int64"]  # those of the codec
+Megabytes = Annotated[float, Field(gt=0)]
+
+
+class PrivacyBudget(StrictModel):
+    """What all runs on the site's data together may tell of one unit: (epsilon, delta)-differential privacy."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1000)]  # most, over all rounds of all runs
+    delta: Annotated[float, Field(ge=1e-12, le=1e-2)]  # chance that it is more: far below 1 / number of units
+    unit: Literal["patient", "image"]  # whom it protects; patient: the site's data must have groups
+    colluders: Annotated[int, Field(ge=0, le=MAX_SUMMED)] = 1  # sites of a sum whose noise the server may know
+
+
+class PolicyRules(StrictModel):
+    """Lists of names are complete: there is no "all", and an empty one allows nothing."""
+
+    methods: frozenset[str]  # names of the methods that runs may use
+    parts: frozenset[Part]  # parts of updates that may leave
+    exchange: frozenset[Exchange] = frozenset()  # models of single sites: "receive" those of others, "share" its own
+    metrics: frozenset[str] = frozenset()  # scores that may leave, without a class's number; own ones tell label counts
+    telemetry: frozenset[Telemetry] = frozenset()  # numbers of the site's machine that heartbeats may contain
+    plugins: frozenset[str] = frozenset()  # code outside of protofed that a run may name, as `protofed.common.plugins`
+    dtypes: frozenset[DType] = frozenset({"float32", "int64"})  # of tensors that may leave
+    max_tensor_mb: Megabytes = 256.0  # of one tensor, in 10^6 bytes
+    max_update_mb: Megabytes = 1024.0  # of one update, in 10^6 bytes
+    example_count: bool = False  # whether the total number of examples may be sent
+    class_distribution_estimate: bool = False  # whether part class-shares may leave, if `parts` names it, too
+    min_samples_per_class: Annotated[int, Field(ge=1)] = 10  # a class with fewer examples counts as absent
+    min_images_per_unit: Annotated[int, Field(ge=1)] = 4  # a unit that fewer images activate leaves as it was received
+    hide_class_presence: bool = False  # what tells of classes, as all that is trained does, leaves only in a secure sum
+    secure: Literal["allowed", "required"] = "allowed"  # required: all but the first model leaves only in a secure sum
+    partners: Literal["confirmed", "first-use"] = "confirmed"  # with whom the site is summed: see `_confirms`
+    sum_group: Annotated[int, Field(ge=1, le=MAX_SUMMED)] = 3  # least sites of its group, summed together or not
+    summed_metrics: frozenset[str] = frozenset()  # own scores that leave in a sum of three sites or more, as `metrics`
+    batch_order: Literal["secret", "recipe"] = "secret"  # what draws batches; the server knows the recipe
+    approval: Literal["automatic", "manual"] = "automatic"  # manual: each run needs `protofed client approve`
+    dp: PrivacyBudget | None = None  # runs must have noise (plan.dp), and end for this site where the budget does
+    schedule: tuple[Window, ...] = ()  # when tasks are taken, in UTC; none: always
+    limits: Limits = Limits()  # what a server may ask
+
+    @model_validator(mode="after")
+    def _confirms(self) -> PolicyRules:
+        if self.secure == "required" and self.partners == "first-use":
+            raise ValueError(
+                'partners = "first-use" lets whoever signs certificates invent the partners of this site, and read its '
+                'update out of a sum: with secure = "required" it must be "confirmed"'
+            )
+        return self

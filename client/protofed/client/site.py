@@ -1,0 +1,464 @@
+"""A site and its resources, and a run that the site has checked and prepared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import structlog
+import torch
+
+from protofed.client.data.site_data import SiteData
+from protofed.client.method import ClientMethod, client_methods, dp_cost_of
+from protofed.client.models.catalogue import architectures
+from protofed.client.models.split import SplitModel, dump
+from protofed.client.policy import run_limits
+from protofed.client.policy.policy import GateContext, Policy
+from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.run_limits import RunFacts
+from protofed.client.policy.update_checks import ROWS, PolicyRefusedError
+from protofed.client.state.store import SiteState, Store, run_seed
+from protofed.client.status import DaemonStatus
+from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
+from protofed.client.training.dp import MOST_STEPS, SIMULATED_SECRET, DpContext, DpNoise, NoiseShare, fit_seed
+from protofed.client.training.noisy_steps import check_model as check_noisy_model
+from protofed.common.codec import Digest, digest, encode
+from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
+from protofed.common.dp import DpCost
+from protofed.common.errors import (
+    CodecError,
+    ConfigError,
+    DataError,
+    FailureReason,
+    PolicyViolationError,
+    StateError,
+    TaskFailedError,
+    WithdrawnError,
+    short,
+)
+from protofed.common.payload import Part, Payload, SiteId, Update
+from protofed.common.plugins import PluginKind, is_plugin
+from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.version import VERSION
+
+log = structlog.get_logger()
+# The code that the server gets for an error. Its text stays in the site's log: it may name paths or data.
+_REASONS: dict[type[Exception], FailureReason] = {
+    PolicyViolationError: FailureReason.POLICY,
+    ConfigError: FailureReason.REFUSED,
+    CodecError: FailureReason.REFUSED,
+    DataError: FailureReason.DATA,
+    StateError: FailureReason.DISK,
+    WithdrawnError: FailureReason.WITHDRAWN,
+    torch.OutOfMemoryError: FailureReason.OUT_OF_MEMORY,
+}
+FORESEEN = tuple(_REASONS)  # errors that need no traceback in the log
+_COUNTED = ROWS | {Part.CLASS_PRESENCE, Part.LABEL_DISTRIBUTION}  # parts that rule `min_samples_per_class` looks at
+_ROUNDS: dict[
+    TaskKind, Callable[[int], tuple[int, int]]
+] = {  # first and last valid round, by the run's rounds; others: as FIT
+    TaskKind.INITIALISE: lambda _: (0, 0),
+    TaskKind.FIT: lambda rounds: (1, rounds),
+    TaskKind.SCORE: lambda rounds: (1, rounds),
+}
+
+
+Train: TypeAlias = "Callable[[PreparedRun, Task, FitContext, Payload], Update]"
+
+
+class PreprocessingError(ConfigError):
+    """The run's images would be preprocessed differently from the server's, or from what the settings pin."""
+
+
+def no_checkpoints(_: Task) -> AbstractContextManager[Checkpoints]:
+    """The checkpoints of a site without a state folder, as in a simulation: none."""
+    return nullcontext(NoCheckpoints())
+
+
+def train_alone(run: PreparedRun, _: Task, local: FitContext, base: Payload) -> Update:
+    """A FIT task in one process."""
+    return run.method.fit(local, base)
+
+
+@dataclass(eq=False)
+class Site:
+    """An agent's identity and resources; of these, only the policy ever changes.
+
+    Attributes:
+        policy: as `refresh_policy` last read it: one task has one policy.
+        load_data: the site's data, brought to the recipe's input; raises DataError.
+        build_model: a model on the site's device; the sites of a simulation share one.
+        checkpoints: opens the checkpoints of a fit and closes them after it.
+        preprocessing_digest: pinned in the site's settings: runs with another are refused; None: not pinned.
+        fit: runs a FIT task; replaced where several processes train together.
+    """
+
+    name: SiteId
+    roles: frozenset[Role]
+    policy: Policy
+    store: Store
+    load_data: Callable[[Recipe], SiteData]
+    build_model: Callable[[Recipe], SplitModel]
+    checkpoints: Callable[[Task], AbstractContextManager[Checkpoints]] = no_checkpoints
+    preprocessing_digest: str | None = None
+    fit: Train = train_alone
+    simulated: bool = False  # what it hands in stays in this process
+    read_policy: Callable[[], Policy] | None = None  # None: the policy never changes, as in a simulation
+
+    def refresh_policy(self) -> bool:
+        """Read the policy again; whether it has changed, so that runs must be prepared again.
+
+        Raises:
+            ConfigError, PolicyViolationError: it cannot be read; `policy` must not be used before it can.
+        """
+        before, self.policy = self.policy, self.policy if self.read_policy is None else self.read_policy()
+        return self.policy != before
+
+
+@dataclass(frozen=True)
+class DpSource:
+    """What the noise of a run's fits follows from.
+
+    Attributes:
+        secret: of the site, 32 bytes.
+        cost: of one round.
+        recipe: digest of the run's, as it was offered.
+    """
+
+    secret: bytes = field(repr=False)
+    cost: DpCost
+    recipe: Digest
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run that passed all checks of this site, with everything that its tasks need.
+
+    Attributes:
+        seed: of batches, augmentation and dropout; by the policy the recipe's, or one of the site's secret.
+        dp: what fits draw their noise from, if the recipe has `[plan.dp]`.
+        withheld: why nothing that this site learns leaves in the run, which only the site may know; None: it does.
+    """
+
+    recipe: Recipe
+    method: ClientMethod
+    model: SplitModel
+    data: SiteData
+    seed: int = field(repr=False)
+    dp: DpSource | None = None
+    withheld: PolicyRefusedError | None = None
+
+    def fit_context(
+        self, site: SiteId, task: Task, state: SiteState, status: DaemonStatus, checkpoints: Checkpoints
+    ) -> FitContext:
+        """The context of one task for the method; the method may change its memory without changing `state`."""
+        recipe = self.recipe
+        return FitContext(
+            site=site,
+            round=task.round,
+            rounds=recipe.rounds,
+            model=self.model,
+            data=self.data,
+            classes=recipe.classes,
+            plan=recipe.plan,
+            rng=seeded(self.seed, task.round, site, self.data.device),
+            memory={part: dict(tensors) for part, tensors in state.memory.items()},
+            fit_progress=status.fit_progress,
+            throughput=status.throughput,
+            check=status.check,
+            checkpoints=checkpoints,
+            participation=recipe.federation.participation,
+            dp=self._dp(site, task, state),
+        )
+
+    def noise(self, site: SiteId, task: Task, state: SiteState) -> DpNoise | None:
+        """The noise of one fit; another fit, be it only of another memory, has another. None: it has none."""
+        if self.dp is None or task.kind is not TaskKind.FIT:
+            return None
+        # Not the task: its id is another in a simulation. `DpBudget` refuses two tasks with the same noise.
+        depends = (self.dp.recipe, site, task.run, task.round, task.attempt, task.base_digest or "")
+        own = (self.data.train.fingerprint().hex(), digest(encode(state.memory)))
+        return DpNoise(fit_seed(self.dp.secret, *depends, *own))
+
+    def _dp(self, site: SiteId, task: Task, state: SiteState) -> DpContext | None:
+        if self.dp is None or self.recipe.plan.dp is None or (noise := self.noise(site, task, state)) is None:
+            return None
+        return DpContext(self.recipe.plan.dp, self.dp.cost, noise)
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether an update leaves in a sum alone, with this site's share of the noise: it has none by itself."""
+        return self.recipe.plan.dp is not None and self.recipe.plan.dp.shared_by is not None
+
+    def noise_share(self, site: SiteId, task: Task, state: SiteState, std: float) -> NoiseShare:
+        """What a site adds to the update of a fit where noise is shared.
+
+        Args:
+            task, state: those of the fit.
+            std: as of `share_std`.
+
+        Raises:
+            TaskFailedError: there is no noise, or it cannot be written in a sum; nothing leaves.
+        """
+        if (noise := self.noise(site, task, state)) is None or not std > 0:
+            raise TaskFailedError(FailureReason.INTERNAL, "the noise of this update cannot be made: nothing leaves")
+        if not std < math.ldexp(MOST_STEPS, -POINT.bits):
+            # All of it would be the same number: a server could send a model so large that it takes the noise away.
+            text = f"the model that the server sent is so large that its noise (std {std:.3g}) does not fit into a sum"
+            raise TaskFailedError(FailureReason.REFUSED, text)
+        return NoiseShare(noise, std)
+
+    def gate_context(self) -> GateContext:
+        """The facts by which the gate decides on an update; they stay on the site."""
+        counts = np.bincount(self.data.train.labels.cpu().numpy(), minlength=self.recipe.classes)
+        return GateContext(counts, noisy=self.noisy)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether what leaves in this run has noise, and nothing leaves without."""
+        return self.recipe.plan.dp is not None
+
+    def check_task(self, task: Task) -> None:
+        """Check a task against the run; its types were checked when the message was unpacked.
+
+        Raises:
+            TaskFailedError: its round is not one of the run, or its base is larger than `MOST_BYTES`.
+        """
+        least, most = _ROUNDS.get(task.kind, _ROUNDS[TaskKind.FIT])(self.recipe.rounds)
+        if not least <= task.round <= most:
+            raise TaskFailedError(
+                FailureReason.REFUSED, f"a {task.kind} task of round {task.round}: expected {least} to {most}"
+            )
+        if task.base_bytes > MOST_BYTES:
+            raise TaskFailedError(
+                FailureReason.REFUSED, f"a model of {task.base_bytes} bytes: expected at most {MOST_BYTES}"
+            )
+
+
+def is_summed(site: Site, recipe: Recipe) -> bool:
+    """Whether updates of a run leave in secure sums only; those of a simulation stay in its process."""
+    return recipe.federation.secure and not site.simulated
+
+
+def is_offered_summed(site: Site, offered: Assignment) -> bool:
+    """As `is_summed`, of a run that is not prepared yet; False of a recipe that cannot be read, which is declined."""
+    return not site.simulated and Role.TRAINER in site.roles and _is_secure(offered.recipe)
+
+
+@lru_cache(maxsize=8)
+def _is_secure(recipe: str) -> bool:
+    try:
+        return parse_json(recipe, Recipe, "the offered recipe").federation.secure
+    except ConfigError:
+        return False
+
+
+def trains_to_its_end(site: Site, run: PreparedRun) -> bool:
+    """Whether a fit that diverges goes on: where its update would not tell of the images, that it stopped would.
+
+    With noise whether a fit diverges follows from noisy sums, and whether its loss is a number must not count.
+    """
+    tells_nothing = is_summed(site, run.recipe) or not (site.simulated or run.method.sends)
+    return tells_nothing and run.recipe.plan.dp is None
+
+
+def prepare(site: Site, assignment: Assignment) -> PreparedRun:
+    """Check everything that the server sent before any of it is used, then build the model and load the data.
+
+    Raises:
+        TaskFailedError: this site takes no part in the run; all its tasks are declined by this error's reason.
+    """
+    try:
+        recipe = read_recipe(assignment)
+        check_preprocessing(recipe, assignment.preprocessing_digest, site.preprocessing_digest)
+        method = client_methods.build(recipe.method.name, recipe.method.options, site.policy.rules.plugins)
+        form = None
+        if recipe.federation.secure:
+            form = form_of(method, recipe.method.name)
+            site.policy.admit_group(recipe.federation.sum_group)
+            site.policy.admit_rows(recipe.method)
+        site.policy.admit(recipe.method.name, method.sends, form, exchanges=method.declares.exchanges)
+        site.policy.admit_noise(recipe)
+        check_model(recipe.model, recipe.input, recipe.classes)
+        model = site.build_model(recipe)
+        # By the model's own head: which tensors of it a method sends is known only after the first fit.
+        if Part.HEAD in method.sends and form is None:
+            site.policy.admit_head(dump(model.head), recipe.classes)
+        offered, plugins = digest(assignment.recipe.encode()), site.policy.rules.plugins
+        facts = RunFacts(
+            offered,
+            method.sends,
+            plugins,
+            assignment.min_cohort,
+            own_losses=method.declares.own_losses,
+            features=model.features,
+        )
+        run_limits.admit(recipe, site.policy.rules.limits, facts)
+        data = site.load_data(recipe)
+        if Role.TRAINER in site.roles:
+            site.policy.admit_noise(recipe, grouped=data.train.units is not None)
+        withheld = _refused_by_images(recipe, site, data, facts)
+        cost = check_dp(recipe, method, model, data, site.policy.rules)
+        secret = site.store.secret if not site.simulated else lambda: SIMULATED_SECRET
+        dp = None if cost is None else DpSource(secret(), cost, recipe.fingerprint())
+        return PreparedRun(recipe, method, model, data, _seed(site, assignment.run, recipe), dp, withheld)
+    except FORESEEN as error:
+        raise TaskFailedError(reason_of(error), str(error)) from error
+    except Exception as error:  # from a driver, or a site's own model: keep the daemon alive
+        log.exception("run failed to be prepared", run=assignment.run)
+        raise TaskFailedError(reason_of(error), f"{type(error).__name__}: {error}") from error
+
+
+def _refused_by_images(recipe: Recipe, site: Site, data: SiteData, facts: RunFacts) -> PolicyRefusedError | None:
+    """The limit that a run breaks by this site's images: how far a fit moves, and what it learns, depend on them.
+
+    A server could offer one run after the other, and count the images by which are declined. So where updates leave in
+    sums alone the run is not declined: the site trains, and random numbers take the place of what it trained.
+
+    Raises:
+        PolicyRefusedError: in a run without secure sums, whose updates tell the server more than this.
+    """
+    if not (facts.sends and len(data.train)):  # nothing of the images leaves
+        return None
+    try:
+        # With noise no limit asks the images: it stands for them.
+        contrast = data.train.contrast() if recipe.plan.dp is None else None
+        of_images = replace(facts, examples=len(data.train), contrast=contrast)
+        run_limits.admit(recipe, site.policy.rules.limits, of_images)
+    except PolicyRefusedError as refusal:
+        if not is_summed(site, recipe):
+            raise
+        return refusal
+    return None
+
+
+def _seed(site: Site, run: str, recipe: Recipe) -> int:
+    """The seed of a run's fits, by rule `batch_order`.
+
+    With the recipe's, a server knows which examples made which step, and so more of each than their sum tells.
+    """
+    match site.policy.rules.batch_order:
+        case "secret":
+            return run_seed(site.store.secret(), run)
+        case "recipe":
+            return recipe.seed
+
+
+def read_recipe(assignment: Assignment) -> Recipe:
+    """Parse and validate the recipe that the server sent.
+
+    Raises:
+        ConfigError: it is too large or invalid, or contains a [data] table.
+    """
+    if (size := len(assignment.recipe.encode())) > MOST_RECIPE_BYTES:
+        raise ConfigError(f"a recipe of {size} bytes: expected at most {MOST_RECIPE_BYTES}")
+    if assignment.keep_rounds > MOST_ROUNDS:
+        raise ConfigError(f"keep_rounds = {assignment.keep_rounds}: expected at most {MOST_ROUNDS}")
+    try:
+        recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
+    except ConfigError as error:
+        raise ConfigError(f"{error} (if the server's protofed is newer than {VERSION}, upgrade this site's)") from error
+    if recipe.data is not None:
+        raise ConfigError(f"the recipe of run {assignment.run} has [data]: a site reads only its own settings' data")
+    return recipe
+
+
+def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | None = None) -> None:
+    """Check that this software preprocesses images as the server's does, and as the site's settings pin it.
+
+    Args:
+        server_digest: the server's `Recipe.preprocessing_digest()`; empty, where the recipe comes from the
+            site's own files: not compared.
+        pinned: `data.preprocessing_digest` of the settings; None: not pinned.
+
+    Raises:
+        PreprocessingError: a digest differs; no image was read.
+    """
+    own = recipe.preprocessing_digest()
+    if server_digest and server_digest != own:
+        raise PreprocessingError(
+            f"the server preprocesses images differently from this site's software for run {recipe.name} "
+            f"(digest {server_digest[:16]}…, here {own[:16]}…): upgrade the older of the two, so that both have the "
+            "same protofed"
+        )
+    if pinned is not None and pinned != own:
+        raise PreprocessingError(
+            f"run {recipe.name} preprocesses images differently from what this site's settings pin (digest "
+            f"{own}, pinned {short(pinned)}): compare them with `protofed client check`, then correct "
+            "data.preprocessing_digest"
+        )
+
+
+def check_model(choice: NamedOptions, input_: Input, classes: int) -> None:
+    """Check that a catalogue model is not larger than `MOST_BYTES`, before memory is allocated for it.
+
+    Raises:
+        ConfigError: it is larger, or there is no such model.
+    """
+    if choice.name not in set(architectures) and is_plugin(PluginKind.MODEL, choice.name):
+        return  # the site's own code, which its policy names
+    architecture = architectures.build(choice.name, choice.options)
+    if min(input_.shape[1:]) < architecture.smallest:
+        return  # `build_model` refuses it with a better message
+    try:
+        # On the meta device parameters have shapes but no storage, so options that ask for terabytes cost nothing.
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model = architecture.build(input_, classes)
+        nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
+        raise ConfigError(f"model {choice.name} cannot be made with these options: {error}") from error
+    if nbytes > MOST_BYTES:
+        raise ConfigError(f"model {choice.name} takes {nbytes} bytes: expected at most {MOST_BYTES}")
+
+
+def check_dp(
+    recipe: Recipe, method: ClientMethod, model: SplitModel, data: SiteData, rules: PolicyRules
+) -> DpCost | None:
+    """What a round of the run costs at this site; None: the recipe has no `[plan.dp]`.
+
+    Args:
+        model: on the site's device.
+        data: an evaluator's has nothing to protect, and the policy's rules on counts do not matter there.
+
+    Raises:
+        ConfigError: the method or the model cannot be trained so.
+        PolicyRefusedError: a rule of the site decides by exact counts of its images.
+    """
+    plan = recipe.plan.dp
+    if plan is None:
+        return None
+    cost = dp_cost_of(method, recipe.method.name, recipe.plan)
+    check_noisy_model(model, recipe.input, data.device)
+    if not data.scores_only:
+        check_rules(method, rules)
+    return cost
+
+
+def check_rules(method: ClientMethod, rules: PolicyRules) -> None:
+    """Check that no rule of a site decides by exact counts of its images what leaves, or PolicyRefusedError."""
+    counted = (
+        ("min_images_per_unit", rules.min_images_per_unit, Part.BODY in method.sends),
+        ("min_samples_per_class", rules.min_samples_per_class, bool(method.sends & _COUNTED)),
+    )
+    for rule, fewest, applies in counted:
+        if applies and fewest > 1:
+            text = (
+                f"{rule} = {fewest} decides by exact counts of this site's images what leaves, and the run has "
+                f"[plan.dp], whose noise hides single patients: set {rule} = 1 in a policy with dp"
+            )
+            raise PolicyRefusedError(rule, text)
+
+
+def reason_of(error: Exception) -> FailureReason:
+    """The code of an error; INTERNAL for unforeseen ones."""
+    for kind, reason in _REASONS.items():
+        if isinstance(error, kind):
+            return reason
+    return FailureReason.DEVICE if isinstance(error, torch.AcceleratorError) else FailureReason.INTERNAL

@@ -1,0 +1,256 @@
+"""A method's linear form: what of an update is summed, and where each number stands in a site's vector.
+
+Both halves of a method name the same form, so that site and server agree on the vector without a word about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, Update, dtype_name
+from protofed.common.secure_aggregation.fixed_point import FixedPoint
+
+Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
+EXAMPLES = 2.0**20  # that weigh 1 in a sum: fewer weigh less, so that weighted numbers stay within the fixed point
+WEIGHT, ROWS, HOLDERS, MASS = "weight", "rows", "holders", "mass"  # keys of a layout
+MEAN, MIXTURE = "mean/", "mixture/"  # how its other keys begin, before a tensor's path
+
+
+@dataclass(frozen=True)
+class ClassRows:
+    """Rows by class, of which a site sends those that it has: [D] each, or [C, D].
+
+    Attributes:
+        part: of the update, in which a row has its class's number as a name.
+        like: part and name of a tensor [C, D] that every site is sent: it says how many classes there are, and D.
+        whole: each row is as large as all of `like`, [C, D].
+    """
+
+    part: Part
+    like: tuple[Part, str]
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class SumForm:
+    """The sums from which a method makes its next state; integer tensors (BatchNorm's counters) are in none.
+
+    Rows and mixtures are by class: of a class that too few sites hold nothing is summed.
+
+    Attributes:
+        means: parts x of which the sums are w x and w; w = 1, or n_k / 2**20.
+        rows: class rows: the sums are 1_c row_c, [C, D] or [C, C, D], and 1_c [C].
+        mixtures: parts x of which the sums are w p_c x [C, ...] and w p_c [C].
+        shares: the part whose one tensor [C] is p; of CLASS_PRESENCE p_c is 0 or 1.
+    """
+
+    means: tuple[Part, ...] = ()
+    weighting: Weighting = "uniform"
+    rows: ClassRows | None = None
+    mixtures: tuple[Part, ...] = ()
+    shares: Part | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.mixtures:
+            raise ValueError("a linear form has class rows or mixtures, not both: a site has one flag a class")
+        if bool(self.mixtures) != (self.shares is not None):
+            raise ValueError("mixtures need the part with their shares, and nothing else does")
+
+    @property
+    def by_class(self) -> bool:
+        """Whether something is summed by class, so that sites count the holders of each before they send numbers."""
+        return self.rows is not None or self.shares is not None
+
+
+def form_of(half: object, method: str) -> SumForm:
+    """The linear form of a method's half.
+
+    Raises:
+        ConfigError: it has none, or not with these options; the text has the reason.
+    """
+    sum_form: Any = getattr(half, "sum_form", None)
+    if sum_form is None:
+        raise ConfigError(
+            f"method {method} has no linear form, so it cannot run with federation.secure = true, where the server "
+            "learns nothing but sums: choose another method, or remove federation.secure"
+        )
+    form: SumForm = sum_form()
+    return form
+
+
+class Field(NamedTuple):
+    """A tensor of sums: its key in the layout, its shape, and the dtype of what is computed from it."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """Where each sum stands in a vector of N numbers; equal for all that have the form and were sent the same model.
+
+    Attributes:
+        fields: in the order of their keys, one behind the other.
+        classes: C, of flags and rows; 0: there are none.
+    """
+
+    form: SumForm
+    fields: tuple[Field, ...]
+    classes: int
+
+    @classmethod
+    def of(cls, form: SumForm, tensors: Iterable[TensorSpec], sent: Payload) -> SumLayout:
+        """The layout of updates that have these tensors.
+
+        Args:
+            tensors: those that all updates of the run have, in any order; rows of classes may be among them.
+            sent: what all sites were sent.
+
+        Raises:
+            SecureSumError: the model or the update lacks what the form needs.
+        """
+        specs = sorted(tensors, key=lambda spec: spec.path)
+        floats = [spec for spec in specs if np.dtype(spec.dtype).kind == "f"]
+        fields = [Field(f"{MEAN}{spec.path}", spec.shape, spec.dtype) for spec in floats if spec.part in form.means]
+        if fields:
+            fields.append(Field(WEIGHT, (), "float64"))
+        classes = 0
+        if form.rows is not None:
+            matrix = _matrix(sent, *form.rows.like)
+            classes = len(matrix)
+            shape = (classes, *matrix.shape) if form.rows.whole else matrix.shape
+            fields += [Field(ROWS, shape, dtype_name(matrix.dtype)), Field(HOLDERS, (classes,), "float64")]
+        if form.shares is not None:
+            shapes = [spec.shape for spec in specs if spec.part is form.shares]
+            if len(shapes) != 1 or len(shapes[0]) != 1:
+                raise SecureSumError("other-form", f"{form.shares} {shapes}: expected one tensor [C]")
+            (classes,) = shapes[0]
+            mixed = [spec for spec in floats if spec.part in form.mixtures]
+            fields += [Field(f"{MIXTURE}{spec.path}", (classes, *spec.shape), spec.dtype) for spec in mixed]
+            fields.append(Field(MASS, (classes,), "float64"))
+        return cls(form, tuple(sorted(fields)), classes)
+
+    @cached_property
+    def size(self) -> int:
+        """N, numbers of a vector."""
+        return sum(math.prod(field.shape) for field in self.fields)
+
+    def named(self, vector: Array) -> dict[str, Array]:
+        """The tensors of a vector [N] of any dtype, by key, as views of it."""
+        tensors, at = {}, 0
+        for field in self.fields:
+            end = at + math.prod(field.shape)
+            tensors[field.key] = vector[at:end].reshape(field.shape)
+            at = end
+        return tensors
+
+    def flags(self, update: Update) -> Array:
+        """Which classes a site holds, [C] uint64 of 0 and 1.
+
+        Raises:
+            SecureSumError: the update is not of this layout.
+        """
+        held = np.zeros(self.classes, dtype=np.uint64)
+        if self.form.rows is not None:
+            held[[int(c) for c in self._rows(update)]] = 1
+        elif self.form.shares is not None:
+            held[self._shares(update) > 0] = 1
+        return held
+
+    def numbers(self, update: Update, kept: Array | None = None) -> Array:
+        """A site's terms of all sums, [N] float64.
+
+        Args:
+            kept: [C] bool, the classes that enough sites hold: of the others nothing is in the vector. None: all.
+
+        Raises:
+            SecureSumError: the update is not of this layout, or has no example count where the form weighs by it.
+        """
+        vector = np.zeros(self.size)
+        terms, weight = self.named(vector), self._weight(update)
+        kept = np.ones(self.classes, dtype=bool) if kept is None else kept
+        if WEIGHT in terms:
+            terms[WEIGHT][...] = weight
+        for key, term in terms.items():
+            if key.startswith(MEAN):
+                np.multiply(_tensor(update, key, term.shape), weight, out=term, dtype=np.float64)
+        if self.form.rows is not None:
+            for name, row in self._rows(update).items():
+                if kept[int(name)]:
+                    terms[ROWS][int(name)], terms[HOLDERS][int(name)] = row, 1.0
+        if self.form.shares is not None:
+            terms[MASS][...] = np.where(kept, weight * self._shares(update), 0.0)
+            for key, term in terms.items():
+                if key.startswith(MIXTURE):
+                    by_class = terms[MASS].reshape(-1, *(1,) * (term.ndim - 1))
+                    np.multiply(by_class, _tensor(update, key, term.shape[1:]), out=term, dtype=np.float64)
+        return vector
+
+    def clipped(self, update: Update, limit: float) -> list[str]:
+        """The keys of sums into which an update's numbers go clipped to the limit.
+
+        Raises:
+            SecureSumError: as `numbers`, or a number is none.
+        """
+        keys = []
+        for key, term in self.named(self.numbers(update)).items():
+            largest = max(-float(np.min(term, initial=0.0)), float(np.max(term, initial=0.0)))
+            if math.isnan(largest):
+                raise SecureSumError("no-number", f"{key} is no number: training diverges; try a smaller plan.lr")
+            if largest > limit:
+                keys.append(key)
+        return keys
+
+    def words(self, update: Update, fixed_point: FixedPoint, kept: Array | None = None) -> Array:
+        """`numbers` as words of the ring, [N] uint64.
+
+        Raises:
+            SecureSumError: as `numbers`, or a number is none.
+        """
+        return fixed_point.encoded(self.numbers(update, kept))
+
+    def _weight(self, update: Update) -> float:
+        if self.form.weighting == "uniform":
+            return 1.0
+        if update.weight is None:
+            raise SecureSumError("no-count", "this run weighs by example counts, and the update has none to weigh by")
+        return update.weight / EXAMPLES
+
+    def _rows(self, update: Update) -> Tensors:
+        assert self.form.rows is not None  # noqa: S101  (asked for forms with rows)
+        rows = update.payload.get(self.form.rows.part, {})
+        shape = next(field.shape for field in self.fields if field.key == ROWS)
+        for name, row in rows.items():
+            if not name.isdecimal() or int(name) >= self.classes or row.shape != shape[1:]:
+                raise SecureSumError("other-form", f"{self.form.rows.part}/{name} is no row of this run's classes")
+        return rows
+
+    def _shares(self, update: Update) -> Array:
+        assert self.form.shares is not None  # noqa: S101  (asked for forms with shares)
+        shares = list(update.payload.get(self.form.shares, {}).values())
+        if len(shares) != 1 or shares[0].shape != (self.classes,):
+            raise SecureSumError("other-form", f"{self.form.shares} is not one share of each class")
+        return shares[0].astype(np.float64)
+
+
+def _tensor(update: Update, key: str, shape: tuple[int, ...]) -> Array:
+    _, part, name = key.split("/", 2)
+    array = update.payload.get(Part(part), {}).get(name)
+    if array is None or array.shape != shape:
+        raise SecureSumError("other-form", f"{part}/{name} is not as the sum of this run has it")
+    return array
+
+
+def _matrix(sent: Payload, part: Part, name: str) -> Array:
+    matrix = sent.get(part, {}).get(name)
+    if matrix is None or matrix.ndim != 2:
+        raise SecureSumError("other-form", f"the model has no {part}/{name} [C, D], by whose rows the sum is laid out")
+    return matrix

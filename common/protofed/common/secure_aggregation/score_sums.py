@@ -1,0 +1,101 @@
+"""Sums of the sites' own scores: which scores, where each stands in a site's vector, and what an opened sum says.
+
+Each score s is a row [1], which its holders have, as class rows are: of a score that fewer than `HOLDERS` sites hold
+nothing is summed. Of s**2 there is no sum, and s is rounded: whole numbers with a known sum and a known sum of squares
+are few, and a fine fraction has its denominator, the size of a site's test set, in it. Which rows there are follows
+from the recipe alone, whose digest every signature of a sum is bound to: no word of a server, and no number of a site,
+chooses among them.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from protofed.common.payload import Array, Part, Update
+from protofed.common.protocol.messages import MIN_SUMMED, Role, Scores
+from protofed.common.protocol.score_names import FAMILIES, LOSS, ONE, ScoreNames
+from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.secure_aggregation.linear_form import HOLDERS as COUNTS
+from protofed.common.secure_aggregation.linear_form import ROWS, ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.messages import MOST_ROWS
+from protofed.common.statistics import Spread
+
+HOLDERS = MIN_SUMMED  # of two, each knows the other's
+STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read
+LARGEST = POINT.limit  # a larger score, a loss, counts as this
+_TABLE = "scores"  # [R, 1], of a part that only the layout has
+FORM = SumForm(rows=ClassRows(Part.SECURE_SUM, (Part.SECURE_SUM, _TABLE)))
+
+
+def names_of(names: ScoreNames) -> tuple[str, ...]:
+    """The scores that trainers of a run may have, sorted: rows of its sums. Classes too many for a sum are left out."""
+    own = [name for name in (*FAMILIES, LOSS) if name == LOSS or FAMILIES[name].role is Role.TRAINER]
+    rows = [row for name in own for row in ([name] if name == LOSS else names.spelled(name))]
+    whole = [row for row in rows if row in own]
+    return tuple(sorted(rows if len(rows) <= MOST_ROWS else whole))
+
+
+def layout_of(names: Sequence[str]) -> SumLayout:
+    """Where the sums of these scores stand in a vector."""
+    return SumLayout.of(FORM, (), {Part.SECURE_SUM: {_TABLE: np.zeros((len(names), 1))}})
+
+
+def summable(names: Sequence[str], scores: Scores) -> dict[str, float]:
+    """The scores among these, as they are summed: rounded to STEP, from -LARGEST to LARGEST, which also stands for NaN.
+
+    None is left out for its value: how many sites have a score is opened, and would tell of their images.
+    """
+    known = {name: scores[name] for name in names if name in scores}
+    return {
+        name: LARGEST if math.isnan(value) else round(min(max(value, -LARGEST), LARGEST) / STEP) * STEP
+        for name, value in known.items()
+    }
+
+
+def terms_of(site: str, names: Sequence[str], scores: Scores) -> Update:
+    """A site's terms of the sums, as an update of `layout_of`; the scores are `summable`."""
+    rows = {str(row): name for row, name in enumerate(names) if name in scores}
+    table = {row: np.array([scores[name]]) for row, name in rows.items()}
+    return Update(site, {Part.SECURE_SUM: table})
+
+
+def random_number() -> float:
+    """A number that is in a sum in place of a score that is withheld: any that `summable` gives, each as likely.
+
+    It hides the other terms, but for one sum of 2**16, near the ends. The mean over n sites is a score all the same
+    (`is_score`) in n of 2**17.
+    """
+    steps = round(LARGEST / STEP)
+    return (secrets.randbelow(2 * steps + 1) - steps) * STEP
+
+
+def is_score(name: str, value: float) -> bool:
+    """Whether a score, or the mean of some, can have this value."""
+    return name == LOSS or -STEP <= value <= ONE + STEP
+
+
+def opened(names: Sequence[str], total: Array) -> dict[str, Spread]:
+    """What an opened total [N] uint64 says of each score that enough sites hold: the mean over them.
+
+    A score that a site withheld, by a random number in its place, is left out: the round has none.
+    """
+    sums = layout_of(names).named(POINT.decoded(total))
+    return {
+        name: Spread(mean, None, None, sites)
+        for name, count, (total,) in zip(names, sums[COUNTS], sums[ROWS], strict=True)
+        if (sites := round(count)) > 0 and is_score(name, mean := float(total) / sites)
+    }
+
+
+def total_of(names: Sequence[str], by_site: Iterable[Scores]) -> Array:
+    """The total [N] uint64 that the masked vectors of these sites' scores open to, for a simulation, which has them."""
+    layout = layout_of(names)
+    terms = [terms_of("", names, summable(names, scores)) for scores in by_site]
+    flags = [layout.flags(update) for update in terms]
+    kept = np.sum(flags, axis=0) >= HOLDERS
+    words = [layout.words(update, POINT, kept) for update in terms]
+    return np.asarray(np.sum(words, axis=0, dtype=np.uint64))

@@ -1,0 +1,321 @@
+"""A site trains and scores only with models that its own build, and what it saw before, allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+from tests.support.scripted_server import RULES, RUN, AgentHarness, site_data, work
+
+from protofed.client.agent.agent import Agent
+from protofed.client.base_checks import statistics as base_checks
+from protofed.client.data.site_data import Examples
+from protofed.client.models.catalogue import first_model
+from protofed.client.models.mixture import led_by_controls, site_models
+from protofed.client.policy.policy import PolicyRefusedError
+from protofed.client.state.disk_store import DiskStore
+from protofed.client.state.store import MemoryStore
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import CodecError, FailureReason, PolicyViolationError
+from protofed.common.payload import Array, Part, Payload
+from protofed.common.protocol.messages import Role, Task
+
+CHECKED = {**RULES, "limits": {**RULES["limits"], "check_base": True, "max_base_change": 1.0}}
+SEEDS_OWN = first_model(Recipe.model_validate(RUN), frozenset())
+
+
+def scaled(by: float, model: Payload = SEEDS_OWN) -> Payload:
+    """Every weight of the body times a number: it moves by `by - 1` of its norm."""
+    return {**model, Part.BODY: {name: (array * by).astype(array.dtype) for name, array in model[Part.BODY].items()}}
+
+
+def harness(**options: Any) -> AgentHarness:
+    return AgentHarness(rules=dict(CHECKED), **options)
+
+
+def declined_by_policy(site: AgentHarness, *tasks: Task) -> bool:
+    return site.declined() == [(task.task_id, FailureReason.POLICY) for task in tasks]
+
+
+def test_round_one_starts_from_what_the_site_builds_itself() -> None:
+    site = harness()
+    site.fit(1, SEEDS_OWN)
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+
+
+def test_a_chosen_first_model_is_refused_by_the_policy_with_layer_check_and_digest() -> None:
+    site = harness()
+    chosen = site.fit(1, scaled(1.1))
+    refused: list[tuple[Task, PolicyViolationError]] = []
+    daemon = site.agent()
+    daemon._work.tools.on_refusal = lambda task, violation: refused.append((task, violation))
+    with structlog.testing.capture_logs() as logs:
+        work(daemon, 1)
+    assert site.link.pushed == []
+    assert declined_by_policy(site, chosen)
+    ((task, violation),) = refused
+    assert task == chosen
+    assert isinstance(violation, PolicyRefusedError)
+    assert (violation.rule, violation.part) == ("limits.check_base", Part.BODY)
+    assert str(chosen.base_digest) in str(violation)
+    assert any("first-model" in str(entry.get("why")) and "body/" in str(entry.get("why")) for entry in logs)
+    assert site.store.last_base("run") is None  # what was refused is no measure for the next one
+
+
+def test_a_policy_may_leave_the_check_out() -> None:
+    site = AgentHarness(rules=dict(RULES))
+    site.fit(1, scaled(1.1))
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+
+
+def test_later_models_move_within_the_bound_from_the_last_one_seen() -> None:
+    site = harness()
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    site.fit(2, scaled(1.8))
+    far = site.fit(3, scaled(4.0))
+    near = site.fit(3, scaled(3.5), task_id="again")
+    work(daemon, 4)
+    assert declined_by_policy(site, far)
+    assert [task.task_id for task, _ in site.link.pushed][-1] == near.task_id
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[0] == 2
+
+
+def test_a_server_that_skips_many_rounds_widens_the_bound_no_further_than_three() -> None:
+    site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
+    site.fit(1, SEEDS_OWN)
+    far = site.fit(9, scaled(4.5))  # 3.5 norms
+    work(site.agent(), 2)
+    assert declined_by_policy(site, far)
+
+
+def test_rounds_that_the_site_missed_widen_the_bound() -> None:
+    site = AgentHarness(rules=dict(CHECKED), recipe={**RUN, "rounds": 9})
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    site.fit(4, scaled(3.5))  # 2.5 norms in three rounds
+    work(daemon, 2)
+    assert [task.round for task, _ in site.link.pushed] == [1, 4]
+
+
+def test_the_last_model_survives_the_daemon(tmp_path: Path) -> None:
+    site = harness(store=DiskStore(tmp_path))
+    site.fit(1, SEEDS_OWN)
+    site.fit(2, scaled(1.8))
+    work(site.agent(), 2)
+    site.restart(tmp_path)
+    far = site.fit(3, scaled(4.0))
+    work(site.agent(), 1)
+    assert declined_by_policy(site, far)
+
+
+def test_a_site_that_joins_later_compares_with_what_it_builds() -> None:
+    site = harness()
+    daemon = site.agent()
+    huge = site.fit(3, scaled(11.0))
+    site.fit(3, scaled(9.0), task_id="smaller")
+    work(daemon, 2)
+    assert declined_by_policy(site, huge)
+    assert len(site.link.pushed) == 1
+
+
+def test_a_model_to_be_scored_is_checked_too() -> None:
+    site = harness()
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    work(daemon, 1)
+    constant = {**SEEDS_OWN, Part.BODY: {name: np.zeros_like(a) for name, a in SEEDS_OWN[Part.BODY].items()}}
+    task = site.score(1, constant)
+    work(daemon, 1)
+    assert declined_by_policy(site, task)
+    assert site.link.scores == []
+
+
+def test_a_base_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[int] = []
+    before = base_checks.structure_problem
+
+    def counted(*given: Any) -> Any:
+        checked.append(1)
+        return before(*given)
+
+    monkeypatch.setattr("protofed.client.base_checks.judge.structure_problem", counted)
+    site = harness()
+    daemon = site.agent()
+    site.fit(1, SEEDS_OWN)
+    site.score(1, scaled(1.2))
+    site.fit(2, scaled(1.2))
+    work(daemon, 3)
+    assert (len(site.link.pushed), len(site.link.scores), len(checked)) == (2, 1, 2)
+
+
+def test_the_first_model_counts_as_such_even_if_it_was_seen_as_another() -> None:
+    site = harness()
+    daemon: Agent = site.agent()
+    site.fit(2, scaled(1.5))
+    first = site.fit(1, scaled(1.5), task_id="back")
+    work(daemon, 2)
+    assert declined_by_policy(site, first)
+
+
+def test_sites_share_no_memory_of_bases() -> None:
+    assert MemoryStore().last_base("run") is None
+
+
+def test_of_class_models_the_sites_own_mixture_is_checked() -> None:
+    site = harness()
+    site.fit(1, SEEDS_OWN)
+    work(site.agent(), 1)
+    stacks = {f"{part}.{name}": np.stack([array] * 2) for part in SEEDS_OWN for name, array in SEEDS_OWN[part].items()}
+    wild = {path: stack * 1000 if stack.dtype.kind == "f" else stack for path, stack in stacks.items()}
+    classes = int(RUN["classes"])
+    mixed = {Part.CLASS_MODELS: {**wild, "factors": np.full((classes, 2), 0.5)}}
+    refused = site.fit(2, mixed)
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+    assert declined_by_policy(site, refused)
+
+
+def stacked(*models: Payload) -> dict[str, Array]:
+    """As part SITE_MODELS has them."""
+    return {
+        f"{part}.{name}": np.stack([model[part][name] for model in models])
+        for part in (Part.BODY, Part.HEAD)
+        for name in SEEDS_OWN[part]
+    }
+
+
+def test_each_of_several_models_is_checked_as_a_fit_may_start_from_it() -> None:
+    site = AgentHarness(rules={**CHECKED, "exchange": ["receive"]})
+    site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN, scaled(1.2))})
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+    refused = site.fit(2, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN, scaled(1000.0))})
+    work(site.agent(), 1)
+    assert len(site.link.pushed) == 1
+    assert declined_by_policy(site, refused)
+
+
+def test_models_of_other_sites_are_refused_where_the_policy_receives_none() -> None:
+    site = harness()
+    refused = site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN)})
+    work(site.agent(), 1)
+    assert site.link.pushed == []
+    assert declined_by_policy(site, refused)
+
+
+def test_models_of_other_sites_are_not_what_the_next_base_is_compared_with() -> None:
+    site = AgentHarness(rules={**CHECKED, "exchange": ["receive"]})
+    site.fit(1, {**SEEDS_OWN, Part.SITE_MODELS: stacked(SEEDS_OWN)})
+    work(site.agent(), 1)
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[1].keys() == {Part.BODY, Part.HEAD}
+
+
+def test_site_models_of_unequal_numbers_are_none() -> None:
+    stacks = stacked(SEEDS_OWN, SEEDS_OWN)
+    first = next(iter(stacks))
+    with pytest.raises(CodecError):
+        site_models({Part.SITE_MODELS: {**stacks, first: stacks[first][:1]}})
+    assert len(site_models({Part.SITE_MODELS: {**stacks, "own": np.array(3.0)}})) == 2
+    assert site_models(SEEDS_OWN) == []
+
+
+def corrected(share: float, model: Payload = SEEDS_OWN, steps: float = 2 * 3) -> Payload:
+    """A base whose control variates alone lead a fit of the harness's site by this share of the body's norm.
+
+    Args:
+        steps: of a fit, epochs times batches; with momentum their length.
+    """
+    controls = {
+        f"{part}.{name}": np.asarray(array * (share / (steps * 0.1) if part is Part.BODY else 0.0), array.dtype)
+        for part, tensors in model.items()
+        for name, array in tensors.items()
+    }
+    return {**model, Part.CONTROL: controls}
+
+
+def of_scaffold(**recipe: Any) -> AgentHarness:
+    rules = {**CHECKED, "methods": ["scaffold"], "parts": ["body", "head", "control"], "example_count": True}
+    return AgentHarness(rules=rules, recipe={**RUN, "method": {"name": "scaffold"}, **recipe})
+
+
+def test_control_variates_lead_a_fit_no_further_than_a_model_may_move() -> None:
+    site = of_scaffold()
+    daemon = site.agent()
+    site.fit(1, corrected(0.0))
+    site.fit(2, corrected(0.9, scaled(1.1)))
+    far = site.fit(3, corrected(1.1, scaled(1.1)))
+    work(daemon, 3)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+    assert declined_by_policy(site, far)
+
+
+def test_before_the_first_round_there_is_nothing_to_correct() -> None:
+    site = of_scaffold()
+    refused = site.fit(1, corrected(0.01))
+    work(site.agent(), 1)
+    assert declined_by_policy(site, refused)
+
+
+def test_control_variates_are_measured_by_the_rounds_learning_rate() -> None:
+    """The recipe's first one is for round 1; round 2 moves half as far by the same control variates."""
+    site = of_scaffold(plan={**RUN["plan"], "schedule": "exponential", "lr_decay": 0.5})
+    daemon = site.agent()
+    site.fit(1, corrected(0.0))
+    site.fit(2, corrected(1.9))
+    work(daemon, 2)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+
+
+def test_control_variates_lead_further_with_momentum() -> None:
+    site = of_scaffold(plan={**RUN["plan"], "momentum": 0.5})
+    daemon = site.agent()
+    length = 1 + 1.5 + 1.75 + 1.875 + 1.9375 + 1.96875
+    site.fit(1, corrected(0.0))
+    site.fit(2, corrected(0.9, steps=length))
+    far = site.fit(3, corrected(1.1, steps=length))
+    work(daemon, 3)
+    assert [task.round for task, _ in site.link.pushed] == [1, 2]
+    assert declined_by_policy(site, far)
+
+
+def test_control_variates_are_not_what_the_next_base_is_compared_with() -> None:
+    site = of_scaffold()
+    site.fit(1, corrected(0.0))
+    work(site.agent(), 1)
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[1].keys() == {Part.BODY, Part.HEAD}
+
+
+def test_control_variates_of_another_model_are_none() -> None:
+    base = corrected(1.0)
+    path = next(iter(base[Part.CONTROL]))
+    for wrong in ({f"{path}x": base[Part.CONTROL][path]}, {path: np.zeros((7, 7))}, {"prototypes.0": np.zeros(3)}):
+        with pytest.raises(CodecError, match="control variate"):
+            led_by_controls({**base, Part.CONTROL: wrong}, 0.1)
+
+
+def test_an_evaluator_fits_nothing_that_could_be_led() -> None:
+    site = of_scaffold()
+    site.roles = frozenset({Role.EVALUATOR})
+    data = site_data()
+    nothing = Examples(data.train.images[:0], data.train.labels[:0])
+    site.load_data = lambda _: replace(data, train=nothing, scores_only=True)
+    daemon = site.agent()
+    site.score(1, corrected(9.0))
+    work(daemon, 1)
+    assert site.declined() == []
+    kept = site.store.last_base("run")
+    assert kept is not None
+    assert kept[0] == 1

@@ -1,0 +1,514 @@
+"""The gate fails closed, names the rule that refused, and is the only way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.method_facts import SENDING
+
+from protofed.client.method import client_methods
+from protofed.client.policy.policy import (
+    GateContext,
+    Policy,
+    PolicyRefusedError,
+    Released,
+    ReleasedScores,
+    ReleasedTelemetry,
+)
+from protofed.client.policy.rules import PolicyRules
+from protofed.common import codec
+from protofed.common.config.plan import Plan
+from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.config.toml_files import read_table
+from protofed.common.errors import ConfigError, PolicyViolationError
+from protofed.common.payload import Part, Tensors, Update, describe
+from protofed.common.protocol.score_names import SCALARS
+from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.tensors import same_tensors
+from protofed.deploy import shipped
+
+VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'
+BODY: Tensors = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "order": np.array([1, 0], dtype=np.int64)}
+
+
+def policy(**rules: Any) -> Policy:
+    table = {"methods": ["fedavg"], "parts": ["body", "head"], "metrics": ["loss"], **rules}
+    return Policy(PolicyRules.model_validate(table))
+
+
+def update(**fields: Any) -> Update:
+    known = {"payload": {Part.BODY: BODY}, "metrics": {"loss": 0.5, "secret": 1.0}, "weight": 42.0, **fields}
+    return Update("ann", **known)
+
+
+def read(path: Path, text: str) -> Policy:
+    path.write_text(text)
+    return Policy.read(path)
+
+
+def test_without_a_file_there_is_no_participation(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(PolicyViolationError, match=r"no policy at .*policies show standard.*--policy"):
+            Policy.read(path)
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    rules = read(tmp_path / "policy.toml", VALID).rules
+    assert rules == PolicyRules(
+        methods=frozenset({"fedavg"}),
+        parts=frozenset({Part.BODY, Part.HEAD}),
+        metrics=frozenset({"loss"}),
+    )
+    assert (rules.example_count, rules.plugins) == (False, frozenset())  # what is not said is not allowed
+    assert rules.telemetry == frozenset()
+    assert (rules.class_distribution_estimate, sorted(rules.dtypes)) == (False, ["float32", "int64"])
+    assert (rules.min_samples_per_class, rules.hide_class_presence, rules.batch_order) == (10, False, "secret")
+    assert (rules.approval, rules.schedule) == ("automatic", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (VALID + "example_counts = true", "unknown key 'example_counts': did you mean 'example_count'?"),
+        (VALID + "plugns = []", "unknown key 'plugns': did you mean 'plugins'?"),
+        (VALID.replace('"body"', '"bodies"'), "bodies.*'body', 'head', "),
+        (VALID.replace("parts", "# parts"), "'parts' is missing"),
+        (VALID + "max_update_mb = 0", "max_update_mb = 0: .*greater than 0"),
+        (VALID + "max_tensor_mb = nan", "max_tensor_mb = nan: .*finite"),
+        (VALID + 'dtypes = ["float16"]', "float16.*'float32', 'float64' or 'int64'"),
+        (VALID + "min_samples_per_class = 0", "min_samples_per_class = 0: .*greater than or equal to 1"),
+        (VALID + 'hide_class_presence = "maybe"', "hide_class_presence = 'maybe'"),
+        (VALID + 'approval = "never"', "approval = 'never': .*'automatic' or 'manual'"),
+        (VALID + 'schedule = [{ from = "20:00" }]', "'schedule.0.until' is missing"),
+        (VALID + 'schedule = [{ from = "20:00", until = "6 am" }]', r"schedule\.0\.until = '6 am'"),
+        (VALID + 'plugins = "all"', "plugins = 'all'"),
+        (VALID + 'telemetry = ["samples"]', "telemetry.0 = 'samples': .*'gpu_memory_bytes', 'disk_free_bytes', "),
+        ("", "'methods' is missing"),
+        ("methods = [", "is not TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_allows_nothing(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        read(tmp_path / "policy.toml", text)
+    assert str(tmp_path / "policy.toml") in str(refused.value)
+
+
+def test_a_run_is_refused_by_the_rule_that_does_not_name_it() -> None:
+    both = frozenset({Part.BODY, Part.HEAD})
+    policy().admit("fedavg", both, exchanges=frozenset())
+    policy().admit("fedavg", frozenset(), exchanges=frozenset())
+    with pytest.raises(PolicyViolationError, match=r"'fednh'.*\(methods"):
+        policy().admit("fednh", both, exchanges=frozenset())
+    with pytest.raises(PolicyRefusedError) as found:
+        policy().admit("fedavg", both | {Part.PROTOTYPES}, exchanges=frozenset())
+    assert (found.value.rule, found.value.part) == ("parts", Part.PROTOTYPES)
+
+
+def test_what_is_released_is_the_update_and_no_more() -> None:
+    released = policy().release(update())
+    assert same_tensors(codec.decode(released.data), {Part.BODY: BODY})
+    assert released.manifest.tensors == describe({Part.BODY: BODY})
+    assert (released.manifest.total_bytes, released.manifest.digest) == (
+        len(released.data),
+        codec.digest(released.data),
+    )
+    assert released.metrics == {"loss": 0.5}
+    assert released.weight is None
+
+
+def test_the_example_count_leaves_only_if_the_policy_says_so() -> None:
+    assert policy(example_count=True).release(update()).weight == 42.0
+
+
+def test_metrics_stay_unless_they_are_named() -> None:
+    assert policy(metrics=[]).release(update()).metrics == {}
+    assert policy(metrics=["los", "Loss", "loss.x"]).release(update()).metrics == {}
+
+
+def test_a_part_that_is_not_named_stops_the_whole_update() -> None:
+    payload = {Part.BODY: BODY, Part.PROTOTYPES: {"0": np.ones(3, np.float32)}}
+    with pytest.raises(PolicyViolationError, match=r"'prototypes'.*\(parts\)"):
+        policy().release(update(payload=payload))
+
+
+def test_the_size_is_that_of_all_the_bytes() -> None:
+    size = len(policy().release(update()).data)
+    policy(max_update_mb=size / 1e6).release(update())
+    with pytest.raises(PolicyViolationError, match="max_update_mb"):
+        policy(max_update_mb=(size - 1) / 1e6).release(update())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_do_not_leave(bad: float) -> None:
+    with pytest.raises(PolicyViolationError, match=r"head/b .*not finite"):
+        policy().release(update(payload={Part.BODY: BODY, Part.HEAD: {"b": np.array([1.0, bad], np.float32)}}))
+
+
+def test_an_update_without_tensors_is_released() -> None:
+    released = policy(parts=[]).release(update(payload={}))
+    assert codec.decode(released.data) == {}
+
+
+def test_only_named_scores_leave() -> None:
+    scores = {"personal.pm_v": 0.5, "global.accuracy": 0.25}
+    assert policy(metrics=["global.accuracy"]).release_scores(scores).scores == {"global.accuracy": 0.25}
+    assert policy(metrics=[]).release_scores(scores).scores == {}
+
+
+def test_nothing_else_makes_a_released_update() -> None:
+    one = policy().release(update())
+    fields = (one.manifest, one.data, one.metrics, one.weight)
+    for gate in ((), (object(),), (None,), (True,)):
+        with pytest.raises(PolicyViolationError, match=r"only through Policy\.release"):
+            Released(*fields, *gate)
+    with pytest.raises(PolicyViolationError, match=r"only through Policy\.release"):
+        dataclasses.replace(one, weight=42.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.weight = 42.0  # type: ignore[misc]
+
+
+def test_nothing_else_makes_released_scores() -> None:
+    one = policy(metrics=["loss"]).release_scores({"loss": 0.5})
+    for gate in ((), (object(),), (None,)):
+        with pytest.raises(PolicyViolationError, match=r"only through Policy\.release_scores"):
+            ReleasedScores({"secret": 1.0}, *gate)
+    with pytest.raises(PolicyViolationError, match=r"only through Policy\.release_scores"):
+        dataclasses.replace(one, scores={"secret": 1.0})
+
+
+def test_a_released_update_does_not_print_its_numbers() -> None:
+    released = policy().release(update())
+    assert "data" not in repr(released)
+    assert "gate" not in repr(released)
+
+
+ENOUGH = GateContext(np.full(10, 1000))  # of each class
+EVERYTHING = {
+    part: {"0" if part is Part.PROTOTYPES else "w": np.ones(3, np.float32)}
+    for part in (Part.BODY, Part.HEAD, Part.PROTOTYPES)
+}
+
+
+def shipped_policy(name: str) -> Policy:
+    return Policy.read(shipped.folder("policies") / f"{name}.toml")
+
+
+def test_every_shipped_policy_is_tested_here() -> None:
+    assert {path.stem for path in shipped.folder("policies").glob("*.toml")} == {"standard", "strict", "open"}
+
+
+# Methods that make the coordinator estimate a site's class distribution, and scores of a site's own data or model.
+ESTIMATING = {name for name in client_methods if Part.CLASS_SHARES in client_methods.build(name, {}).sends}
+OWN = {name for name in SCALARS if not name.startswith("global.") or name.startswith("global.local.")}
+
+
+def test_only_the_open_policy_lets_a_class_distribution_be_estimated() -> None:
+    for name in ("strict", "standard", "open"):
+        policy = Policy.read(shipped.folder("policies") / f"{name}.toml")
+        for method in ESTIMATING:
+            sends = client_methods.build(method, {}).sends
+            if name == "open":
+                policy.admit(method, sends, exchanges=frozenset())
+            else:
+                with pytest.raises(PolicyViolationError):
+                    policy.admit(method, sends, exchanges=frozenset())
+
+
+def test_no_policy_file_can_name_a_part_that_exists_only_in_simulations(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no message can carry part 'label-distribution'"):
+        read(tmp_path / "policy.toml", VALID.replace('"body"', '"label-distribution"'))
+
+
+@pytest.mark.parametrize(
+    "name", ["loss", "personal.pm_v", "personal.local.balanced_accuracy", "global.local.recall", "global.local.ece"]
+)
+def test_no_policy_file_sums_scores_that_answer_about_the_site_s_own_classes(tmp_path: Path, name: str) -> None:
+    """Of a model that always says one class, 1 in so many as the site has, or 0: a sum of three tells who has what."""
+    with pytest.raises(ConfigError, match=f"summed_metrics: '{name}' answers about the classes of a site"):
+        read(tmp_path / "policy.toml", f'summed_metrics = ["personal.accuracy", "{name}"]\n{VALID}')
+    read(tmp_path / "policy.toml", f'summed_metrics = ["personal.accuracy", "personal.local.accuracy"]\n{VALID}')
+
+
+# What has a row a class leaves in sums alone, and the true shares of classes in no other way.
+WITH_SUMS = sorted(shipped_policy("standard").rules.methods.intersection(SENDING))
+
+
+def test_the_standard_policy_lets_an_evaluators_scores_out_and_nothing_trained() -> None:
+    standard = shipped_policy("standard")
+    scalars = dict.fromkeys(SCALARS - OWN, 0.5)
+    withheld = dict.fromkeys([*OWN, "personal.local.recall.3", "label.counts"], 3.0)
+    with pytest.raises(PolicyRefusedError, match="only in a secure sum"):
+        standard.release(update(payload={Part.BODY: EVERYTHING[Part.BODY]}), ENOUGH)
+    released = standard.release(update(payload={}, metrics={**scalars, **withheld}), ENOUGH)
+    assert released.metrics == scalars
+    assert standard.release_scores({**scalars, **withheld}).scores == scalars
+    assert released.weight is None
+    assert standard.rules.plugins == frozenset()
+
+
+def test_the_standard_policy_names_most_methods() -> None:
+    assert len(WITH_SUMS) > 10
+
+
+@pytest.mark.parametrize("method", WITH_SUMS)
+def test_under_the_standard_policy_updates_leave_in_sums_alone(method: str) -> None:
+    standard, built = shipped_policy("standard"), client_methods.build(method, {})
+    standard.admit(method, built.sends, form_of(built, method), exchanges=frozenset())
+    with pytest.raises(PolicyRefusedError, match=r"federation\.secure = true") as refused:
+        _prepared(standard, method, built.sends)
+    assert refused.value.rule == "secure"
+
+
+def _prepared(site: Policy, method: str, sends: frozenset[Part]) -> None:
+    """As a site prepares a run without secure sums whose head has a row a class."""
+    site.admit(method, sends, exchanges=frozenset())
+    if Part.HEAD in sends:
+        site.admit_head({"weight": np.ones((10, 4))}, 10)
+
+
+def test_training_alone_sends_no_update_and_so_needs_no_sum() -> None:
+    shipped_policy("standard").admit("solo", client_methods.build("solo", {}).sends, exchanges=frozenset())
+
+
+@pytest.mark.parametrize("name", ["strict", "standard", "open"])
+def test_only_the_open_policy_lets_a_site_tell_of_itself_by_scores(name: str) -> None:
+    rules = Policy.read(shipped.folder("policies") / f"{name}.toml").rules
+    assert bool(rules.metrics & OWN) == (name == "open")
+
+
+TELLING = ("personal.pm_v", "personal.accuracy", "personal.local.accuracy", "global.local.accuracy", "train.pairs")
+
+
+@pytest.mark.parametrize("score", TELLING)
+def test_a_policy_that_hides_classes_and_names_a_score_that_tells_them_is_refused(tmp_path: Path, score: str) -> None:
+    hides = VALID.replace('"loss"', f'"global.accuracy", "{score}"') + "hide_class_presence = "
+    with pytest.raises(ConfigError, match=rf"metrics: '{re.escape(score)}'.*hide_class_presence"):
+        read(tmp_path / "policy.toml", f"{hides}true\n")
+    assert score in read(tmp_path / "policy.toml", f"{hides}false\n").rules.metrics
+
+
+def test_a_policy_cannot_ask_for_secure_sums_and_a_robust_rule(tmp_path: Path) -> None:
+    rule = 'secure = "SECURE"\n[limits]\nrobust = ["clip", "krum"]\n'
+    with pytest.raises(ConfigError, match=r"limits\.robust"):
+        read(tmp_path / "policy.toml", VALID + rule.replace("SECURE", "required"))
+    allowed = read(tmp_path / "policy.toml", VALID + rule.replace("SECURE", "allowed"))
+    assert allowed.rules.limits.robust == {"clip", "krum"}
+
+
+def test_a_policy_that_hides_classes_may_name_an_evaluators_scores(tmp_path: Path) -> None:
+    text = VALID.replace('"loss"', '"global.accuracy", "global.recall"') + "hide_class_presence = true\n"
+    assert read(tmp_path / "policy.toml", text).rules.hide_class_presence
+
+
+def test_the_strict_policy_lets_no_number_about_the_site_out() -> None:
+    strict = shipped_policy("strict")
+    assert strict.release_scores(dict.fromkeys(SCALARS, 0.5)).scores == {}
+    assert strict.rules.plugins == frozenset()
+    assert not strict.rules.example_count
+
+
+def test_under_the_strict_policy_a_site_takes_part_in_runs_with_secure_sums_alone() -> None:
+    strict = shipped_policy("strict")
+    for method in SENDING:
+        with pytest.raises(PolicyRefusedError) as refused:
+            strict.admit(method, client_methods.build(method, {}).sends, exchanges=frozenset())
+        assert refused.value.rule == ("secure" if method in strict.rules.methods else "methods")
+    fednh = client_methods.build("fednh", {})
+    strict.admit("fednh", fednh.sends, form_of(fednh, "fednh"), exchanges=frozenset())
+    for payload in (EVERYTHING, {Part.BODY: EVERYTHING[Part.BODY]}):
+        with pytest.raises(PolicyRefusedError):
+            strict.release(update(payload=payload), ENOUGH)
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        ("hide_class_presence", {"hide_class_presence": True}),
+    ],
+)
+def test_a_head_with_a_row_a_class_is_no_head_for_a_site_that_hides_its_classes(
+    rule: str, told: dict[str, Any]
+) -> None:
+    hides, shows = policy(**told), policy()
+    scalars = {"scale": np.array(3.0, np.float32), "shift": np.ones(1, np.float32)}
+    hides.admit_head(scalars, 10)
+    for tensor in (np.ones((10, 4)), np.ones((4, 10)), np.ones(10)):
+        shows.admit_head({"weight": tensor}, 10)
+        with pytest.raises(PolicyRefusedError) as refused:
+            hides.admit_head({**scalars, "weight": tensor}, 10)
+        assert (refused.value.rule, refused.value.tensor) == (rule, "head/weight")
+        assert "ask for a run with federation.secure = true" in str(refused.value)
+
+
+MEASURED = {"disk_free_bytes": 5e8, "step_seconds": 0.25, "policy_refusals": 0.0}
+
+
+def test_telemetry_leaves_only_by_name() -> None:
+    assert policy().release_telemetry(MEASURED).numbers == {}
+    named = policy(telemetry=["step_seconds", "disk_free_bytes", "gpu_memory_bytes"])  # the last was not measured
+    assert dict(named.release_telemetry(MEASURED).numbers) == {"disk_free_bytes": 5e8, "step_seconds": 0.25}
+    everything = policy(telemetry=list(Telemetry))
+    assert everything.release_telemetry(MEASURED | {"samples": 100.0}).numbers == MEASURED
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_a_number_that_the_server_would_refuse_stays(bad: float) -> None:
+    both = {"step_seconds": bad, "disk_free_bytes": 1.0}
+    assert policy(telemetry=list(both)).release_telemetry(both).numbers == {"disk_free_bytes": 1.0}
+
+
+def test_released_telemetry_cannot_be_made_by_hand() -> None:
+    with pytest.raises(PolicyViolationError, match=r"only through Policy\.release_telemetry"):
+        ReleasedTelemetry({"step_seconds": 1.0})
+    released = policy().release_telemetry({})
+    with pytest.raises(PolicyViolationError):
+        dataclasses.replace(released, numbers={"step_seconds": 1.0})
+
+
+def test_the_shipped_policies_say_every_key() -> None:
+    for name in ("strict", "standard", "open"):
+        path = shipped.folder("policies") / f"{name}.toml"
+        assert read_table(path).keys() | {"dp"} == PolicyRules.model_fields.keys()
+        assert "\n# dp = {" in path.read_text()  # none of them has one, and TOML has no word for that
+
+
+def test_a_stricter_policy_is_stricter_in_everything() -> None:
+    strict, standard, open_ = (
+        Policy.read(shipped.folder("policies") / f"{name}.toml").rules for name in ("strict", "standard", "open")
+    )
+    for one, other in ((strict, standard), (standard, open_)):
+        assert one.methods <= other.methods
+        assert one.parts <= other.parts
+        assert one.metrics <= other.metrics
+        assert one.telemetry <= other.telemetry
+        assert one.min_samples_per_class > other.min_samples_per_class
+        assert one.min_images_per_unit > other.min_images_per_unit
+        assert one.hide_class_presence >= other.hide_class_presence
+        assert one.class_distribution_estimate <= other.class_distribution_estimate
+    assert [rules.batch_order for rules in (strict, standard, open_)] == ["secret", "secret", "recipe"]
+    assert (strict.hide_class_presence, standard.hide_class_presence, open_.hide_class_presence) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "rule"),
+    [
+        (Part.CLASS_SHARES, {}, "class_distribution_estimate"),
+        (Part.PROTOTYPES, {"hide_class_presence": True}, "hide_class_presence"),
+        (Part.CLASS_PRESENCE, {"hide_class_presence": True}, "hide_class_presence"),
+        (Part.CLASS_SHARES, {"class_distribution_estimate": True, "hide_class_presence": True}, "hide_class_presence"),
+    ],
+)
+def test_a_run_that_is_about_classes_is_refused_before_it_begins(part: Part, changes: Any, rule: str) -> None:
+    with pytest.raises(PolicyRefusedError) as refused:
+        policy(parts=[part], **changes).admit("fedavg", frozenset({part}), exchanges=frozenset())
+    assert (refused.value.rule, refused.value.part) == (rule, part)
+
+
+def test_a_policy_whose_folder_may_not_be_read_allows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(ConfigError, match=r"policy\.toml: Permission denied"):
+        Policy.read(tmp_path / "policy.toml")
+
+
+# A privacy budget
+
+DP = {"epsilon": 8.0, "delta": 1e-5, "unit": "patient"}
+NOISY_PLAN = {"dp": {"noise_multiplier": 1.5, "sampling_rate": 0.1}}
+SCORES_OF_ALL = {
+    "loss": 0.5,
+    "personal.accuracy": 0.5,
+    "global.local.accuracy": 0.5,
+    "train.x": 1,
+    "global.accuracy": 1,
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    return shipped.recipe("digits-fedavg").model_copy(update=changes)
+
+
+@pytest.mark.parametrize("rules", [{"dp": DP}, {}], ids=["a budget", "a recipe with noise"])
+def test_no_number_of_the_sites_own_leaves_beside_noise(rules: dict[str, Any]) -> None:
+    gate = policy(metrics=list(SCORES_OF_ALL), summed_metrics=list(SCORES_OF_ALL), **rules)
+    noisy = not rules
+    assert gate.release_scores(SCORES_OF_ALL, noisy=noisy).scores == {"global.accuracy": 1}
+    released = gate.release(update(metrics=SCORES_OF_ALL), GateContext(np.full(10, 100), noisy=noisy))
+    assert released.metrics == {"global.accuracy": 1}
+    assert not gate.release_score_sum(SCORES_OF_ALL, list(SCORES_OF_ALL), noisy=noisy).flags().any()
+
+
+def test_no_count_leaves_beside_noise_whatever_the_policy_says() -> None:
+    gate = policy(example_count=True)
+    assert gate.release(update(), GateContext(np.full(10, 100))).weight == 42.0
+    assert gate.release(update(), GateContext(np.full(10, 100), noisy=True)).weight is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("example_count = true", "example_count"),
+        ('telemetry = ["step_seconds"]', "step_seconds"),
+        ('telemetry = ["gpu_memory_bytes"]', "gpu_memory_bytes"),
+    ],
+)
+def test_a_budget_and_what_undoes_it_are_no_policy(tmp_path: Path, text: str, named: str) -> None:
+    table = '[dp]\nepsilon = 8.0\ndelta = 1e-5\nunit = "patient"\n'
+    with pytest.raises(ConfigError, match=named):
+        read(tmp_path / "policy.toml", f"{VALID}{text}\n{table}")
+    assert read(tmp_path / "policy.toml", f"{VALID}{text}\n").rules.dp is None
+    assert (budget := read(tmp_path / "policy.toml", VALID + table).rules.dp) is not None
+    assert (budget.epsilon, budget.delta, budget.unit) == (8.0, 1e-5, "patient")
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0}, {"delta": 0.5}, {"delta": 0}, {"unit": "site"}, {"sigma": 1}])
+def test_a_budget_that_means_nothing_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    table = ", ".join(f"{key} = {value!r}" for key, value in {**DP, **wrong}.items())
+    with pytest.raises(ConfigError, match=r"dp\."):
+        read(tmp_path / "policy.toml", f"{VALID}dp = {{ {table} }}\n")
+
+
+def test_a_budget_refuses_runs_without_noise() -> None:
+    quiet, noisy = recipe(), recipe(plan=Plan.model_validate(NOISY_PLAN))
+    policy().admit_noise(quiet)
+    policy(dp=DP).admit_noise(noisy)
+    with pytest.raises(PolicyRefusedError) as refused:
+        policy(dp=DP).admit_noise(quiet)
+    assert refused.value.rule == "dp"
+
+
+def test_a_patients_budget_needs_groups() -> None:
+    noisy = recipe(plan=Plan.model_validate(NOISY_PLAN))
+    for unit, grouped in (("patient", True), ("image", False), ("image", True)):
+        policy(dp={**DP, "unit": unit}).admit_noise(noisy, grouped=grouped)
+    with pytest.raises(PolicyRefusedError) as refused:
+        policy(dp=DP).admit_noise(noisy, grouped=False)
+    assert refused.value.rule == "dp"
+
+
+@pytest.mark.parametrize(
+    ("shared_by", "group", "colluders", "enough"),
+    [(2, 3, 1, True), (3, 3, 1, False), (3, 3, 0, True), (3, 5, 2, True), (3, 5, 3, False)],
+)
+def test_a_sum_s_noise_is_that_of_enough_sites_that_keep_to_the_rules(
+    shared_by: int, group: int, colluders: int, enough: bool
+) -> None:
+    plan = Plan.model_validate({"dp": {**NOISY_PLAN["dp"], "shared_by": shared_by}})
+    federation = Federation.model_validate({"secure": True, "sum_group": group, "min_sites": 5})
+    run = recipe(plan=plan, federation=federation)
+    gate = policy(dp={**DP, "colluders": colluders})
+    if enough:
+        gate.admit_noise(run)
+        return
+    with pytest.raises(PolicyRefusedError) as refused:
+        gate.admit_noise(run)
+    assert refused.value.rule == "dp"
