@@ -21,7 +21,7 @@ from protofed.client.privacy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import report as cli_report
-from protofed.deploy.console.kept_scores import NOISE_KEEPS
+from protofed.deploy.console.run_words import NOISE_KEEPS
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.problems import problems
 from protofed.deploy.report.record import RunRecord, megabytes

@@ -66,3 +66,8 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def printable(text: str) -> str:
+    """Text from a site or another operator, without control characters: a terminal would obey them."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from protofed.common.errors import count
-from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy.console.run_words import warning_lines
 from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid
@@ -55,7 +55,7 @@ def notes(comparison: Comparison) -> list[str]:
     lines = [
         f"{label}, seed {seed}: {line}"
         for (label, seed), warnings in by_run.items()
-        for line in sentences(warnings, "--format json")
+        for line in warning_lines(warnings, "--format json")
     ]
     if other := comparison.options.other_code:
         which = "; ".join(f"{label}, seeds {', '.join(map(str, seeds))}" for label, seeds in other.items())

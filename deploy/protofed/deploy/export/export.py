@@ -21,8 +21,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.console.best_round import kept_best
-from protofed.deploy.console.kept_scores import from_sum
+from protofed.deploy.console.run_words import from_sum, kept_best
 from protofed.deploy.export import agreement, model_folder, models, onnx, published_states, site_state
 from protofed.deploy.export.model_card import card, choice
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec

@@ -14,7 +14,7 @@ from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.statistics import Spread, recorded_spreads
-from protofed.deploy.console.best_round import BestSnapshot
+from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.export.run_facts import RunFacts
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published

@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 from protofed.common.errors import count
 from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import recorded_spreads
-from protofed.deploy.console.best_round import BestSnapshot
-from protofed.deploy.console.model_warnings import MOST_SITES
+from protofed.deploy.console.run_words import MOST_SITES, BestSnapshot
 
 Choice: TypeAlias = Literal["newest", "given", "best"]
 ROUND_COUNTS = ("published", "degraded")

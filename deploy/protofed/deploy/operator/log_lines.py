@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence
-from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, warning_lines
 from protofed.deploy.console.tables import span
 from protofed.deploy.operator.screen_header import no_answer, time_left
 from protofed.deploy.operator.snapshot import PUBLISHED, Attempt, RunSnapshot, SiteSnapshot
-from protofed.deploy.operator.waiting import blocked, sentence
 
 SHOWN_SCORES = 4
 NAMED_SITES = 6  # of those whose update is not in a round
@@ -24,7 +21,7 @@ def changes(before: RunSnapshot | None, after: RunSnapshot) -> list[str]:
     """A line for each round that is settled and each new problem; without a snapshot before, the state of the run."""
     if before is None:
         first = (_status(after), *_round_lines(None, after), *_waiting_lines(None, after))
-        return [*first, *sentences(after.model_warnings)]
+        return [*first, *warning_lines(after.model_warnings)]
     if after.trouble:
         return [] if before.trouble else [no_answer(after)]  # once, not at every attempt to reach the server
     recovered = [f"it answers again, after {span(before.silent_s)}"] if before.trouble else []
@@ -77,7 +74,7 @@ def _settled(snapshot: RunSnapshot) -> list[Attempt]:
 
 def _is_settled(newest: Attempt, snapshot: RunSnapshot) -> bool:
     scored = snapshot.scored_round >= newest.round and not _scoring(snapshot)
-    stands_still = snapshot.status != "running" or blocked(snapshot.waiting)
+    stands_still = snapshot.status != "running" or (snapshot.waiting is not None and snapshot.waiting.blocked)
     return newest.outcome not in PUBLISHED or scored or stands_still
 
 
@@ -87,8 +84,8 @@ def _scoring(snapshot: RunSnapshot) -> bool:
 
 def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[str]:
     """Why the run stands still, and what it lacks, when that is new; again after it went on."""
-    if after.waiting is not None and blocked(after.waiting) and (before is None or before.waiting != after.waiting):
-        yield sentence(after.waiting)
+    if after.waiting is not None and after.waiting.blocked and (before is None or before.waiting != after.waiting):
+        yield after.waiting.sentence
     known = () if before is None else before.unmet
     yield from (f"warning: {warning}" for warning in after.unmet if warning not in known)
 
@@ -96,7 +93,7 @@ def _waiting_lines(before: RunSnapshot | None, after: RunSnapshot) -> Iterator[s
 def _warning_lines(before: RunSnapshot, after: RunSnapshot) -> Iterator[str]:
     """What speaks against a model and did not before; the same again in a later round is no news."""
     known = {(warning.code, warning.site) for warning in before.model_warnings}
-    yield from sentences([warning for warning in after.model_warnings if (warning.code, warning.site) not in known])
+    yield from warning_lines([warning for warning in after.model_warnings if (warning.code, warning.site) not in known])
 
 
 def _line(row: Attempt, snapshot: RunSnapshot) -> str:

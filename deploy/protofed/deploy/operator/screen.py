@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy.console.kept_scores import NOT_IN_A_SUM
+from protofed.deploy.console.run_words import NOT_IN_A_SUM
 from protofed.deploy.console.tables import STYLES, span, styled
 from protofed.deploy.operator.screen_header import bar, header
 from protofed.deploy.operator.screen_layout import Rows, fitting

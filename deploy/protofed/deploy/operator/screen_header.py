@@ -8,12 +8,9 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from protofed.common.errors import count
-from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence, summed_sentence
-from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, summed_sentence, warning_lines
 from protofed.deploy.console.tables import span, styled
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
-from protofed.deploy.operator.waiting import blocked, sentence
 
 WIDEST_BAR = 40  # characters
 
@@ -21,13 +18,13 @@ WIDEST_BAR = 40  # characters
 def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     """The header's lines; rich cuts each at the width."""
     lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
-    lines += [Text(line, "bold yellow") for line in sentences(snapshot.model_warnings)]
+    lines += [Text(line, "bold yellow") for line in warning_lines(snapshot.model_warnings)]
     if snapshot.queue:
         lines.append(Text(snapshot.queue, "yellow"))
-    if snapshot.waiting is not None and blocked(snapshot.waiting):
-        lines += _wrapped(sentence(snapshot.waiting), "bold yellow", width)
+    if snapshot.waiting is not None and snapshot.waiting.blocked:
+        lines += _wrapped(snapshot.waiting.sentence, "bold yellow", width)
     elif snapshot.waiting is not None and snapshot.waiting.reason == "sum":  # no column says who is asked for the step
-        lines += _wrapped(sentence(snapshot.waiting), "dim", width)
+        lines += _wrapped(snapshot.waiting.sentence, "dim", width)
     for warning in snapshot.unmet:
         lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):

@@ -11,16 +11,24 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from protofed.common.errors import count
-from protofed.common.errors import short as cut
-from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NOISE_KEEPS, NOT_IN_A_SUM, kept_sentence, summed_sentence
-from protofed.deploy.console.model_warnings import sentences
+from protofed.common.errors import count, short
+from protofed.deploy.console.run_words import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
+)
 from protofed.deploy.console.tables import plain_table, span, styled
-from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
-from protofed.deploy.operator.model_warnings import model_warnings
-from protofed.deploy.operator.snapshot_builder import best_snapshot
-from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
+from protofed.deploy.operator.snapshot_builder import (
+    best_snapshot,
+    keeping,
+    kept_by_noise,
+    model_warnings,
+    unmet,
+    waiting,
+)
 from protofed.protos.v1 import operator_pb2 as pb
 
 SHOWN_ROUNDS = 10
@@ -33,6 +41,7 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
         return Text("No runs yet. Start one with: protofed runs start RECIPE")
     table = plain_table("run", "method", "status", "round", "sites", "degraded", "queued", "phase")
     for info in runs:
+        what = waiting(info)
         table.add_row(
             info.run,
             info.method,
@@ -41,21 +50,21 @@ def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
             f"{info.reported}/{info.invited}",
             str(info.degraded) if info.degraded else "",
             f"{span(time.time() - info.began_at)} ago",
-            _ended(info) or short(waiting(info)) or info.phase,
+            _ended(info) or (what.cell if what else "") or info.phase,
         )
     return table
 
 
 def _ended(info: pb.RunInfo) -> str:
     """How a run ended, in so few words that the table keeps its lines; the whole reason is in `runs show`."""
-    return cut(info.reason.partition(": ")[0], 48)
+    return short(info.reason.partition(": ")[0], 48)
 
 
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
     """The parts of `runs show`: summary, rounds, failed tasks (with `everything` all tasks), scores."""
     rounds = detail.rounds
     parts: list[RenderableType] = [_summary(detail.info)]
-    parts += [Text(line, "bold yellow") for line in sentences(model_warnings(detail))]
+    parts += [Text(line, "bold yellow") for line in warning_lines(model_warnings(detail))]
     parts.append(_rounds_table(rounds, ended=bool(detail.info.ended_at)))
     if len(rounds) < detail.attempts:
         parts.append(Text(f"{detail.attempts - len(rounds)} earlier attempts: --all", style="dim"))
@@ -124,7 +133,7 @@ def _summary(info: pb.RunInfo) -> Text:
     if detail != info.status:
         text.append(f"\n{detail}")
     if (what := waiting(info)) is not None:
-        text.append(f"\n{sentence(what)}", "bold yellow" if blocked(what) else "")
+        text.append(f"\n{what.sentence}", "bold yellow" if what.blocked else "")
     for warning in unmet(info):
         text.append(f"\nwarning: {warning}", "yellow")
     return text

@@ -11,6 +11,7 @@ from typing import Any
 
 from protofed.client.privacy.score_disclosures import is_own
 from protofed.common.statistics import Spread, lower_is_better, recorded_spreads
+from protofed.deploy.console.run_words import NOISE_KEEPS, kept_sentence
 
 LABELS = {  # without the model's test set: a record does not have whether two sites were given the same images
     "balanced_accuracy": "balanced accuracy",
@@ -25,6 +26,7 @@ LABELS = {  # without the model's test set: a record does not have whether two s
     "ece": "calibration error (ECE; lower is better)",
     "local.ece": "calibration error on the sites' own test sets (lower is better)",
 }
+READ_THERE = "each site reads its own by `protofed client scores`"
 GROUPS = ("many", "medium", "few", "groups")
 MANY_ROUNDS = 40  # rows of a table by round; of more rounds it shows some
 
@@ -237,6 +239,13 @@ class RunRecord:
         """
         noisy = bool(self.recipe.get("plan", {}).get("dp"))
         return noisy and self.done > 0 and not any(is_own(name) for of in self.spreads.values() for name in of)
+
+    @property
+    def kept_scores(self) -> str | None:
+        """That sites sent no scores of their own models though asked, or as the run has noise; None: neither is so."""
+        if self.kept_by_noise:
+            return f"{NOISE_KEEPS[0].upper()}{NOISE_KEEPS[1:]}; {READ_THERE}."
+        return f"{kept_sentence(len(self.keeping), len(self.sites))}: {READ_THERE}." if self.keeping else None
 
     def losses(self) -> dict[int, list[float]]:
         """Training losses over sites, by round."""

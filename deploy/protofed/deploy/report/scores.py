@@ -9,9 +9,8 @@ import numpy as np
 from protofed.common.errors import count
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.common.statistics import deviation, lower_is_better, spread
-from protofed.deploy.console.kept_scores import from_sum
+from protofed.deploy.console.run_words import from_sum
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.plots import (
     BLUE,
     GREEN,
@@ -61,7 +60,7 @@ def curves(record: RunRecord) -> Section:
     ]
     if losses := record.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
-    kept = kept_scores(record)
+    kept = record.kept_scores
     if not panels:
         return Section("curves", "Over the rounds", missing=[kept or "No round has been scored yet."])
     description = "; ".join(_first_and_last(panel) for panel in panels)
@@ -137,7 +136,7 @@ def groups(record: RunRecord) -> Section:
 
 def fairness(record: RunRecord) -> Section:
     """How far apart the sites' own models are."""
-    names, kept = [name for name in FAIR if name in record.latest_spreads], kept_scores(record)
+    names, kept = [name for name in FAIR if name in record.latest_spreads], record.kept_scores
     if not names:
         reason = kept or "No site has reported a score of its own model."
         return Section("fairness", "Site by site", missing=[reason])
@@ -260,7 +259,7 @@ def _not_scored(record: RunRecord, key: str, advice: str) -> str:
     """Why scores of `[evaluation] key` are absent."""
     if not record.recipe.get("evaluation", {}).get(key):
         return f"Not scored: {advice}."
-    return kept_scores(record) or "No site has reported these scores yet."
+    return record.kept_scores or "No site has reported these scores yet."
 
 
 def _missing_recalls(record: RunRecord, whose: str) -> str:
@@ -268,7 +267,7 @@ def _missing_recalls(record: RunRecord, whose: str) -> str:
         return f"No recalls of the global model: {', '.join(record.evaluators)} sent none."
     if whose == "global":
         return "No recalls of the global model: they take an evaluator (`--role evaluator`) and a global model."
-    return kept_scores(record) or "No site sent recalls of its own model: they would tell which classes it has."
+    return record.kept_scores or "No site sent recalls of its own model: they would tell which classes it has."
 
 
 def _spread_text(record: RunRecord, name: str) -> str:

@@ -10,9 +10,8 @@ from protofed.common.errors import ConfigError
 from protofed.common.errors import count as counted
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
-from protofed.deploy.console.kept_scores import from_sum
+from protofed.deploy.console.run_words import from_sum
 from protofed.deploy.report.document import Section, Table, Tile
-from protofed.deploy.report.kept_scores import kept_scores
 from protofed.deploy.report.problems import NAMED_SITES, problems, who
 from protofed.deploy.report.record import (
     GROUPS,
@@ -239,7 +238,7 @@ def _outcome(record: RunRecord) -> str:
 
 def _quality(record: RunRecord) -> list[str]:
     sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record), *_better_round(record)]
-    kept = kept_scores(record)
+    kept = record.kept_scores
     return [*([" ".join(sentences)] if sentences else []), *([kept] if kept else [])]
 
 

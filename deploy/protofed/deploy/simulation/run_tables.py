@@ -21,9 +21,8 @@ from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
 from protofed.common.statistics import Spread, spreads
-from protofed.deploy.console.best_round import BestSnapshot, best_sentence
-from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
+from protofed.deploy.console.run_words import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.server.operator.overview import Overview, overview
@@ -186,7 +185,7 @@ def simulate_with_progress(
         console.print(RELEASES_ALL, style="dim", highlight=False, markup=False)
     if held_out:
         console.print(held_out_sentence(held_out), highlight=False, markup=False, soft_wrap=True)
-    for line in sentences(warnings):
+    for line in warning_lines(warnings):
         console.print(Text(line, "bold yellow"))
     if view.failed:
         raise RunFailedError(f"run failed: {view.run}: {view.phase}{refused}")

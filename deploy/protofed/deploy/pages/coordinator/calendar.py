@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from protofed.deploy.console.tables import printable
 from protofed.deploy.operator.snapshot import FAILED
-from protofed.deploy.operator.snapshot_sites import printable
 from protofed.deploy.report.rounds import TASK_STATUSES
 from protofed.protos.v1 import operator_pb2 as pb
 

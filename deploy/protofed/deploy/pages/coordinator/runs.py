@@ -13,15 +13,12 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.errors import ConfigError, short
-from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NOISE_KEEPS, kept_sentence, summed_sentence
-from protofed.deploy.console.model_warnings import sentences
-from protofed.deploy.operator import waiting
+from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, summed_sentence, warning_lines
+from protofed.deploy.console.tables import printable
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
-from protofed.deploy.operator.snapshot_sites import printable
 from protofed.deploy.pages.coordinator.calendar import calendar
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import form_of, shell_of
@@ -66,9 +63,9 @@ class RunPages:
         context = {
             "run": shown,
             "said": _said(shown),
-            "waits": waiting.sentence(shown.waiting) if shown.waiting else "",
-            "blocked": waiting.blocked(shown.waiting),
-            "warnings": sentences(shown.model_warnings, "`protofed report`"),
+            "waits": shown.waiting.sentence if shown.waiting else "",
+            "blocked": shown.waiting is not None and shown.waiting.blocked,
+            "warnings": warning_lines(shown.model_warnings, "`protofed report`"),
             "remarks": _remarks(shown, detail),
         }
         return shell_of(request).page(request, "run.html.j2", {**context, **self._table(detail, page)})
