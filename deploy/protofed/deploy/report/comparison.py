@@ -18,7 +18,7 @@ from protofed.deploy.experiments.shown import NOTHING, caption, grids, notes
 from protofed.deploy.experiments.table import Comparison
 from protofed.deploy.overrides import leaves
 from protofed.deploy.report.document import Document, Figure, Row, Section, Table, Tile, render
-from protofed.deploy.report.record import duration, listed, thinned
+from protofed.deploy.report.formats import duration, listed, thinned
 from protofed.server.method import server_methods
 
 TEXT_COLUMNS = {"scores": 1, "differences": 1, "tuning": 2}

@@ -8,7 +8,8 @@ from typing import Any
 
 from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
-from protofed.deploy.report.record import RunRecord, listed, megabytes, utc
+from protofed.deploy.report.formats import listed, megabytes, utc
+from protofed.deploy.run_view import RunView
 
 NAMED_SITES = 12
 NAMED_ROUNDS = 8
@@ -24,7 +25,7 @@ HANDS = {
 }
 
 
-def problems(record: RunRecord) -> list[str]:
+def problems(record: RunView) -> list[str]:
     """One sentence for each problem of the run; a single one that there was none, if rounds were finished."""
     exits = [*_first(_interventions(record), "things that operators did"), *_first(_left(record), "sites that left")]
     exits += _first(_held_by_budget(record), "sites whose privacy budget ended")
@@ -51,7 +52,7 @@ def _first(sentences: Iterable[str], what: str) -> list[str]:
     return [*told[:MOST_TOLD], *more]
 
 
-def _interventions(record: RunRecord) -> Iterator[str]:
+def _interventions(record: RunView) -> Iterator[str]:
     for done in record.interventions:
         if (what := DONE.get(done["action"]) or HANDS.get(done["action"])) is None:
             continue  # an abort, which is the run's outcome
@@ -65,7 +66,7 @@ def _interventions(record: RunRecord) -> Iterator[str]:
             yield f"{what.format(done['site'])}{who(done)} on {utc(done['at'])}{during}{reason}."
 
 
-def _left(record: RunRecord) -> Iterator[str]:
+def _left(record: RunView) -> Iterator[str]:
     """Sites that took themselves out of the run, with the round; they may have come back."""
     first: dict[str, int] = {}
     for attempt, task in record.tasks():
@@ -75,7 +76,7 @@ def _left(record: RunRecord) -> Iterator[str]:
         yield f"{site} left the run, by its own decision, in round {number}."
 
 
-def _held_by_budget(record: RunRecord) -> Iterator[str]:
+def _held_by_budget(record: RunView) -> Iterator[str]:
     """Sites whose privacy budget ended during the run, with the round; it may have been raised."""
     first: dict[str, int] = {}
     for attempt, task in record.tasks():
@@ -85,7 +86,7 @@ def _held_by_budget(record: RunRecord) -> Iterator[str]:
         yield f"{site}'s privacy budget allowed no further round from round {number} on."
 
 
-def _round_problems(record: RunRecord) -> list[str]:
+def _round_problems(record: RunView) -> list[str]:
     outcomes = Counter(attempt["outcome"] for attempt in record.attempts)
     sentences = []
     if degraded := [str(attempt["round"]) for attempt in record.attempts if attempt["outcome"] == "degraded"]:
@@ -106,7 +107,7 @@ def _round_problems(record: RunRecord) -> list[str]:
     return sentences
 
 
-def _site_problems(record: RunRecord) -> list[str]:
+def _site_problems(record: RunView) -> list[str]:
     # A task with a cause ended without its site's doing: it was excluded, or the run ended.
     tasks = [task for _, task in record.tasks() if not task.get("cause")]
     sentences = []

@@ -12,20 +12,9 @@ from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.run_words import from_sum
 from protofed.deploy.report.document import Section, Table, Tile
+from protofed.deploy.report.formats import LABELS, duration, formatted, label, listed, megabytes, percent, utc
 from protofed.deploy.report.problems import NAMED_SITES, problems, who
-from protofed.deploy.report.record import (
-    GROUPS,
-    LABELS,
-    RunRecord,
-    duration,
-    formatted,
-    is_of_update,
-    label,
-    listed,
-    megabytes,
-    percent,
-    utc,
-)
+from protofed.deploy.run_view import GROUPS, RunView, is_of_update
 from protofed.deploy.site.recipe_privacy import planned_lines
 from protofed.server.method import server_methods
 
@@ -36,7 +25,7 @@ MOST_WARNINGS = 8  # that stand above everything; each of hundreds of sites may 
 ENDED_BADLY = ("failed", "aborted")
 
 
-def summary(record: RunRecord) -> Section:
+def summary(record: RunView) -> Section:
     """The run in plain words: method, sites, outcome, quality, problems."""
     outcome = [] if record.run["status"] in ENDED_BADLY else [_outcome(record)]  # those are among the alerts
     return Section(
@@ -58,7 +47,7 @@ def summary(record: RunRecord) -> Section:
     )
 
 
-def alerts(record: RunRecord) -> list[str]:
+def alerts(record: RunView) -> list[str]:
     """What a reader must know before any number: that the run did not end as planned, that the model is useless."""
     outcome = [_outcome(record)] if record.run["status"] in ENDED_BADLY else []
     texts = [warning["text"] for warning in record.warnings]
@@ -67,7 +56,7 @@ def alerts(record: RunRecord) -> list[str]:
     return [*outcome, *texts[:MOST_WARNINGS], *more]
 
 
-def tiles(record: RunRecord) -> list[Tile]:
+def tiles(record: RunView) -> list[Tile]:
     """The headline numbers: of the global model, of own models, of the worst site, and rounds."""
     latest, headlines = record.latest_spreads, list[Tile]()
     where, prefix = _global_test(record)
@@ -88,12 +77,12 @@ def tiles(record: RunRecord) -> list[Tile]:
     return headlines
 
 
-def own_score(record: RunRecord) -> str | None:
+def own_score(record: RunView) -> str | None:
     """The first score of `JUDGED_BY` that sites reported of their own models; None: they reported none."""
     return next((name for name in OWN if name in record.latest_spreads), None)
 
 
-def _rounds_note(record: RunRecord) -> str:
+def _rounds_note(record: RunView) -> str:
     degraded = sum(attempt["outcome"] == "degraded" for attempt in record.rounds)
     notes = [] if record.run["status"] == "completed" else [record.run["status"]]
     if degraded:
@@ -103,7 +92,7 @@ def _rounds_note(record: RunRecord) -> str:
     return "; ".join(notes)
 
 
-def _missing(record: RunRecord) -> list[str]:
+def _missing(record: RunView) -> list[str]:
     if record.latest_spreads:
         return []
     if record.keeping:
@@ -114,7 +103,7 @@ def _missing(record: RunRecord) -> list[str]:
     return ["No scores were reported: no site has been asked for any."]
 
 
-def _trained(record: RunRecord) -> str:
+def _trained(record: RunView) -> str:
     model = f"A model of {record.classes} classes (“{record.recipe['model']['name']}”)"
     method = server_methods.about(record.recipe["method"]["name"]).title
     if not record.done:
@@ -122,7 +111,7 @@ def _trained(record: RunRecord) -> str:
     return f"{model} was trained by {method}: {record.done} of {record.planned} planned rounds are finished."
 
 
-def noise_lines(record: RunRecord) -> list[str]:
+def noise_lines(record: RunView) -> list[str]:
     """What the noise of a run is worth, in sentences: planned, for each site knows itself what it has spent."""
     try:
         return planned_lines(Recipe.model_validate(record.recipe))
@@ -130,12 +119,12 @@ def noise_lines(record: RunRecord) -> list[str]:
         return []
 
 
-def _noise(record: RunRecord) -> list[str]:
+def _noise(record: RunView) -> list[str]:
     found = " ".join(noise_lines(record))
     return [f"Each site added noise to what left it (differential privacy). {found}"] if found else []
 
 
-def _received(record: RunRecord) -> str:
+def _received(record: RunView) -> str:
     """What left the sites as far as the server can tell, which is not what can be inferred from it."""
     kind, what = ("mask", "masked update") if record.sums else ("fit", "model update")
     updates = [task for _, task in record.tasks() if task["kind"] == kind and is_of_update(task) and task["received"]]
@@ -155,7 +144,7 @@ def _received(record: RunRecord) -> str:
     )
 
 
-def _summed(record: RunRecord) -> str:
+def _summed(record: RunView) -> str:
     """Whether the server saw single updates, by what the record has of the rounds."""
     if not (sums := record.sums):
         if record.secure and record.done:  # a server never publishes such a round without masked numbers
@@ -173,7 +162,7 @@ def _summed(record: RunRecord) -> str:
     )
 
 
-def _groups(record: RunRecord) -> str:
+def _groups(record: RunView) -> str:
     """Whom each site was summed with, and what it takes to read one of them alone."""
     groups = [group for group in record.groups if set(group) & set(record.contributors)]
     if not groups:
@@ -195,7 +184,7 @@ def _list(partners: Mapping[str, Any] | None) -> str:
     return f"The offered list of partners is number {partners['number']}; {runs} runs the server{besides}."
 
 
-def _participants(record: RunRecord) -> str:
+def _participants(record: RunView) -> str:
     invited, sites = record.invited, record.contributors
     scored = _scored_by(record)
     if not invited:
@@ -206,7 +195,7 @@ def _participants(record: RunRecord) -> str:
     return f"{len(sites)} of {counted(len(invited), 'invited site')} took part: {listed(sites, NAMED_SITES)}.{scored}"
 
 
-def _scored_by(record: RunRecord) -> str:
+def _scored_by(record: RunView) -> str:
     if record.newest is None:
         return ""
     if not record.evaluators:
@@ -216,7 +205,7 @@ def _scored_by(record: RunRecord) -> str:
     return f" The global model was scored by {listed(record.evaluators, NAMED_SITES)}{also}."
 
 
-def _outcome(record: RunRecord) -> str:
+def _outcome(record: RunView) -> str:
     run, current, of_rounds = record.run, record.current, f"{record.done} of {record.planned} planned rounds"
     is_open = current is not None and current["outcome"] == "open"
     if run["ended_at"] is None:
@@ -236,13 +225,13 @@ def _outcome(record: RunRecord) -> str:
     )
 
 
-def _quality(record: RunRecord) -> list[str]:
+def _quality(record: RunView) -> list[str]:
     sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record), *_better_round(record)]
     kept = record.kept_scores
     return [*([" ".join(sentences)] if sentences else []), *([kept] if kept else [])]
 
 
-def _global_test(record: RunRecord) -> tuple[str, str]:
+def _global_test(record: RunView) -> tuple[str, str]:
     """Whose test set the headline of the global model is from, in words, and the prefix of its scores."""
     if any(f"global.{score}" in record.latest_spreads for score in (BALANCED, ACCURACY)):
         evaluators = record.evaluators
@@ -253,7 +242,7 @@ def _global_test(record: RunRecord) -> tuple[str, str]:
     return "on the sites' own test sets (mean)", "global.local."
 
 
-def _global_quality(record: RunRecord) -> list[str]:
+def _global_quality(record: RunView) -> list[str]:
     where, prefix = _global_test(record)
     figures = []
     for score in (BALANCED, ACCURACY):
@@ -263,7 +252,7 @@ def _global_quality(record: RunRecord) -> list[str]:
     return [f"The global model of round {record.newest}, {where}: {', '.join(figures)}."] if figures else []
 
 
-def _baseline(record: RunRecord, prefix: str, score: str) -> str:
+def _baseline(record: RunView, prefix: str, score: str) -> str:
     """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class.
 
     Empty for an accuracy whose test set's commonest class is not on record: chance beside 65 % of a model that names
@@ -277,7 +266,7 @@ def _baseline(record: RunRecord, prefix: str, score: str) -> str:
     return "" if majority is None else f"{percent(majority.mean)} by always naming the commonest class"
 
 
-def _own_quality(record: RunRecord) -> list[str]:
+def _own_quality(record: RunView) -> list[str]:
     if (own := own_score(record)) is None:
         return []
     last, worst_site = record.latest_spreads, record.worst(own)
@@ -295,7 +284,7 @@ def _own_quality(record: RunRecord) -> list[str]:
     return [f"{models}: {percent(last[own].mean)}{average} ({label(own)}){beside}{worst}."]
 
 
-def _least_found(record: RunRecord) -> list[str]:
+def _least_found(record: RunView) -> list[str]:
     if not (recalls := record.recalls("newest", "global")):
         return []
     if never := [record.name(c) for c, recall in recalls.items() if recall == 0]:
@@ -307,21 +296,21 @@ def _least_found(record: RunRecord) -> list[str]:
     return [f"Class {record.name(c)} is found least by the global model: {least} of its test images."]
 
 
-def _better_round(record: RunRecord) -> list[str]:
+def _better_round(record: RunView) -> list[str]:
     """That another round was better, or has a score that the newest one lacks, and whether its model is still there."""
     best = record.best
-    if best is None or best["round"] == record.newest:
+    if best is None or best.round == record.newest:
         return []
-    newest = record.latest_spreads.get(best["score"])
-    if newest is not None and newest.mean > best["value"] - 1e-9:  # the earliest of equals is the best, not better
+    newest = record.latest_spreads.get(best.score)
+    if newest is not None and newest.mean > best.value - 1e-9:  # the earliest of equals is the best, not better
         return []
-    kept = "is kept" if best["kept"] == best["round"] else "is not kept any more"
-    score = f"`{best['score']}` {formatted(best['score'], best['value'])}"
+    kept = "is kept" if best.kept == best.round else "is not kept any more"
+    score = f"`{best.score}` {formatted(best.score, best.value)}"
     was = "was better" if newest is not None else "is the best of those that have this score"
-    return [f"Round {best['round']} {was} ({score}; chosen by it, it is optimistic), and its model {kept}."]
+    return [f"Round {best.round} {was} ({score}; chosen by it, it is optimistic), and its model {kept}."]
 
 
-def _model_comparison(record: RunRecord) -> Table | None:
+def _model_comparison(record: RunView) -> Table | None:
     """The global model beside the sites' own models, one row for each score, in the order of `LABELS`."""
     names = [name for name in record.latest_spreads if name.startswith(("global.", "personal."))]
     order = list(LABELS)
@@ -340,7 +329,7 @@ def _model_comparison(record: RunRecord) -> Table | None:
     )
 
 
-def _test_sets(record: RunRecord) -> list[str]:
+def _test_sets(record: RunView) -> list[str]:
     """On whose images the table's scores were taken."""
     names, notes = record.latest_spreads, []
     if record.evaluators:
@@ -357,12 +346,12 @@ def _test_sets(record: RunRecord) -> list[str]:
     return [shown] if notes else []
 
 
-def _own_test_images(record: RunRecord) -> str:
+def _own_test_images(record: RunView) -> str:
     most = record.recipe.get("evaluation", {}).get("personal_test_images")
     return "the test images" if most is None else f"a stratified sample, at most {most:,}, of the test images"
 
 
-def _pair(record: RunRecord, score: str) -> list[str]:
+def _pair(record: RunView, score: str) -> list[str]:
     of_global = record.latest_spreads.get(f"global.{score}")
     own = record.latest_spreads.get(f"personal.{score}")
     left = "–" if of_global is None else formatted(score, of_global.mean)

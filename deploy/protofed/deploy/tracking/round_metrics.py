@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from protofed.common.protocol.messages import Verdict, score_family
+from protofed.common.protocol.messages import TaskKind, score_family
 from protofed.common.statistics import spreads
-from protofed.server.rounds.aggregation import WEIGHT_CAP
-from protofed.server.rounds.robust_rule import KEPT_ROW
+from protofed.server.operator.run_record import read_attempts
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow
 
@@ -99,20 +99,17 @@ def round_metrics(ledger: LedgerReader, row: RoundRow, rows: Sequence[RoundRow])
         rows: all attempts of the run that were not rolled back.
     """
     at = row.closed_at or row.opened_at
-    attempts = {attempt.attempt for attempt in rows if attempt.round == row.round}
+    attempts, _ = read_attempts(ledger, row.run, [attempt for attempt in rows if attempt.round == row.round])
+    published = next(attempt for attempt in attempts if attempt["attempt"] == row.attempt)
     numbers = {"round/seconds": at - row.opened_at, "round/attempts": float(len(attempts))}
-    numbers["round/degraded"] = float(row.complete is False)
-    numbers |= _sites(ledger, row) | _transfers(ledger, row, attempts) | _scores(ledger, row)
-    numbers |= {
-        f"statistics/{name}": value
-        for name, value in row.statistics.items()
-        if name != WEIGHT_CAP and not name.startswith(KEPT_ROW)
-    }
+    numbers["round/degraded"] = float(published["outcome"] == "degraded")
+    numbers |= _sites(published["tasks"]) | _transfers(attempts) | _scores(ledger, row)
+    numbers |= {f"statistics/{name}": value for name, value in published["statistics"].items()}
     return RoundMetrics(row.round, row.attempt, at, numbers)
 
 
-def _sites(ledger: LedgerReader, row: RoundRow) -> dict[str, float]:
-    statuses = [task.task_status for task in ledger.tasks(row.run, row.round, row.attempt) if task.asks_for_update]
+def _sites(tasks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    statuses = [task["task_status"] for task in tasks if task["kind"] in (TaskKind.INITIALISE, TaskKind.FIT)]
     count = Counter(statuses)
     counts = {
         "invited": len(statuses),
@@ -123,12 +120,10 @@ def _sites(ledger: LedgerReader, row: RoundRow) -> dict[str, float]:
     return {f"sites/{name}": float(number) for name, number in counts.items()}
 
 
-def _transfers(ledger: LedgerReader, row: RoundRow, attempts: set[int]) -> dict[str, float]:
-    """MB (10^6 bytes) over all attempts at the round, counted as `LedgerReader.moved` counts them."""
-    updates = [update for update in ledger.updates(row.run, row.round) if update.task.attempt in attempts]
-    tasks = [task for task in ledger.tasks(row.run, row.round) if task.attempt in attempts]
-    received = sum(update.bytes for update in updates if update.verdict is Verdict.ACCEPTED)
-    sent = sum(task.bytes_sent for task in tasks)
+def _transfers(attempts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """MB (10^6 bytes) over all attempts at the round."""
+    tasks = [task for attempt in attempts for task in attempt["tasks"]]
+    received, sent = (sum(task[way] for task in tasks) for way in ("received", "sent"))
     return {"transfer/received_mb": received / MB, "transfer/sent_mb": sent / MB}
 
 

@@ -21,7 +21,7 @@ from protofed.deploy.experiments.curves import COLOURS
 from protofed.deploy.pages.hospital.own_scores import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
 from protofed.deploy.report.document import Row, Table
-from protofed.deploy.report.record import thinned
+from protofed.deploy.report.formats import thinned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
