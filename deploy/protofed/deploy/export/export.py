@@ -303,6 +303,6 @@ def _names(request: ExportRequest, recipe: Recipe) -> tuple[str, ...]:
     """Class names: the given ones, the run's, those of a well-known data set, or numbers."""
     if request.classes is not None:
         return model_folder.read_names(request.classes, recipe.classes)
-    from protofed.deploy.figures.style import class_names  # here: it imports matplotlib
+    from protofed.deploy.plots.style import class_names  # here: it imports matplotlib
 
     return tuple(class_names(request.recipe or recipe))

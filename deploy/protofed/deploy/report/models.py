@@ -6,9 +6,9 @@ import numpy as np
 
 from protofed.common.payload import Array
 from protofed.deploy.overrides import leaves
+from protofed.deploy.plots.charts import Panel, matrix, over_rounds
 from protofed.deploy.report.document import Figure, Section, Table
 from protofed.deploy.report.formats import thinned, utc
-from protofed.deploy.report.plots import Panel, matrix, over_rounds
 from protofed.deploy.run_view import RunView
 
 FIGURES = {

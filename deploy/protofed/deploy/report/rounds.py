@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from protofed.common.errors import count
+from protofed.deploy.plots.charts import RoundSize, round_sizes, volumes
 from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
 from protofed.deploy.report.formats import megabytes, thinned, utc
-from protofed.deploy.report.plots import RoundSize, round_sizes, volumes
 from protofed.deploy.run_view import RunView, used_sites
 
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column

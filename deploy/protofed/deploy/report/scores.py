@@ -10,9 +10,7 @@ from protofed.common.errors import count
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.common.statistics import deviation, lower_is_better, spread
 from protofed.deploy.console.run_words import from_sum
-from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report.formats import formatted, label, percent, thinned
-from protofed.deploy.report.plots import (
+from protofed.deploy.plots.charts import (
     BLUE,
     GREEN,
     ORANGE,
@@ -23,6 +21,8 @@ from protofed.deploy.report.plots import (
     points,
     reliability,
 )
+from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
+from protofed.deploy.report.formats import formatted, label, percent, thinned
 from protofed.deploy.run_view import GROUPS, RunView
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
