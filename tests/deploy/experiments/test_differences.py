@@ -33,7 +33,8 @@ def jobs(recipe_of: Recipes) -> list[tuple[Recipe, Any]]:
 
 def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
     found = next(grid for grid in grids(comparison) if grid.key == "differences")
-    return {row[0]: dict(zip(found.header, row, strict=True)) for row in found.rows}
+    header, *rows = found.texts
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
 def test_each_recipe_stands_beside_the_first(jobs: list[tuple[Recipe, Any]]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from protofed.deploy.cli.options import AsJson
 from protofed.deploy.cli.options import Policy as PolicyOption
+from protofed.deploy.tables import BOXED, Column, terminal
 
 console = Console()
 NONE_YET = "nothing: this site has begun no fit of a run with noise (plan.dp)"
@@ -52,11 +53,7 @@ def _show(found: dict[str, Any]) -> None:
     if not found["runs"] and not found["torn"]:
         _say(NONE_YET)
     else:
-        table = Table("run", "fits", "rounds", "first (UTC)", "last (UTC)", "epsilon alone")
-        for run in found["runs"]:
-            cells = (run["run"], str(run["fits"]), str(run["rounds"]), run["first"], run["last"], _text(run["epsilon"]))
-            table.add_row(*cells)
-        console.print(table, highlight=False)
+        console.print(terminal(RUNS, found["runs"], BOXED), highlight=False)
         if found["torn"]:
             _say(f"half-written lines, each counted as the largest fit: {found['torn']}")
     of = "" if found["budget"] is None else f" of {found['budget']:g} for each {found['unit']}"
@@ -70,3 +67,14 @@ def _text(epsilon: float | None) -> str:
 
 def _say(line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+CELLS: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "run": lambda run: run["run"],
+    "fits": lambda run: str(run["fits"]),
+    "rounds": lambda run: str(run["rounds"]),
+    "first (UTC)": lambda run: run["first"],
+    "last (UTC)": lambda run: run["last"],
+    "epsilon alone": lambda run: _text(run["epsilon"]),
+}
+RUNS = [Column(head, cell, wraps=True, overflow="ellipsis") for head, cell in CELLS.items()]

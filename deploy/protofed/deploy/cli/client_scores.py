@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+
+from protofed.deploy.tables import BOXED, Column, terminal
 
 if TYPE_CHECKING:
     from protofed.client.state.own_scores import ScoredRound
@@ -79,7 +81,7 @@ def plain(run: str | None, rounds: Sequence[ScoredRound], sent: HandedIn) -> dic
     return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
 
 
-def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[Table]:
+def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[RenderableType]:
     """One row a round, one column a score; as many tables as it takes for no number to be cut."""
     from protofed.deploy.site.score_words import names_of
 
@@ -88,14 +90,14 @@ def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[Table]:
     widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
     most = max(1, (width - len("│ round │")) // (widest + 3))
     for first in range(0, max(len(names), 1), most):
-        some = names[first : first + most]
-        shown = Table("round", *heads[first : first + most])
-        for column in shown.columns:
-            column.justify, column.overflow = "right", "fold"
-        for scored in rounds:
-            cells = (f"{scored.scores[name]:.4f}" if name in scored.scores else "–" for name in some)
-            shown.add_row(str(scored.round), *cells)
-        yield shown
+        columns: list[Column[ScoredRound]] = [Column("round", lambda scored: str(scored.round), right=True, wraps=True)]
+        for name, head in zip(names[first : first + most], heads[first : first + most], strict=True):
+            columns.append(Column(head, partial(_score, name), right=True, wraps=True))
+        yield terminal(columns, rounds, BOXED)
+
+
+def _score(name: str, scored: ScoredRound) -> str:
+    return f"{scored.scores[name]:.4f}" if name in scored.scores else "–"
 
 
 def legend(rounds: Sequence[ScoredRound], sent: HandedIn) -> Iterator[str]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from protofed.common.errors import ConfigError, count
 from protofed.deploy.cli.options import AsJson
+from protofed.deploy.tables import Column, terminal
 
 console = Console()
 
@@ -33,10 +34,8 @@ def files(
         if as_json:
             print(json.dumps(rows, indent=2))  # noqa: T201
         else:
-            table = Table("kind", "what", box=None, pad_edge=False)
-            for row in rows:
-                table.add_row(row["kind"], row["what"])
-            console.print(table)
+            columns = [Column(key, itemgetter(key), wraps=True) for key in ("kind", "what")]
+            console.print(terminal(columns, rows))
         return
     if into is None:
         raise ConfigError("DIR is missing: the folder to write into; --list names the kinds of files")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.options import AsJson
+from protofed.deploy.tables import Column, terminal
 
 policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with protofed: list them, print one.")
@@ -100,9 +100,5 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))  # noqa: T201
         return
-    table = Table(box=None, pad_edge=False)
-    for name in (shown := [key for key in rows[0] if key not in HIDDEN]):
-        table.add_column(name, overflow="fold", no_wrap=name != "what")
-    for row in rows:
-        table.add_row(*(Text(str(row[name])) for name in shown))
-    console.print(table)
+    shown = [Column(key, itemgetter(key), wraps=key == "what") for key in rows[0] if key not in HIDDEN]
+    console.print(terminal(shown, rows))

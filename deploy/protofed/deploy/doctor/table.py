@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.doctor.checks import CheckRow, State, first_finding, verdict
+from protofed.deploy.tables import LIST, Column, terminal
 
 MARKS = {State.FINE: "✓", State.WARNING: "!", State.FINDING: "✗", State.SKIPPED: "–"}
 STYLES = {State.FINE: "green", State.WARNING: "yellow", State.FINDING: "bold red", State.SKIPPED: "dim"}
@@ -17,13 +17,8 @@ STYLES = {State.FINE: "green", State.WARNING: "yellow", State.FINDING: "bold red
 
 def table(rows: Sequence[CheckRow]) -> RenderableType:
     """One row a check: mark, name, message; a finding also has its diagnosis and the remedy."""
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for row in rows:
-        grid.add_row(Text(MARKS[row.state], style=STYLES[row.state]), row.check, _message(row))
-    return grid
+    mark = Column[CheckRow]("", lambda row: Text(MARKS[row.state], style=STYLES[row.state]))
+    return terminal((mark, Column("", lambda row: row.check), Column("", _message, wraps=True)), rows, LIST)
 
 
 def plain(rows: Sequence[CheckRow], *, strict: bool) -> dict[str, Any]:

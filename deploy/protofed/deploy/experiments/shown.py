@@ -8,13 +8,14 @@ from rich.console import Console
 from rich.text import Text
 
 from protofed.common.errors import count
+from protofed.deploy import tables
 from protofed.deploy.console.run_words import warning_lines
 from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid
 from protofed.deploy.experiments.paired import PairedDifference, can_show
 from protofed.deploy.experiments.table import Comparison, ComparisonRow
 from protofed.deploy.experiments.tuning import Trial, TunedRecipe
+from protofed.deploy.tables import Table
 from protofed.server.rounds.model_warnings import ModelWarning
 
 NOTHING = "–"
@@ -24,17 +25,17 @@ FEW = 0.5  # of the last digit: a cost's deviation that rounds to 0 is not shown
 def show(comparison: Comparison, console: Console) -> None:
     """For people; a table that is too wide for them is cut into several, one below the other."""
     for grid in grids(comparison):
-        show_grid(grid, console)
+        tables.show(grid, console)
     for line in notes(comparison):
         console.print(Text(line, "bold yellow"))
 
 
 def markdown(comparison: Comparison) -> str:
     """As Markdown tables with their captions."""
-    return "\n".join([*map(markdown_grid, grids(comparison)), *(f"{note}\n" for note in notes(comparison))])
+    return "\n".join([*map(tables.markdown, grids(comparison)), *(f"{note}\n" for note in notes(comparison))])
 
 
-def grids(comparison: Comparison, *, every_column: bool = False) -> list[Grid]:
+def grids(comparison: Comparison, *, every_column: bool = False) -> list[Table]:
     """Scores, differences and the search, as far as there are any.
 
     Args:
@@ -105,7 +106,7 @@ def sample_of(result: Result) -> str:
     return f"a stratified {most:,} of {of:,}"
 
 
-def _scores(comparison: Comparison) -> Grid:
+def _scores(comparison: Comparison) -> Table:
     chosen = {one.recipe: one.chosen for one in comparison.options.tuned}
     header = ["recipe", "seeds", *(["tuned"] if chosen else []), *(column.header for column in comparison.columns)]
     rows = [
@@ -117,7 +118,7 @@ def _scores(comparison: Comparison) -> Grid:
         ]
         for row in comparison.rows
     ]
-    return Grid("scores", header, rows, caption(comparison))
+    return Table("", header, rows, note=caption(comparison), key="scores")
 
 
 def caption(comparison: Comparison) -> str:
@@ -156,7 +157,7 @@ def _noisy(comparison: Comparison) -> str:
     return f" With plan.dp{of} sites' own scores stay at the sites, as they have no noise." if labels else ""
 
 
-def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid:
+def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:
     found = comparison.differences
     labels = [row.label for row in comparison.rows if any(row.label in found[column.header] for column in columns)]
 
@@ -171,7 +172,7 @@ def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid
     rows = [[label, pairs(label), *(shown(label, column) for column in columns)] for label in labels]
     header = ["recipe", "pairs", *(column.header for column in columns)]
     title = f"Differences to {comparison.against}, seed by seed"
-    return Grid("differences", header, rows, differences_caption(comparison, columns), title)
+    return Table(title, header, rows, note=differences_caption(comparison, columns), key="differences")
 
 
 def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) -> str:
@@ -194,11 +195,13 @@ def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) 
     )
 
 
-def _search(tuned: Sequence[TunedRecipe]) -> Grid:
+def _search(tuned: Sequence[TunedRecipe]) -> Table:
     first = tuned[0].trials
     header = ["recipe", "by", *(setting(trial) for trial in first), "chosen"]
     rows = [[one.recipe, _by(one), *(_tried(one, trial) for trial in one.trials), _chosen(one.chosen)] for one in tuned]
-    return Grid("tuning", header, rows, tuning_caption(tuned), f"Tuned: {', '.join(first[0].settings)}")
+    return Table(
+        f"Tuned: {', '.join(first[0].settings)}", header, rows, text_columns=2, note=tuning_caption(tuned), key="tuning"
+    )
 
 
 def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:

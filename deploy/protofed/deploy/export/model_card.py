@@ -15,6 +15,7 @@ from protofed.deploy.console.run_words import MOST_SITES
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
 from protofed.deploy.run_view import RunView
+from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
 
 Choice: TypeAlias = Literal["newest", "given", "best"]
@@ -191,9 +192,9 @@ def _values(values: Iterable[float]) -> str:
 
 def _classes(facts: ModelFacts) -> str:
     names = facts.model.classes
-    rows = [f"| {index} | {_cell(name)} |" for index, name in enumerate(names[:SHOWN_CLASSES])]
-    more = [f"\n{len(names) - SHOWN_CLASSES} more are in {FACTS}."] if len(names) > SHOWN_CLASSES else []
-    return "\n".join(["| index | name |", "|---|---|", *rows, *more])
+    rows = markdown_rows(["index", "name"], *([f"{i}", _cell(name)] for i, name in enumerate(names[:SHOWN_CLASSES])))
+    more = f"\n\n{len(names) - SHOWN_CLASSES} more are in {FACTS}." if len(names) > SHOWN_CLASSES else ""
+    return f"{rows}{more}"
 
 
 def _scores(facts: ModelFacts) -> str:
@@ -202,12 +203,12 @@ def _scores(facts: ModelFacts) -> str:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
     order = sorted(values, key=lambda name: (not name.endswith(BALANCED), name))
-    rows = [f"| {name} | {values[name]:.4f} |" for name in order if name not in BASELINES]
-    rows += [f"| {label} | {values[name]:.4f} |" for name, label in BASELINES.items() if name in values]
+    rows = [[name, f"{values[name]:.4f}"] for name in order if name not in BASELINES]
+    rows += [[label, f"{values[name]:.4f}"] for name, label in BASELINES.items() if name in values]
     # What classes the sites' own test sets have, a card of the global model does not know.
     known = [name for name in order if name.endswith(BALANCED) and not name.startswith("global.local.")]
-    rows += [f"| {name} by chance | {_chance(facts, name):.4f} |" for name in known]
-    return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
+    rows += [[f"{name} by chance", f"{_chance(facts, name):.4f}"] for name in known]
+    return f"{_sentence(facts.scores.of)}.\n\n{markdown_rows(['score', 'value'], *rows)}"
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:
@@ -232,7 +233,7 @@ def _provenance(facts: ModelFacts) -> str:
         "exported by": f"protofed {origin.protofed}",
         "exported at": origin.at,
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(str(value))} |" for key, value in shown.items())])
+    return markdown_rows(["", ""], *([key, _cell(str(value))] for key, value in shown.items()))
 
 
 def _use(facts: ModelFacts) -> str:
@@ -307,9 +308,8 @@ def _sentence(text: str) -> str:
 
 def _line(text: str) -> str:
     """One line of Markdown, in which what sites and operators wrote is text."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", plain)
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", printable(text))
 
 
 def _cell(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text).replace("|", "\\|")
+    return printable(text).replace("|", "\\|")

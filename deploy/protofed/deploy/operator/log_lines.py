@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, warning_lines
-from protofed.deploy.console.tables import span
 from protofed.deploy.operator.screen_header import no_answer, time_left
 from protofed.deploy.operator.snapshot import PUBLISHED, Attempt, RunSnapshot, SiteSnapshot
+from protofed.deploy.tables import span
 
 SHOWN_SCORES = 4
 NAMED_SITES = 6  # of those whose update is not in a round

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.deploy.console.run_words import NOT_IN_A_SUM
-from protofed.deploy.console.tables import STYLES, span, styled
 from protofed.deploy.operator.screen_header import bar, header
 from protofed.deploy.operator.screen_layout import Rows, fitting
 from protofed.deploy.operator.snapshot import (
@@ -23,6 +22,7 @@ from protofed.deploy.operator.snapshot import (
     SiteSnapshot,
 )
 from protofed.deploy.operator.telemetry import machine_line
+from protofed.deploy.tables import STYLES, span, styled
 
 NARROW, WIDE = 60, 110  # terminal columns below which a site's bar is left out, and from which telemetry is shown
 STRIP_CELL, STRIP_LABEL = 11, 10  # columns

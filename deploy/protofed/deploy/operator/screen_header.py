@@ -9,8 +9,8 @@ from rich.text import Text
 
 from protofed.common.errors import count
 from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, summed_sentence, warning_lines
-from protofed.deploy.console.tables import span, styled
 from protofed.deploy.operator.snapshot import RunSnapshot, TimeRemaining
+from protofed.deploy.tables import span, styled
 
 WIDEST_BAR = 40  # characters
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from protofed.deploy.console.run_words import BestSnapshot
-from protofed.deploy.console.tables import span
+from protofed.deploy.tables import span
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
 FAILED = ("failed", "late", "set-aside")  # task statuses

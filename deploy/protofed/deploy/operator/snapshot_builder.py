@@ -12,7 +12,6 @@ from protofed.client.privacy.score_disclosures import is_own
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.statistics import lower_is_better
 from protofed.deploy.console.run_words import BestSnapshot
-from protofed.deploy.console.tables import printable
 from protofed.deploy.operator.snapshot import (
     ENDED,
     FAILED,
@@ -28,6 +27,7 @@ from protofed.deploy.operator.snapshot import (
     TimeRemaining,
     Waiting,
 )
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 # Scores that are shown first; accuracy alone may be that of a model that answers with the most common class.

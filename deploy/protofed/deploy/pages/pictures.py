@@ -22,7 +22,8 @@ from protofed.deploy.pages.guard import SVG_POLICY
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from protofed.deploy.report.document import Figure, Section, Table
+    from protofed.deploy.report.document import Figure, Section
+    from protofed.deploy.tables import Table
 
 WIDE, NARROW = 8.6, 3.9  # inches; a phone shows the latter at about its own size, so that its words can be read
 KEPT: Final = 32  # pictures

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 from xml.etree import ElementTree
 
 import jinja2
@@ -15,48 +14,10 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure as Drawing
 
 from protofed.deploy.plots.style import STYLE, rendered
+from protofed.deploy.tables import Cell, Table
 
 TEMPLATES = Path(__file__).parent / "templates"
-MOST_STACKED = 8  # columns of a table whose rows become cards on a narrow screen
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table with a class of the style sheet; `description` is its tooltip.
-
-    A header of class `heard` is read out, and not shown.
-    """
-
-    text: str
-    css_class: str = ""
-    description: str = ""
-
-
-Row: TypeAlias = Sequence[str | Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a header.
-
-    Attributes:
-        text_columns: number of leading columns with text; the others have numbers and are aligned to the right.
-        folded: shown only on a click, as the numbers behind a figure are.
-        css_class: a class of the style sheet.
-    """
-
-    caption: str
-    header: Row
-    rows: Sequence[Row]
-    text_columns: int = 1
-    folded: bool = False
-    css_class: str = ""
-
-    @property
-    def stacks(self) -> bool:
-        """Whether its rows become cards on a phone; a matrix or a calendar is scrolled instead."""
-        return len(self.header) <= MOST_STACKED and self.css_class != "calendar"
 
 
 @dataclass(frozen=True)

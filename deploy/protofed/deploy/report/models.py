@@ -7,9 +7,10 @@ import numpy as np
 from protofed.common.payload import Array
 from protofed.deploy.overrides import leaves
 from protofed.deploy.plots.charts import Panel, matrix, over_rounds
-from protofed.deploy.report.document import Figure, Section, Table
+from protofed.deploy.report.document import Figure, Section
 from protofed.deploy.report.formats import thinned, utc
 from protofed.deploy.run_view import RunView
+from protofed.deploy.tables import Table
 
 FIGURES = {
     "prototype_shift": "Prototypes: mean shift from round to round",

@@ -9,9 +9,10 @@ from typing import Any
 
 from protofed.common.errors import count
 from protofed.deploy.plots.charts import RoundSize, round_sizes, volumes
-from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
+from protofed.deploy.report.document import Figure, Section
 from protofed.deploy.report.formats import megabytes, thinned, utc
 from protofed.deploy.run_view import RunView, used_sites
+from protofed.deploy.tables import Cell, Row, Table
 
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
 TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning

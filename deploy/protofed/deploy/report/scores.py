@@ -21,9 +21,10 @@ from protofed.deploy.plots.charts import (
     points,
     reliability,
 )
-from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
+from protofed.deploy.report.document import Figure, Section
 from protofed.deploy.report.formats import formatted, label, percent, thinned
 from protofed.deploy.run_view import GROUPS, RunView
+from protofed.deploy.tables import Cell, Row, Table
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
 CURVES = {  # by score, what its panel is called

@@ -11,11 +11,12 @@ from protofed.common.errors import count as counted
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
 from protofed.deploy.console.run_words import from_sum
-from protofed.deploy.report.document import Section, Table, Tile
+from protofed.deploy.report.document import Section, Tile
 from protofed.deploy.report.formats import LABELS, duration, formatted, label, listed, megabytes, percent, utc
 from protofed.deploy.report.problems import NAMED_SITES, problems, who
 from protofed.deploy.run_view import GROUPS, RunView, is_of_update
 from protofed.deploy.site.recipe_privacy import planned_lines
+from protofed.deploy.tables import Table
 from protofed.server.method import server_methods
 
 # Scores of own models, in the order in which the server judges runs by them.

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protofed.deploy.console.tables import printable
 from protofed.deploy.operator.snapshot import FAILED
 from protofed.deploy.report.rounds import TASK_STATUSES
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 WORDS: Final[Mapping[str, str]] = {

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.common.errors import count
-from protofed.deploy.console.tables import printable
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot import ENDED, Attention
 from protofed.deploy.operator.snapshot_builder import place, sites, waiting
 from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import FRAGMENT, shell_of
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUNS_SHOWN: Final = 20

@@ -14,7 +14,6 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, summed_sentence, warning_lines
-from protofed.deploy.console.tables import printable
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of
 from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
@@ -22,6 +21,7 @@ from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory,
 from protofed.deploy.pages.coordinator.calendar import calendar
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 ROUNDS_SHOWN: Final = 20

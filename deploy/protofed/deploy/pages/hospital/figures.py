@@ -20,8 +20,8 @@ from protofed.common.statistics import lower_is_better
 from protofed.deploy.pages.hospital.own_scores import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
 from protofed.deploy.plots.style import COLOURS, grid, panels
-from protofed.deploy.report.document import Row, Table
 from protofed.deploy.report.formats import thinned
+from protofed.deploy.tables import Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
