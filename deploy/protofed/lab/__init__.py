@@ -18,7 +18,7 @@ try:
     import pandas as pd
 
     from protofed.client.agent import device as devices
-    from protofed.deploy.console.processes import usable_cores
+    from protofed.deploy.console.progress import usable_cores
     from protofed.deploy.experiments.curves import FAMILIES, over_rounds
     from protofed.deploy.experiments.job import run_job
     from protofed.deploy.plots.charts import lines

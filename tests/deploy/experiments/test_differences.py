@@ -13,8 +13,7 @@ from tests.support.results import result_of
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.deploy.experiments.compare import CompareRequest, compare
-from protofed.deploy.experiments.exact import as_json
-from protofed.deploy.experiments.shown import grids, markdown, notes
+from protofed.deploy.experiments.shown import as_json, grids, markdown, notes
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 
 Recipes = Callable[..., Recipe]

@@ -13,12 +13,10 @@ from rich.console import Console
 from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
 from protofed.deploy.operator import tables
-from protofed.deploy.operator.log_lines import changes
-from protofed.deploy.operator.screen import WatchScreen
-from protofed.deploy.operator.screen_layout import Rows, fitting
+from protofed.deploy.operator.screen import Rows, WatchScreen, fitting
 from protofed.deploy.operator.snapshot import RunSnapshot
 from protofed.deploy.operator.snapshot_builder import waiting
-from protofed.deploy.operator.watch import plain
+from protofed.deploy.operator.watch import changes, plain
 from protofed.protos.v1 import operator_pb2 as pb
 
 

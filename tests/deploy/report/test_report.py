@@ -24,8 +24,8 @@ from protofed.deploy.cli import report as cli_report
 from protofed.deploy.console.run_words import NOISE_KEEPS
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.report.formats import megabytes
-from protofed.deploy.report.problems import problems
 from protofed.deploy.report.report import report, write_report
+from protofed.deploy.report.summary import problems
 from protofed.deploy.run_view import RunView
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.state_folder import open_state

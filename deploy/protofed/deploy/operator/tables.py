@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.text import Text
 
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import count, short
 from protofed.deploy.console.run_words import (
     NOISE_KEEPS,
@@ -29,6 +30,7 @@ from protofed.deploy.operator.snapshot_builder import (
 )
 from protofed.deploy.tables import STATUS, Column, span, styled, terminal
 from protofed.protos.v1 import operator_pb2 as pb
+from protofed.server.method import server_methods
 
 SHOWN_ROUNDS = 10
 CERTIFICATE_SOON_S = 30 * 86_400.0  # a certificate with less time left is shown in red
@@ -193,3 +195,20 @@ SCORES: Sequence[Column[pb.Score]] = (
     Column("worst", lambda score: _number(score, score.worst)),
     Column("sites", lambda score: str(score.sites)),
 )
+
+
+def start_notes(recipe: Recipe) -> list[str]:
+    """Sentences, without a full stop; none: there is nothing to say.
+
+    Raises:
+        ConfigError: the recipe's method is unknown.
+    """
+    notes = []
+    if recipe.data is not None:
+        notes.append("the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
+    if not recipe.federation.secure and not server_methods.about(recipe.method.name).sends_nothing:
+        notes.append(
+            "without federation.secure = true the server reads each site's updates; "
+            "sites under the policies standard and strict decline such a run"
+        )
+    return notes

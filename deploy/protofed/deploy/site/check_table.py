@@ -13,7 +13,7 @@ from rich.text import Text
 from protofed.client.data.hold_out import LEAST_SCORED
 from protofed.common.errors import short
 from protofed.common.payload import Array
-from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
+from protofed.deploy.site.check import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
 from protofed.deploy.site.survey import DRAWN, SurveyedImage
 from protofed.deploy.tables import BOXED, Column, terminal
 

@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from protofed.common.errors import count, short
 from protofed.common.protocol.score_names import LOSS
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.pages.hospital.own_scores import OwnScoreTable
+from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
 from protofed.deploy.plots.style import COLOURS, grid, panels
 from protofed.deploy.report.formats import thinned
