@@ -135,10 +135,6 @@ def main(folder: Path, device: str, workers: int) -> None:
     sys.exit(1)  # asked to stop
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
-
-
 def result_of(running: Simulation, seconds: float, code: CodeDigest, machine: str) -> Result:
     """The result of a run that has ended well.
 
@@ -204,3 +200,7 @@ def _processor() -> str:
     lines = _CPUS.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUS.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or "processor unknown"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
