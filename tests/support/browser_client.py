@@ -9,8 +9,7 @@ from html import unescape
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from protofed.deploy.pages.access import Access
-from protofed.deploy.pages.guard import FORM
+from protofed.deploy.pages.guard import FORM, Access
 from protofed.deploy.pages.shell import Program, application
 
 BASE = "http://127.0.0.1:8080"

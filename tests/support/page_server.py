@@ -8,9 +8,8 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from protofed.deploy.pages.access import Access
-from protofed.deploy.pages.serving import listening
-from protofed.deploy.pages.shell import Program, application
+from protofed.deploy.pages.guard import Access
+from protofed.deploy.pages.shell import Program, application, listening
 
 
 @contextmanager

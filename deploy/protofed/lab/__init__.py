@@ -18,9 +18,11 @@ try:
     import pandas as pd
 
     from protofed.client.transfer import pick_device
-    from protofed.deploy.console.processes import usable_cores
-    from protofed.deploy.experiments.curves import FAMILIES, NotebookFigure, over_rounds, picture
+    from protofed.deploy.console.progress import usable_cores
+    from protofed.deploy.experiments.curves import FAMILIES, over_rounds
     from protofed.deploy.experiments.job import run_job
+    from protofed.deploy.plots.charts import lines
+    from protofed.deploy.plots.style import NotebookFigure
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
     hint = f"{missing} is not installed, which notebooks need: {install_hint('lab')}"
@@ -76,7 +78,7 @@ class ComparisonResult:
         series = {name: curve for name, curve in found.items() if curve is not None}
         if not series:
             raise ConfigError(f"no run has the score '{metric}'; expected one of {', '.join(self.scores.columns)}")
-        return picture(series, FAMILIES.get(metric, metric))
+        return lines(series, FAMILIES.get(metric, metric))
 
     def __repr__(self) -> str:
         runs = [f"{name}: {count(len(results), 'run')}; {_summary(results)}" for name, results in self.results.items()]

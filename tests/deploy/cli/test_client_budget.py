@@ -15,7 +15,7 @@ from protofed.client.state.dp_ledger import FILE, DpLedger
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.deploy.cli import client_budget
+from protofed.deploy.cli import client
 
 Run = Callable[..., tuple[int, str, str]]
 ROUND = (NoisySums(0.1, 1.5, 10),)
@@ -29,7 +29,7 @@ dp = { epsilon = 8.0, delta = 1e-6, unit = "patient" }
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, on a terminal of 100 columns."""
-    monkeypatch.setattr(client_budget.console, "width", 100)
+    monkeypatch.setattr(client.console, "width", 100)
     return partial(called, capfd, "client", "budget")
 
 

@@ -28,10 +28,10 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Assignment
 from protofed.common.storage import files
 from protofed.common.storage.journal import records, verify
-from protofed.deploy.cli import client_decisions
+from protofed.deploy.cli import client
 from protofed.deploy.daemons import readyz
 from protofed.deploy.site import decide
-from protofed.deploy.site.pause_end import pause_end
+from protofed.deploy.site.orders import pause_end
 
 Run = Callable[..., tuple[int, str, str]]
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
@@ -213,7 +213,7 @@ def test_no_date_is_cut_on_any_terminal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_decisions.console, "width", width)
+    monkeypatch.setattr(client.console, "width", width)
     offered, offer = Assignment(recipe.name, recipe.wire()), approvals.offer(recipe.name)
     match status:
         case "policy":

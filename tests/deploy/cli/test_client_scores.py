@@ -18,7 +18,7 @@ from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import FAMILIES
 from protofed.common.storage.journal import Journal
-from protofed.deploy.cli import client_scores
+from protofed.deploy.cli import client
 from protofed.deploy.site.score_words import meaning
 from protofed.protos.v1 import federation_pb2 as pb
 
@@ -28,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command's exit code and what it printed, on a terminal of 100 columns."""
-    monkeypatch.setattr(client_scores.console, "width", 100)
+    monkeypatch.setattr(client.console, "width", 100)
     return partial(called, capfd, "client", "scores")
 
 
@@ -133,7 +133,7 @@ def test_every_score_of_the_closed_list_has_a_meaning(kept: OwnScores, run: Run,
 def test_no_number_is_cut(
     width: int, run: Run, kept: OwnScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_scores.console, "width", width)
+    monkeypatch.setattr(client.console, "width", width)
     names = [f"{where}.{what}" for where in ("personal", "personal.local") for what in ("accuracy", "auroc", "ece")]
     kept.record("wide", 1, dict.fromkeys(names, 0.1234))
     assert run("wide", "--state", tmp_path)[1].count("0.1234") == len(names)

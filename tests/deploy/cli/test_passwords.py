@@ -9,7 +9,7 @@ import pytest
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli import main
-from protofed.deploy.cli.passwords import refuse_passwords
+from protofed.deploy.cli.main import refuse_passwords
 
 SECRET = "tr0ub4dor"  # noqa: S105
 PROXY, LEDGER = f"http://ann:{SECRET}@proxy:3128", f"postgresql+psycopg://ann:{SECRET}@db/ledger"

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protofed.deploy.console.notebook import NotebookBars
-from protofed.deploy.console.progress import progress
+from protofed.deploy.console.progress import NotebookBars, progress
 
 
 class Page:

@@ -34,7 +34,7 @@ from protofed.common.protocol.server_info import ServerInfo
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
 from protofed.deploy.doctor import client as doctor_client
-from protofed.deploy.doctor import dates as doctor_dates
+from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import CheckFailedError, CheckRow, State
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
@@ -135,10 +135,10 @@ def test_a_clock_that_lets_no_connection_stand(tls: TlsServer) -> None:
         ConnectionDiagnosis(DiagnosisCode.FINE, "said"),
     )
     with pytest.raises(CheckFailedError) as found:
-        doctor_dates.check_clock_by_certificates(own, dates, own.not_before - 2 * DAY)
+        machine.check_clock_by_certificates(own, dates, own.not_before - 2 * DAY)
     assert found.value.name == "clock-wrong"
-    doctor_dates.check_clock_by_certificates(own, fine, own.not_before - DAY)
-    doctor_dates.check_clock_by_certificates(own, dates, own.not_before + DAY)
+    machine.check_clock_by_certificates(own, fine, own.not_before - DAY)
+    machine.check_clock_by_certificates(own, dates, own.not_before + DAY)
 
 
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")

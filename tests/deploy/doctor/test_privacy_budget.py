@@ -15,7 +15,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy.doctor.checks import CheckFailedError, CheckSkippedError
-from protofed.deploy.doctor.privacy_budget import ledger_message
+from protofed.deploy.doctor.client import ledger_message
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-5, unit="patient")
 

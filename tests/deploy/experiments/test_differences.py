@@ -13,8 +13,7 @@ from tests.support.results import result_of
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.deploy.experiments.compare import CompareRequest, compare
-from protofed.deploy.experiments.exact import as_json
-from protofed.deploy.experiments.shown import grids, markdown, notes
+from protofed.deploy.experiments.shown import as_json, grids, markdown, notes
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 
 Recipes = Callable[..., Recipe]
@@ -33,7 +32,8 @@ def jobs(recipe_of: Recipes) -> list[tuple[Recipe, Any]]:
 
 def differences(comparison: Comparison) -> dict[str, dict[str, str]]:
     found = next(grid for grid in grids(comparison) if grid.key == "differences")
-    return {row[0]: dict(zip(found.header, row, strict=True)) for row in found.rows}
+    header, *rows = found.texts
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
 def test_each_recipe_stands_beside_the_first(jobs: list[tuple[Recipe, Any]]) -> None:

@@ -17,11 +17,11 @@ from protofed.common.errors import ConfigError, DataError, StateError
 from protofed.deploy import shipped
 from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
 from protofed.deploy.experiments.contents import ExperimentContents, read_contents, refuse_foreign, write_contents
-from protofed.deploy.experiments.curves import curves_of, draw, over_rounds, spaced
-from protofed.deploy.experiments.exact import as_json, comma_separated
+from protofed.deploy.experiments.curves import curves_of, draw, over_rounds
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, varied
-from protofed.deploy.experiments.shown import caption, markdown, show
+from protofed.deploy.experiments.shown import as_json, caption, comma_separated, markdown, show
 from protofed.deploy.experiments.table import CompareOptions, Comparison
+from protofed.deploy.plots.charts import spaced
 
 Recipes = Callable[..., Recipe]
 

@@ -27,8 +27,7 @@ from protofed.deploy.cli import main
 from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, RoundTraffic, jobs_of
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.experiments.jobs import Processes, Worker, run_jobs
-from protofed.deploy.experiments.view import CompareView
+from protofed.deploy.experiments.jobs import CompareView, Processes, Worker, run_jobs
 
 Recipes = Callable[..., Recipe]
 CPU = torch.device("cpu")

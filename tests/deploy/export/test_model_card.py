@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +12,10 @@ from protofed.common.config.recipe import Input
 from protofed.common.config.tables import NamedOptions
 from protofed.common.payload import Payload
 from protofed.deploy.export.export import _scored
-from protofed.deploy.export.model_card import card, choice
+from protofed.deploy.export.model_card import Choice, card, choice
 from protofed.deploy.export.model_folder import ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.run_facts import Choice, RunFacts
+from protofed.deploy.run_view import RunView
 from protofed.testing.small_recipe import small_recipe
 
 VALUES = {"global.accuracy": 0.75, "global.majority": 0.625, "global.balanced_accuracy": 0.5}
@@ -44,7 +43,7 @@ def facts(round: int = 2, kind: str = "global", scores: ModelScores | None = Non
 
 def told(changes: dict[str, Any], round: int = 2) -> str:
     """The card of the run's model after this round, of the changed record."""
-    return card(facts(round), ("model.onnx",), None, RunFacts.of(run_record(changes), round))
+    return card(facts(round), ("model.onnx",), None, RunView(run_record(changes)))
 
 
 ALONE = [task("ann"), task("bob", task_status="late")]
@@ -179,7 +178,7 @@ def of_rounds(*values: float) -> list[dict[str, Any]]:
 
 
 def why(chosen: Choice, round: int, changes: dict[str, Any]) -> str:
-    return choice(replace(RunFacts.of(run_record(changes), round), chosen=chosen), round)
+    return choice(RunView(run_record(changes)), round, chosen)
 
 
 def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_optimistic() -> None:
@@ -195,8 +194,7 @@ def test_a_chosen_round_is_told_with_its_score_the_newest_rounds_and_that_it_is_
     level = {**best(1, 0.5), "scores": of_rounds(0.5, 0.5)}
     assert why("newest", 2, level).endswith("global.balanced_accuracy 0.5000, and no scored round has more.")
     assert why("given", 0, changes).startswith("Its round was chosen by its number: global.balanced_accuracy not taken")
-    facts_of_run = replace(RunFacts.of(run_record(changes), 1), chosen="best")
-    assert text in card(facts(1), ("model.onnx",), None, facts_of_run)
+    assert text in card(facts(1), ("model.onnx",), None, RunView(run_record(changes)), "best")
 
 
 def test_a_run_without_the_score_says_so() -> None:

@@ -24,7 +24,7 @@ from protofed.common.config.settings import ClientSettings, ServerSettings
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Verdict
 from protofed.deploy.logs import capture, rendering, setup
-from protofed.deploy.logs.redaction import Hidden
+from protofed.deploy.logs.rendering import Hidden
 
 Read = Callable[[], list[dict[str, Any]]]
 log = structlog.get_logger()

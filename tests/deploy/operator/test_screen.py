@@ -13,12 +13,10 @@ from rich.console import Console
 from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
 from protofed.deploy.operator import tables
-from protofed.deploy.operator.log_lines import changes
-from protofed.deploy.operator.screen import WatchScreen
-from protofed.deploy.operator.screen_layout import Rows, fitting
+from protofed.deploy.operator.screen import Rows, WatchScreen, fitting
 from protofed.deploy.operator.snapshot import RunSnapshot
-from protofed.deploy.operator.waiting import sentence, waiting
-from protofed.deploy.operator.watch import plain
+from protofed.deploy.operator.snapshot_builder import waiting
+from protofed.deploy.operator.watch import changes, plain
 from protofed.protos.v1 import operator_pb2 as pb
 
 
@@ -226,7 +224,7 @@ def test_a_reason_to_wait_is_json_by_its_fields() -> None:
 def test_the_time_that_is_left_is_said_as_what_it_is(reason: str, said: str) -> None:
     found = waiting(info(waiting=pb.Waiting(reason=reason, text="x", seconds_left=40.0)))
     assert found is not None
-    assert sentence(found) == said
+    assert found.sentence == said
 
 
 def test_a_list_of_runs_says_it_in_short_and_a_run_shows_all_of_it() -> None:

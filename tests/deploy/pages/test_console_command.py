@@ -16,7 +16,7 @@ from tests.support.command_line import called
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.console import console
+from protofed.deploy.cli.pages import console
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.guard import HEADERS
 

@@ -39,7 +39,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, records
-from protofed.deploy.pages import serving
+from protofed.deploy.pages import shell
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import Program
@@ -551,7 +551,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Browser]:
         started(f"http://{address}/enter?token=x")
         found.append(Browser(program))
 
-    monkeypatch.setattr(serving, "serve", serve)
+    monkeypatch.setattr(shell, "serve", serve)
     return found
 
 

@@ -17,7 +17,7 @@ from protofed.common.storage.segments import segment_path
 from protofed.deploy.audit.archive import archive
 from protofed.deploy.pages.formats import stamp
 from protofed.deploy.pages.hospital import site_log
-from protofed.deploy.pages.hospital.left_rounds import round_lines, summary
+from protofed.deploy.pages.hospital.left import round_lines, summary
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 

@@ -36,9 +36,9 @@ from protofed.deploy.pages.formats import stamp, utc
 from protofed.deploy.pages.guard import SVG_POLICY
 from protofed.deploy.pages.hospital import figures, privacy_curve
 from protofed.deploy.pages.hospital.examination import Examination, SiteSettings
-from protofed.deploy.pages.hospital.own_scores import OwnScoreTable
 from protofed.deploy.pages.hospital.page import client_page, pages_of
 from protofed.deploy.pages.hospital.privacy_curve import MOST, PrivacyCurve, PrivacyPoint, chosen
+from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.site.privacy_spent import PrivacySpent

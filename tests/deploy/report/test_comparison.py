@@ -19,7 +19,7 @@ from protofed.deploy.experiments.code_digest import CodeDigest
 from protofed.deploy.experiments.columns import USUAL
 from protofed.deploy.experiments.curves import curves_of
 from protofed.deploy.experiments.experiment import Result, RoundTraffic
-from protofed.deploy.experiments.machine import machine_class
+from protofed.deploy.experiments.job import machine_class
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 from protofed.deploy.experiments.tuning import Trial, TunedRecipe
 from protofed.deploy.report.comparison import page, without_folder

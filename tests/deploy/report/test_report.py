@@ -21,11 +21,12 @@ from protofed.client.policy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import report as cli_report
-from protofed.deploy.console.kept_scores import NOISE_KEEPS
+from protofed.deploy.console.run_words import NOISE_KEEPS
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.report.problems import problems
-from protofed.deploy.report.record import RunRecord, megabytes
+from protofed.deploy.report.formats import megabytes
 from protofed.deploy.report.report import report, write_report
+from protofed.deploy.report.summary import problems
+from protofed.deploy.run_view import RunView
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.state_folder import open_state
 
@@ -297,7 +298,7 @@ def test_where_sites_keep_their_scores_the_page_says_so_and_shows_an_evaluators(
     )
     html, sections = page(run_record)
     assert run_record["classes"]["judged_by"] == "global.balanced_accuracy"
-    assert RunRecord(run_record).keeping == ["site-1", "site-2", "site-3"]
+    assert RunView(run_record).keeping == ["site-1", "site-2", "site-3"]
     for section in ("summary", "curves", "classes", "fairness"):
         assert f"The sites {KEPT}" in sections.get(section, sections["absent"]), section
     assert "The global model was scored by evaluator." in sections["summary"]
@@ -334,7 +335,7 @@ def test_where_own_scores_stay_because_of_noise_the_page_says_so_instead(
     plan = {"epochs": 1, "batch_size": 16, "lr": 0.1, **({"dp": DP} if noisy else {})}
     run_record = told(tmp_path, recipe_of("fedavg", rounds=1, plan=plan))
     _, sections = page(run_record)
-    assert RunRecord(run_record).kept_by_noise is noisy
+    assert RunView(run_record).kept_by_noise is noisy
     for section in ("summary", "curves", "fairness"):
         assert (NOISE_KEEPS[1:] in sections.get(section, sections["absent"])) is noisy, section
         assert KEPT not in sections.get(section, "")
@@ -343,10 +344,10 @@ def test_where_own_scores_stay_because_of_noise_the_page_says_so_instead(
 def test_of_a_sum_no_own_score_is_missed_for_another_reason_than_noise(full: dict[str, Any]) -> None:
     """Under secure sums sites are asked for a sum of theirs, and with noise it has none."""
     with_noise = full | {"recipe": full["recipe"] | {"plan": {**full["recipe"]["plan"], "dp": DP}}}
-    assert not RunRecord(with_noise).kept_by_noise  # sites have sent some
+    assert not RunView(with_noise).kept_by_noise  # sites have sent some
     silent = with_noise | {"scores": [{**scored, "sites": {}, "spreads": {}} for scored in full["scores"]]}
-    assert RunRecord(silent).kept_by_noise
-    assert not RunRecord(silent | {"rounds": full["rounds"][:1]}).kept_by_noise  # round 0 has no scores
+    assert RunView(silent).kept_by_noise
+    assert not RunView(silent | {"rounds": full["rounds"][:1]}).kept_by_noise  # round 0 has no scores
 
 
 def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> None:
@@ -355,7 +356,7 @@ def test_sites_that_tell_are_told_from_those_that_keep(full: dict[str, Any]) -> 
 
     by_class = {which: without_2(full["classes"][which]) for which in ("newest", "best")}
     some = full | {"scores": list(map(without_2, full["scores"])), "classes": full["classes"] | by_class}
-    assert (RunRecord(full).keeping, RunRecord(some).keeping) == ([], ["site-2"])
+    assert (RunView(full).keeping, RunView(some).keeping) == ([], ["site-2"])
     assert f"1 of 3 sites {KEPT}" in page(some)[1]["fairness"]
 
 
@@ -425,7 +426,7 @@ def test_the_server_says_what_its_folder_says(troubled: Any, tmp_path: Path, spo
 
 
 def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any]) -> None:
-    assert problems(RunRecord(plain))[0].startswith("Nothing went wrong")
+    assert problems(RunView(plain))[0].startswith("Nothing went wrong")
     for task_status, said in (
         ("late", "had not reported when the round closed"),
         ("failed", "could not train"),
@@ -433,7 +434,7 @@ def test_nothing_went_wrong_is_said_only_where_it_did_not(plain: dict[str, Any])
     ):
         run_record = json.loads(json.dumps(plain))
         next(one for one in run_record["rounds"][-1]["tasks"] if one["kind"] == "fit")["task_status"] = task_status
-        found = problems(RunRecord(run_record))
+        found = problems(RunView(run_record))
         assert any(said in sentence for sentence in found)
         assert "No update of site-1 was ever used." in found
 

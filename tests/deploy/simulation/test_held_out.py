@@ -21,7 +21,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload
-from protofed.deploy.cli.overrides import show_dry_run
+from protofed.deploy.cli.options import show_dry_run
 from protofed.deploy.experiments.columns import summarise, usual
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.experiments.job import run_job

@@ -29,9 +29,8 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, simulation
 from protofed.deploy.site import plan_table
-from protofed.deploy.site.plan import SitePlan, plain, site_plan
+from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
 from protofed.deploy.site.plan_request import asked
-from protofed.deploy.site.plan_scores import OWN
 from protofed.deploy.site.plan_sight import NOTHING
 from protofed.server.method import server_methods
 from protofed.testing.small_recipe import small_recipe

@@ -19,9 +19,8 @@ from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.site import plan_privacy, recipe_privacy
-from protofed.deploy.site.plan import plain, site_plan
+from protofed.deploy.site.plan import LOSS, plain, site_plan
 from protofed.deploy.site.plan_privacy import planned, privacy_plan
-from protofed.deploy.site.plan_scores import LOSS
 
 DP = {"noise_multiplier": 1.5, "sampling_rate": 0.1}
 ROUND = (NoisySums(0.1, 1.5, 10),)

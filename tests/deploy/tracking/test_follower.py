@@ -20,8 +20,15 @@ from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.deploy.tracking import follower as tracking
-from protofed.deploy.tracking.follower import Follower, sync_run, trackers
-from protofed.deploy.tracking.round_metrics import RoundMetrics, TrackedRun, complete_rounds, round_metrics
+from protofed.deploy.tracking.follower import (
+    Follower,
+    RoundMetrics,
+    TrackedRun,
+    complete_rounds,
+    round_metrics,
+    sync_run,
+    trackers,
+)
 from protofed.deploy.tracking.tensorboard import EventFiles
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from protofed.common.clock import stamp
@@ -21,19 +20,10 @@ from protofed.common.pki.codes import code
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import ISSUED
+from protofed.deploy.tables import Column, Look, terminal
 
 RED_DAYS, YELLOW_DAYS = 7, 30
-_WIDTHS: Mapping[str, int] = {  # columns, and the characters that each needs
-    "party": 8,
-    "name": 8,
-    "roles": 9,
-    "key": 19,
-    "fingerprint": 16,
-    "from": 10,
-    "until": 10,
-    "days left": 9,
-    "revoked": 20,
-}
+KEYS = Look(heads="bold")
 
 
 @dataclass(frozen=True)
@@ -117,38 +107,31 @@ def table(rows: Sequence[CertRow], now: datetime) -> RenderableType:
     """
     if not rows:
         return Text("No certificates yet. Ask for one with: protofed certs request")
-    cells = [_cells(row, now) for row in rows]
-    certificates = Table(box=None, header_style="bold", pad_edge=False)
-    shown = [column for column in _WIDTHS if any(one[column] for one in cells)]
-    for column in shown:
-        # Narrow terminals wrap names and reasons; a date or a code that is cut says something else.
-        folds = column in ("name", "roles", "revoked")
-        certificates.add_column(
-            column,
-            no_wrap=not folds,
-            min_width=_WIDTHS[column],
-            overflow="fold",
-            justify="right" if column == "days left" else "left",
-        )
-    for one in cells:
-        certificates.add_row(*(one[column] for column in shown))
-    return certificates
+    columns = _columns(now)
+    shown = [column for column in columns if any(str(column.cell(row)) for row in rows)]
+    return terminal(shown, rows, KEYS)
 
 
-def _cells(row: CertRow, now: datetime) -> Mapping[str, str | Text]:
-    """What each column may show; a column without anything is left out."""
-    days = row.days_left(now)
-    return {
-        "party": row.party,
-        "name": row.name,
-        "roles": ", ".join(row.roles),
-        "key": row.key_code,
-        "fingerprint": "" if row.key_fingerprint else row.fingerprint[:16],
-        "from": f"{row.not_before:%Y-%m-%d}" if row.not_before > now else "",
-        "until": f"{row.not_after:%Y-%m-%d}",
-        "days left": Text("expired" if days < 0 else str(days), style=style(days)),
-        "revoked": Text(row.revoked or "", style="red"),
-    }
+def _columns(now: datetime) -> Sequence[Column[CertRow]]:
+    """A column without anything is left out.
+
+    Narrow terminals wrap names and reasons; a date or a code that is cut says something else.
+    """
+    return (
+        Column("party", lambda row: row.party, width=8),
+        Column("name", lambda row: row.name, width=8, wraps=True),
+        Column("roles", lambda row: ", ".join(row.roles), width=9, wraps=True),
+        Column("key", lambda row: row.key_code, width=19),
+        Column("fingerprint", lambda row: "" if row.key_fingerprint else row.fingerprint[:16], width=16),
+        Column("from", lambda row: f"{row.not_before:%Y-%m-%d}" if row.not_before > now else "", width=10),
+        Column("until", lambda row: f"{row.not_after:%Y-%m-%d}", width=10),
+        Column("days left", lambda row: _days(row.days_left(now)), width=9, right=True),
+        Column("revoked", lambda row: Text(row.revoked or "", style="red"), width=20, wraps=True),
+    )
+
+
+def _days(days: int) -> Text:
+    return Text("expired" if days < 0 else str(days), style=style(days))
 
 
 def style(days: int) -> str:

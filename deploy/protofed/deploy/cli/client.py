@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
+from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
-from protofed.deploy.cli import client_decisions as decisions
 from protofed.deploy.cli import doctor
-from protofed.deploy.cli.client_budget import budget
-from protofed.deploy.cli.client_check import check
+from protofed.deploy.cli.client_check import PlanView, check, plan_view
 from protofed.deploy.cli.client_consortium import client_consortium
-from protofed.deploy.cli.client_page import page
-from protofed.deploy.cli.client_plan import PlanView, plan_view
-from protofed.deploy.cli.client_scores import scores
-from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.init import init_client
-from protofed.deploy.cli.options import AsJson, Metrics, Settings, UntilFinished, health, log_as_daemon
+from protofed.deploy.cli.options import (
+    AsJson,
+    Metrics,
+    Set,
+    Settings,
+    UntilFinished,
+    Yes,
+    confirm,
+    health,
+    log_as_daemon,
+)
 from protofed.deploy.cli.options import Policy as PolicyOption
 from protofed.deploy.cli.options import State as StateOption
-from protofed.deploy.cli.overrides import Set
+from protofed.deploy.cli.pages import page
+from protofed.deploy.tables import BOXED, Column, terminal
+
+if TYPE_CHECKING:
+    from protofed.client.state.own_scores import ScoredRound
+    from protofed.deploy.audit.handed_in import HandedIn
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
 console = Console()
@@ -145,17 +159,6 @@ def approve(
     console.print(f"approved: {about}; the daemon continues within seconds", highlight=False)
 
 
-client.command("runs")(decisions.runs)
-client.command("withdraw")(decisions.withdraw)
-client.command("deny")(decisions.deny)
-client.command("pause")(decisions.pause)
-client.command("resume")(decisions.resume)
-client.command("scores")(scores)
-client.command("budget")(budget)
-client.command("page")(page)
-client.add_typer(client_consortium, name="consortium")
-
-
 def _show_plan(view: PlanView, *, tensors: bool | None = None, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(view.plain(), indent=2))  # noqa: T201
@@ -165,5 +168,321 @@ def _show_plan(view: PlanView, *, tensors: bool | None = None, as_json: bool = F
         raise typer.Exit(PolicyViolationError.exit_code)
 
 
+Run = Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")]
+
+
+def runs(state: State, as_json: AsJson = False) -> None:
+    """List the runs that the server offered to this site, and who approved, denied or left each, and when.
+
+    Example: `protofed client runs --state /var/lib/protofed`
+    """
+    from protofed.client.secure_aggregation.partners import Partners
+    from protofed.deploy.site import offered_runs, orders
+    from protofed.deploy.site.partners import PartnersView
+
+    rows = offered_runs.all_runs(orders.approvals_of(state))
+    if as_json:
+        print(json.dumps(rows, indent=2))  # noqa: T201
+        return
+    if not rows:
+        _say("none: the server has offered no run yet, or the daemon of this folder has not reached it")
+    for row in rows:
+        for line in offered_runs.run_lines(row, console.width):
+            _say(line)
+    reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads(3)
+    _say(textwrap.fill(f"in runs with secure sums: {reads}", max(console.width, 60), subsequent_indent="  "))
+    if (pause := orders.pause_of(state).current()) is not None:
+        _say(f"this site is {pause}: it takes no task of any run")
+
+
+def withdraw(run: Run, state: State, yes: Yes = False) -> None:
+    """Leave a run now: a fit in progress stops, and nothing more of the run leaves this site, until `client approve`.
+
+    What was handed in before stays with the server; the command lists it. The daemon may be running, or not.
+
+    Example: `protofed client withdraw lesions --state /var/lib/protofed`
+    """
+    _leave(run, state, yes=yes)
+
+
+def deny(run: Run, state: State, yes: Yes = False) -> None:
+    """Refuse a run, whatever the policy says, until `client approve`. A run that has begun is left: see `withdraw`.
+
+    Example: `protofed client deny lesions --state /var/lib/protofed`
+    """
+    _leave(run, state, yes=yes)
+
+
+def pause(
+    state: State,
+    until: Annotated[
+        str | None,
+        typer.Option(help="When it ends by itself: 18:00 or 2026-11-24T06:00 (UTC), or 90m, 2h30m, 3d."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, for the site's own audit log; nothing sends it.")] = "",
+) -> None:
+    """Take no task until `client resume`, or until a time. A fit in progress is finished and sent; the daemon stays
+    connected.
+
+    To free the machine at once, stop the daemon: its fit begins anew at the next start, or goes on after the last epoch
+    if the recipe has plan.checkpoint.
+
+    Example: `protofed client pause --state /var/lib/protofed --until 18:00`
+    """
+    from protofed.deploy.site import orders
+    from protofed.deploy.site.orders import pause_end
+
+    end = None if until is None else pause_end(until, utc_now())
+    tail = "this site takes no new task; a fit in progress is finished and sent"
+    _say(orders.noticed_text(orders.pause(state, end, reason, lambda begun: _say(f"{begun}: {tail}"))))
+
+
+def resume(state: State) -> None:
+    """Take tasks again after `client pause`.
+
+    Example: `protofed client resume --state /var/lib/protofed`
+    """
+    from protofed.deploy.site import orders
+
+    noticed = orders.resume(state, lambda ended: _say(f"resumed; this site was {ended}"))
+    _say("this site is not paused; nothing to do" if noticed is None else orders.noticed_text(noticed))
+
+
+def _leave(run: str, state: Path, *, yes: bool) -> None:
+    from protofed.client.transport.audit import FILE
+    from protofed.deploy.audit.handed_in import handed_in
+    from protofed.deploy.site import decide, orders
+
+    def begun(took_part: bool) -> None:
+        word = "left" if took_part else "denied"
+        _say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
+
+    approvals = orders.approvals_of(state)
+    offer = approvals.offer(run)
+    if orders.is_out(approvals, offer):
+        _say(f"this site was out of run {offer.run} already")
+        decide.act_as_owner(state)
+    else:
+        if approvals.took_part(run) and not yes:
+            confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
+        _say(orders.noticed_text(orders.leave(state, offer, begun)))
+    for line in _handed_in_lines(handed_in(state / FILE, offer.run), state, offer.run):
+        _say(line)
+
+
+def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
+    from protofed.deploy.audit.handed_in import rounds_text
+
+    updates, scores, unanswered = sent.updates - {0}, sent.scores, sent.unanswered
+    lines = []
+    if updates:
+        lines.append(f"  updates, rounds {rounds_text(updates)}")
+    if 0 in sent.updates:
+        lines.append("  the first model, which is made from the recipe and contains nothing of this site's data")
+    if unanswered:
+        lines.append(f"  perhaps the updates of rounds {rounds_text(unanswered)}: sent, and never answered")
+    if scores:
+        lines.append(f"  scores, rounds {rounds_text(scores)}")
+    if summed := {number for number, names in sent.summed.items() if names}:
+        lines.append(f"  scores in a secure sum, as part of a mean over sites, rounds {rounds_text(summed)}")
+    gap = [sent.gap] if sent.gap else []
+    if not lines:
+        return gap or ["nothing of it was handed in before, by the audit log"]
+    more = f"each message: protofed audit show {state} --run {run}"
+    return [
+        "handed in before, by the audit log; it stays with the server, in the models made with it:",
+        *lines,
+        *gap,
+        more,
+    ]
+
+
+def _say(line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+NOTHING_SPENT = "nothing: this site has begun no fit of a run with noise (plan.dp)"
+PUBLIC = "Epsilon is arithmetic of the recipes and of how many rounds began: it tells nothing of the site's images."
+
+
+def budget(
+    state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
+    policy: PolicyOption = None,
+    delta: Annotated[
+        float, typer.Option(min=1e-12, max=1e-2, help="Delta at which epsilon is given, unless the policy names one.")
+    ] = 1e-5,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the site has spent of its privacy: by run, and of all runs together beside the policy's budget.
+
+    Fits of runs without noise are not in it: nothing bounds what these told.
+
+    Example: `protofed client budget --state /var/lib/protofed --policy policy.toml`
+    """
+    from protofed.client.policy.policy import Policy
+    from protofed.client.state.dp_ledger import FILE, read
+    from protofed.deploy import shipped
+    from protofed.deploy.site import decide
+    from protofed.deploy.site.privacy_spent import privacy_spent
+
+    decide.check_state(state)
+    allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
+    found = asdict(privacy_spent(read(state / FILE), allowed, delta))
+    if as_json:
+        print(json.dumps(found, indent=2))  # noqa: T201
+    else:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    if not found["runs"] and not found["torn"]:
+        _say(NOTHING_SPENT)
+    else:
+        console.print(terminal(RUNS, found["runs"], BOXED), highlight=False)
+        if found["torn"]:
+            _say(f"half-written lines, each counted as the largest fit: {found['torn']}")
+    of = "" if found["budget"] is None else f" of {found['budget']:g} for each {found['unit']}"
+    _say(f"spent by all together: epsilon {_text(found['epsilon'])}{of}, at delta {found['delta']:g}")
+    _say(PUBLIC)
+
+
+def _text(epsilon: float | None) -> str:
+    return "beyond all use" if epsilon is None else f"{epsilon:.3g}"
+
+
+CELLS: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "run": lambda run: run["run"],
+    "fits": lambda run: str(run["fits"]),
+    "rounds": lambda run: str(run["rounds"]),
+    "first (UTC)": lambda run: run["first"],
+    "last (UTC)": lambda run: run["last"],
+    "epsilon alone": lambda run: _text(run["epsilon"]),
+}
+RUNS = [Column(head, cell, wraps=True, overflow="ellipsis") for head, cell in CELLS.items()]
+
+
+NO_SCORES = "none yet: the site has taken part in no round, or in none since this version keeps its scores"
+
+
+def scores(
+    state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
+    run: Annotated[str | None, typer.Argument(help="A run; default: the one that was scored last.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print it as JSON, with the scores of single classes.")
+    ] = False,
+) -> None:
+    """Show the site's own scores by round, what each means, and which of them left the site and which stayed.
+
+    Only what `metrics` of the site's policy names is sent, and what `summed_metrics` names in a secure sum; what was
+    sent is read from the site's audit log. Scores of single classes are in --json only.
+
+    Example: `protofed client scores --state /var/lib/protofed`
+    """
+    from protofed.client.state.own_scores import FOLDER, OwnScores
+    from protofed.client.transport.audit import FILE
+    from protofed.deploy.audit.handed_in import HandedIn, handed_in
+    from protofed.deploy.site import decide
+
+    decide.check_state(state)
+    kept = OwnScores(state / FOLDER)
+    if run is None:
+        run = next(reversed(kept.runs()), None)
+    rounds = [] if run is None else kept.rounds(run)
+    sent = HandedIn() if run is None else handed_in(state / FILE, run)
+    if as_json:
+        print(json.dumps(plain(run, rounds, sent), indent=2))  # noqa: T201
+    elif run is None:
+        console.print(NO_SCORES, highlight=False)
+    else:
+        console.print(f"[bold]{run}[/bold]", highlight=False)
+        for shown in tables(rounds, console.width):
+            console.print(shown)
+        for line in legend(rounds, sent):
+            console.print(line, highlight=False, markup=False)
+
+
+def plain(run: str | None, rounds: Sequence[ScoredRound], sent: HandedIn) -> dict[str, Any]:
+    """For programs: each round with the names that left (None: too many for the log), and what the names mean.
+
+    `left` has those that left by themselves, `left_in_sums` those that left in a secure sum alone.
+    """
+    from protofed.common.protocol.messages import score_family
+    from protofed.deploy.audit.handed_in import UNLISTED
+    from protofed.deploy.site.score_words import meaning
+
+    gone = {scored.round: sent.names.get(scored.round, set()) for scored in rounds}
+    rows = [
+        {
+            **asdict(scored),
+            "left": None if UNLISTED in gone[scored.round] else sorted(gone[scored.round] & scored.scores.keys()),
+            "left_in_sums": sorted(sent.summed.get(scored.round, set()) & scored.scores.keys()),
+        }
+        for scored in rounds
+    ]
+    families = sorted({score_family(name) for scored in rounds for name in scored.scores})
+    return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
+
+
+def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[RenderableType]:
+    """One row a round, one column a score; as many tables as it takes for no number to be cut."""
+    from protofed.deploy.site.score_words import names_of
+
+    names = names_of(rounds)
+    heads = [name.replace(".", ".\n").replace("balanced_", "balanced_\n") for name in names]
+    widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
+    most = max(1, (width - len("│ round │")) // (widest + 3))
+    for first in range(0, max(len(names), 1), most):
+        columns: list[Column[ScoredRound]] = [Column("round", lambda scored: str(scored.round), right=True, wraps=True)]
+        for name, head in zip(names[first : first + most], heads[first : first + most], strict=True):
+            columns.append(Column(head, partial(_score, name), right=True, wraps=True))
+        yield terminal(columns, rounds, BOXED)
+
+
+def _score(name: str, scored: ScoredRound) -> str:
+    return f"{scored.scores[name]:.4f}" if name in scored.scores else "–"
+
+
+def legend(rounds: Sequence[ScoredRound], sent: HandedIn) -> Iterator[str]:
+    """What each column means, and whether it left: by itself, in a secure sum, or not at all."""
+    from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
+    from protofed.deploy.site.score_words import meaning, names_of
+
+    for name in names_of(rounds):
+        yield f"{name}: {meaning(name)}"
+    kept = {scored.round for scored in rounds}
+    gone, summed = _rounds_by_name(rounds, sent.names), _rounds_by_name(rounds, sent.summed)
+    stayed = [name for name in gone if not gone[name] and not summed[name]]
+    for name, numbers in gone.items():
+        if numbers:
+            yield f"left this site (the policy names it): {name}, rounds {rounds_text(numbers)}"
+    for name, numbers in summed.items():
+        if numbers:
+            yield f"left in a secure sum, as part of a mean over sites: {name}, rounds {rounds_text(numbers)}"
+    if unlisted := {number for number in kept if UNLISTED in sent.names.get(number, ())}:
+        yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
+    elif sent.gap:
+        yield sent.gap
+    elif stayed:
+        yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
+
+
+def _rounds_by_name(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> dict[str, set[int]]:
+    """In which of the rounds each column is among the names that left."""
+    from protofed.deploy.site.score_words import names_of
+
+    return {
+        name: {scored.round for scored in rounds if name in left.get(scored.round, ())} for name in names_of(rounds)
+    }
+
+
+client.command("runs")(runs)
+client.command("withdraw")(withdraw)
+client.command("deny")(deny)
+client.command("pause")(pause)
+client.command("resume")(resume)
+client.command("scores")(scores)
+client.command("budget")(budget)
+client.command("page")(page)
+client.add_typer(client_consortium, name="consortium")
 client.command("doctor")(doctor.of_client(start))
 client.command("health")(health)

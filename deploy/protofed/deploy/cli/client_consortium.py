@@ -11,8 +11,7 @@ from rich.console import Console
 
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, StateError
-from protofed.deploy.cli.confirmation import Yes, confirm
-from protofed.deploy.cli.options import AsJson
+from protofed.deploy.cli.options import AsJson, Yes, confirm
 
 console = Console()
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
+from protofed.deploy.cli.options import DryRun, Set, show_dry_run
 
 Ray = Annotated[
     str | None,

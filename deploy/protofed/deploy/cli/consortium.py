@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.connection import connected
-from protofed.deploy.cli.options import AsJson
+from protofed.deploy.cli.options import AsJson, Yes, confirm
 
 if TYPE_CHECKING:
     from protofed.common.protocol.consortium import Consortium

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from protofed.deploy.cli.options import AsJson
-from protofed.deploy.cli.overrides import Set, needs_recipe
+from protofed.deploy.cli.options import AsJson, Set, needs_recipe
 
 if TYPE_CHECKING:
     from protofed.deploy.doctor.checks import Check
@@ -119,15 +118,14 @@ def _check_client(
 
 
 def _report_checks(checks: Sequence[Check], *, strict: bool, as_json: bool) -> None:
-    from protofed.deploy.doctor import table
-    from protofed.deploy.doctor.checks import first_finding, run_checks, verdict
+    from protofed.deploy.doctor.checks import first_finding, plain, run_checks, table, verdict
 
     with Console(stderr=True).status("checking") as status:
         rows = list(run_checks(checks, lambda name: status.update(f"checking {name}")))
     if as_json:
-        print(json.dumps(table.plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
+        print(json.dumps(plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
     else:
-        console.print(table.table(rows))
+        console.print(table(rows))
         console.print(verdict(rows, strict=strict), highlight=False)
     if (worst := first_finding(rows, strict=strict)) is not None:
         raise typer.Exit(worst.code)

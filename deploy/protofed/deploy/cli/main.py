@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,16 +23,12 @@ from protofed.deploy.cli.audit import audit
 from protofed.deploy.cli.certs import certs
 from protofed.deploy.cli.client import client
 from protofed.deploy.cli.compare import compare
-from protofed.deploy.cli.console import console as console_page
 from protofed.deploy.cli.consortium import consortium
-from protofed.deploy.cli.files import files
-from protofed.deploy.cli.new import new
-from protofed.deploy.cli.passwords import refuse_passwords
+from protofed.deploy.cli.pages import console as console_page
 from protofed.deploy.cli.report import report
 from protofed.deploy.cli.server import server
-from protofed.deploy.cli.shipped import policies, recipes
+from protofed.deploy.cli.shipped import files, new, policies, recipes
 from protofed.deploy.cli.tracking import tracking
-from protofed.deploy.daemons.pid1 import end_on_sigterm
 
 
 class _AudienceOrder(TyperGroup):
@@ -131,7 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: the words after `protofed`; None: those of the process. Tests pass their own.
     """
-    end_on_sigterm()
+    _end_on_sigterm()
     _replace_what_the_terminal_cannot_show()
     try:
         failpoint.arm(os.environ.get(failpoint.VARIABLE))
@@ -161,6 +159,16 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(70)
 
 
+def _end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does; a daemon later sets its own handler.
+
+    Process 1 ignores every signal that it has no handler for, and importing PyTorch can take longer than the 10 s
+    after which a container's engine kills it.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 def _asks_for_help(words: list[str]) -> bool:
     """Whether nothing but help is wanted: it logs nothing, and logging takes a third of its time to import."""
     *before, last = words or [""]
@@ -180,3 +188,37 @@ def _report_error(message: str, error: Exception, exit_code: int) -> None:
 
     if not setup.log_exit(message, exit_code, error):
         print(f"protofed: {message}", file=sys.stderr)  # noqa: T201
+
+
+INSTEAD: Final[Mapping[str, str]] = {  # option -> where its value may have a password
+    "--proxy": "the environment variable PROTOFED_CLIENT_PROXY, or `proxy` in the --settings file",
+    "--mlflow": "the environment variable PROTOFED_TRACKING_MLFLOW",
+}
+ELSEWHERE: Final = "an environment variable (PROTOFED_SERVER_LEDGER, PROTOFED_SERVER_MLFLOW, …) or the --settings file"
+_CREDENTIALS = re.compile(
+    r"://[^/@\s:]*:(?!\d{1,5}/)[^@\s]+@"  # user:password@, but for a port and a path with an @
+    r"|://\S*[?&][\w.-]*(password|passwd|secret|token|api_?key)=[^&\s]",
+    re.IGNORECASE,
+)
+
+
+def refuse_passwords(arguments: Sequence[str]) -> None:
+    """Refuse a command line with a URL that has a password or a token.
+
+    Args:
+        arguments: the words after `protofed`.
+
+    Raises:
+        ConfigError: there is one; the text does not repeat it.
+    """
+    option = ""
+    for word in arguments:
+        name, assigned, _ = word.partition("=")
+        is_option = word.startswith("--")
+        option = name if is_option else option
+        if _CREDENTIALS.search(word):
+            raise ConfigError(
+                f"{option or 'an argument'}: a URL with a password or a token on the command line, where everybody on "
+                f"this machine can read it; put it into {INSTEAD.get(option, ELSEWHERE)}, and change the password"
+            )
+        option = "" if not is_option or assigned else option

@@ -10,10 +10,8 @@ from rich.console import Console
 
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.confirmation import Yes, confirm
 from protofed.deploy.cli.connection import connected
-from protofed.deploy.cli.options import AsJson
-from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
+from protofed.deploy.cli.options import AsJson, DryRun, Set, Yes, confirm, show_dry_run
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -60,7 +58,7 @@ def start(
     from protofed.common import plugins
     from protofed.common.ids import check_id
     from protofed.deploy import shipped
-    from protofed.deploy.operator.start_notes import start_notes
+    from protofed.deploy.operator.tables import start_notes
     from protofed.deploy.simulation.start_check import check_queue
     from protofed.deploy.site.recipe_privacy import planned_lines
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from protofed.common.errors import ConfigError, UnavailableError
 from protofed.deploy.cli import completion, doctor
 from protofed.deploy.cli.init import init_server
-from protofed.deploy.cli.options import Metrics, Settings, State, UntilFinished, health, log_as_daemon
-from protofed.deploy.cli.overrides import DryRun, Set, show_dry_run
-from protofed.deploy.cli.server_notify import notify
+from protofed.deploy.cli.options import (
+    AsJson,
+    DryRun,
+    Metrics,
+    Set,
+    Settings,
+    State,
+    UntilFinished,
+    health,
+    log_as_daemon,
+    show_dry_run,
+)
 from protofed.deploy.cli.tracking import TensorBoard
 
 server = typer.Typer(
@@ -83,6 +96,44 @@ def start(
             f"listening on {address}, state in {server_settings.state}", soft_wrap=True
         ),
     )
+
+
+def notify(settings: Settings = None, as_json: AsJson = False) -> None:
+    """Send a test message by each webhook and mail server of the settings. Exit code 69 if one does not take it.
+
+    Example: `protofed server notify --settings server.toml`
+    """
+    from protofed.common.config.settings import ServerSettings, read_settings
+    from protofed.common.pki.certificate import Party
+    from protofed.common.pki.identity import LiveIdentity
+    from protofed.deploy.daemons.server import server_name
+    from protofed.deploy.logs import setup
+    from protofed.server.notifications.channels import NotSentError, open_channels
+    from protofed.server.notifications.wording import trial_notice
+
+    server = read_settings(ServerSettings, settings, {})
+    if server.notify is None:
+        raise ConfigError("the settings have no [notify], so nobody is told; name the server's file: --settings FILE")
+    setup.hide_server(server)
+    channels = open_channels(server.notify)
+    identity = None if server.identity is None else LiveIdentity(server.identity, Party.SERVER)
+    message = trial_notice(server_name(identity, server.listen), time.time())
+    results = dict[str, tuple[bool, str]]()
+    for channel in channels:
+        with Console(stderr=True).status(f"sending to {channel.name}"):
+            try:
+                results[channel.name] = True, channel.send(message)
+            except NotSentError as error:
+                results[channel.name] = False, str(error)
+    if as_json:
+        rows = [{"channel": name, "taken": taken, "answer": answer} for name, (taken, answer) in results.items()]
+        print(json.dumps({"id": message.id, "channels": rows}, indent=2, ensure_ascii=False))  # noqa: T201
+    else:
+        for name, (taken, answer) in results.items():
+            mark = Text("✓", style="green") if taken else Text("✗", style="bold red")
+            console.print(Text.assemble(mark, f" {name}  {answer}"))
+    if not all(taken for taken, _ in results.values()):
+        raise typer.Exit(UnavailableError.exit_code)
 
 
 server.command("doctor")(doctor.of_server(start))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from protofed.common.errors import ConfigError, count
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.options import AsJson
+from protofed.deploy.tables import Column, terminal
 
 policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
 recipes = typer.Typer(no_args_is_help=True, help="The recipes that come with protofed: list them, print one.")
@@ -100,9 +101,63 @@ def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2, ensure_ascii=False))  # noqa: T201
         return
-    table = Table(box=None, pad_edge=False)
-    for name in (shown := [key for key in rows[0] if key not in HIDDEN]):
-        table.add_column(name, overflow="fold", no_wrap=name != "what")
-    for row in rows:
-        table.add_row(*(Text(str(row[name])) for name in shown))
-    console.print(table)
+    shown = [Column(key, itemgetter(key), wraps=key == "what") for key in rows[0] if key not in HIDDEN]
+    console.print(terminal(shown, rows))
+
+
+def files(
+    into: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Folder to write into.")] = None,
+    kind: Annotated[list[str] | None, typer.Argument(metavar="[KIND]...", help="Of --list; default: all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List the kinds of files; write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write dashboards, alert rules, systemd units, Helm chart and Compose files into a folder. Overwrites nothing.
+
+    Example: `protofed files monitoring dashboards prometheus`
+    """
+    from protofed.deploy.shipped_files import KINDS, write_files
+
+    if listed:
+        rows = [{"kind": name, "what": one.what} for name, one in KINDS.items()]
+        if as_json:
+            print(json.dumps(rows, indent=2))  # noqa: T201
+        else:
+            columns = [Column(key, itemgetter(key), wraps=True) for key in ("kind", "what")]
+            console.print(terminal(columns, rows))
+        return
+    if into is None:
+        raise ConfigError("DIR is missing: the folder to write into; --list names the kinds of files")
+    written = write_files(into, kind or ())
+    if as_json:
+        print(json.dumps([str(path) for path in written], indent=2))  # noqa: T201
+        return
+    for path in written:
+        console.print(path, soft_wrap=True, highlight=False)
+    console.print(
+        f"{count(len(written), 'file')} written" + ("" if written else ": all are there already"), highlight=False
+    )
+
+
+new = typer.Typer(no_args_is_help=True, help="Start a package of your own from a template.")
+
+
+@new.callback()
+def _group() -> None:
+    """Keep `method` a subcommand: Typer merges a single command into its group unless the group has a callback."""
+
+
+@new.command("method")
+def method(
+    name: Annotated[str, typer.Argument(help="The method's name in recipes, as my-method.")],
+    into: Annotated[Path, typer.Option(help="Folder in which to create the package's folder.")] = Path(),
+) -> None:
+    """Create a package for your own method: client and server halves, recipe, tests, entry point. It starts as FedAvg.
+
+    Example: `protofed new method my-method`
+    """
+    from protofed.deploy.templates.new_method import new_method
+
+    for path in (files := new_method(name, into)):
+        console.print(path, soft_wrap=True, highlight=False)
+    root = files[0].parent
+    console.print(f"next: pip install -e '{root}\\[test]'", f"then: pytest {root}", sep="\n", soft_wrap=True)

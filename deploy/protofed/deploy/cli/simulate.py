@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.overrides import DryRun, DryWrite, Set, needs_recipe, show_dry_run
+from protofed.deploy.cli.options import DryRun, DryWrite, Set, needs_recipe, show_dry_run
 
 console = Console()
 

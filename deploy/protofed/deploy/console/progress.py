@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import math
+import os
+import signal
+import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Sized
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -21,8 +28,6 @@ from rich.progress import (
 )
 from rich.table import Column
 from rich.text import Text
-
-from protofed.deploy.console.notebook import NotebookBars, bars_for
 
 T = TypeVar("T")
 AFTER_S = 0.7  # work that ends sooner shows no bar
@@ -136,3 +141,113 @@ def amount(done: float, total: float | None, unit: str) -> str:
     if not unit:
         return "" if not total else f"{100 * done / total:.0f} %"
     return f"{done:.0f}" + ("" if total is None else f"/{total:.0f}") + f" {unit}"
+
+
+WIDTH = 100  # columns
+_REDRAW_S = 0.2  # every update is a message to the browser
+
+
+def bars_for(console: Console, *columns: ProgressColumn, **options: Any) -> Progress:
+    """Rich's bars on a terminal, `NotebookBars` in a notebook; `options` as of rich's `Progress`."""
+    kind = NotebookBars if console.is_jupyter else Progress
+    return kind(*columns, console=console, **options)
+
+
+class NotebookBars(Progress):
+    """Bars drawn at their updates, on the updating thread, which must be the one that runs the cell."""
+
+    _output: Any = None
+    _begin = math.inf  # time.monotonic() from which on they are shown
+    _drawn = -math.inf
+
+    def start(self) -> None:
+        """Show the bars from now on."""
+        self._begin = time.monotonic()
+        self.refresh()
+
+    def stop(self) -> None:
+        """Draw the last state; transient bars leave an empty output."""
+        if self.live.transient and self._output is not None:
+            self._draw("")
+        elif not self.live.transient and time.monotonic() >= self._begin:
+            self._draw(self.text())
+        self._begin = math.inf
+
+    @contextmanager
+    def after(self, seconds: float) -> Iterator[None]:
+        """Show the bars inside, once the work has taken `seconds`."""
+        self._begin = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self.stop()
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """As `Progress.update`, then draw."""
+        super().update(task_id, **changes)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw, unless the last drawing was less than `_REDRAW_S` ago."""
+        if time.monotonic() >= max(self._begin, self._drawn + _REDRAW_S):
+            self._draw(self.text())
+
+    def text(self) -> str:
+        """The bars as plain text, one line for each."""
+        page = Console(file=io.StringIO(), width=WIDTH, force_jupyter=False, force_terminal=False, color_system=None)
+        with page.capture() as drawn:
+            page.print(self.get_renderable())
+        return "\n".join(line.rstrip() for line in drawn.get().splitlines())
+
+    def _draw(self, text: str) -> None:
+        from IPython.display import display
+
+        if self.disable or self.console.quiet:
+            return
+        self._drawn = time.monotonic()
+        if self._output is None:
+            self._output = display({"text/plain": text}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._output.update({"text/plain": text}, raw=True)
+
+
+TERMINATE_S = 10.0  # between SIGTERM and SIGKILL, for all processes together
+
+
+@contextmanager
+def interruption() -> Iterator[Callable[[], None]]:
+    """Inside, Ctrl-C and SIGTERM raise KeyboardInterrupt only where the yielded function is called.
+
+    An interrupt between a process's start and its assignment to a variable would leave nobody to end it.
+    """
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield check
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Send SIGTERM, to the last one first (clients before their server), and SIGKILL after `TERMINATE_S` seconds."""
+    for process in reversed(processes):
+        process.terminate()
+    until = time.monotonic() + TERMINATE_S
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.1, until - time.monotonic()))
+            continue
+        process.kill()
+        process.wait()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: a container or taskset may allow fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import PolicyViolationError, RevokedError
+from protofed.common.errors import ConfigError, PolicyViolationError, RevokedError, UnavailableError
 from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
@@ -30,10 +30,9 @@ from protofed.common.storage.journal import Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client_ranks, core_dumps
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
 from protofed.deploy.daemons.metrics_endpoint import serve_metrics
-from protofed.deploy.daemons.signals import stoppable
+from protofed.deploy.daemons.signals import forbid_core_dumps, stoppable
 from protofed.deploy.logs import capture, setup
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.data.site_data import SiteData
+    from protofed.client.distributed.leader import CallBoard
+    from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
     from protofed.client.secure_aggregation.membership import Membership
     from protofed.client.site import PreparedRun, Site
@@ -81,9 +82,9 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         RevokedError: the site's certificate was revoked.
         HangUpError: SIGHUP ended it.
     """
-    core_dumps.forbid()
+    forbid_core_dumps()
     setup.hide_site(settings)
-    client_ranks.check_download(settings, launch := launched(os.environ))
+    check_download(settings, launch := launched(os.environ))
     if launch is not None and launch.rank:
         _follow(settings, launch)
         return
@@ -106,7 +107,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
     policy()  # without one that can be read nothing begins
     with stoppable(), ExitStack() as stack:
-        distribute = stack.enter_context(client_ranks.leading(launch, device))
+        distribute = stack.enter_context(leading(launch, device))
         store, status = DiskStore(settings.state), DaemonStatus()
         setup.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
         stack.callback(store.close)
@@ -238,7 +239,7 @@ def _follow(settings: ClientSettings, launch: Launch) -> None:
     policy, load = PolicyFile(shipped.policy(settings.policy)), partial(_load, settings, device)
     policy()
     with stoppable():
-        client_ranks.following(launch, device, _site(settings, policy, MemoryStore(), device, load))
+        following(launch, device, _site(settings, policy, MemoryStore(), device, load))
 
 
 def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
@@ -397,3 +398,64 @@ def _take_part(agent: Agent, *, until_finished: bool) -> None:
         # Counted from the question: a server that held the call open has used the time up already.
         time.sleep(max(0.0, asked_at + pause - time.monotonic()))
         asked_at = time.monotonic()
+
+
+def check_download(settings: ClientSettings, launch: Launch | None) -> None:
+    """Refuse `data.download` under torchrun.
+
+    Raises:
+        ConfigError: all ranks would write the same files at once.
+    """
+    if launch is not None and settings.data.download:
+        raise ConfigError(
+            "data.download: several processes would write the same files; let one `protofed client` without torchrun "
+            "download them, then remove the setting"
+        )
+
+
+@contextmanager
+def leading(launch: Launch | None, device: torch.device) -> Iterator[Callable[[Site], Site]]:
+    """For rank 0: yields what turns a site into one whose runs and fits are done by all ranks; at the end, ends them.
+
+    Without torchrun the site stays as it is.
+
+    Raises:
+        UnavailableError: another rank has ended; torchrun restarts all of them, and the task is resumed.
+    """
+    if launch is None:
+        yield lambda site: site
+        return
+    from protofed.client.distributed.leader import Leader
+
+    with _joined(launch, device) as (team, board):
+        log.info("several processes train as one", ranks=team.size, device=str(device))
+        leader = Leader(team, board)
+        try:
+            yield leader.wrap
+        finally:
+            leader.end()
+
+
+def following(launch: Launch, device: torch.device, site: Site) -> None:
+    """For all other ranks: train with rank 0 until it ends.
+
+    Raises:
+        UnavailableError: rank 0 or another rank has died.
+    """
+    from protofed.client.distributed.leader import follow
+
+    with _joined(launch, device) as (team, board):
+        log.info("following the daemon", ranks=team.size, device=str(device), version=VERSION)
+        follow(team, board, site)
+
+
+@contextmanager
+def _joined(launch: Launch, device: torch.device) -> Iterator[tuple[Team, CallBoard]]:
+    from protofed.client.distributed.rendezvous import joined_ranks
+    from protofed.client.distributed.team import RankLostError
+
+    try:
+        with joined_ranks(launch, device) as team_and_board:
+            yield team_and_board
+    except RankLostError as error:
+        raise UnavailableError(f"{error}; torchrun starts all of them again, up to --max-restarts times") from error

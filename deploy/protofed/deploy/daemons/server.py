@@ -7,29 +7,37 @@ import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import structlog
+from prometheus_client import ProcessCollector
 
 from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import stamp
+from protofed.common.config.notify import Notify
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ConfigError, RunFailedError, StateError
+from protofed.common.monitoring.http import Monitor
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
-from protofed.deploy.daemons import core_dumps
-from protofed.deploy.daemons.server_monitoring import ServerMonitor, ledger_url
-from protofed.deploy.daemons.signals import ENDING, check_hang_up
+from protofed.deploy.daemons.metrics_endpoint import serve_metrics
+from protofed.deploy.daemons.signals import ENDING, check_hang_up, forbid_core_dumps
 from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
 from protofed.server.assembly import JOURNAL_FILE, open_server
-from protofed.server.monitoring.readiness import ServerReadiness
+from protofed.server.metrics import ServerMetrics
+from protofed.server.monitoring.collector import CollectorSources, StateCollector
+from protofed.server.monitoring.readiness import ServerReadiness, ledger_writable, state_writable
+from protofed.server.notifications.channels import open_channels
+from protofed.server.notifications.notifier import Notifier
+from protofed.server.notifications.outbox import JOURNAL_FILE as NOTIFICATIONS
+from protofed.server.notifications.outbox import Outbox
+from protofed.server.notifications.watch import Watch, WatchSources
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.queue import RunQueue
@@ -37,10 +45,10 @@ from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.rpc.server import Served, serve
+from protofed.server.storage.blobs import BLOBS
+from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.recovery import compare_audit
-
-if TYPE_CHECKING:
-    from protofed.deploy.daemons.server_notify import ServerNotifications
 
 log = structlog.get_logger()
 ADDRESS_FILE = "address"  # in the state folder: host:port, which is not known before if the port is 0
@@ -96,7 +104,7 @@ def run_server(
         RunFailedError: a run failed (only with `until_finished`).
         HangUpError: SIGHUP ended it.
     """
-    core_dumps.forbid()
+    forbid_core_dumps()
     setup.hide_server(settings)
     (recipes, identity), limit = checked(settings, assignments), memory_limit(settings.memory_limit_mb)
     for recipe in recipes:
@@ -180,7 +188,6 @@ async def _serve_until_signal(
 def _notifications(settings: ServerSettings, identity: LiveIdentity | None) -> ServerNotifications | None:
     if settings.notify is None:
         return None
-    from protofed.deploy.daemons.server_notify import ServerNotifications  # and with it smtplib and urllib
 
     return ServerNotifications(settings.notify, ledger_url(settings), identity, settings.listen)
 
@@ -218,3 +225,99 @@ def read_address(state: Path) -> str | None:
     with contextlib.suppress(FileNotFoundError):
         return (state / ADDRESS_FILE).read_text(encoding="utf-8")
     return None
+
+
+def ledger_url(settings: ServerSettings) -> str:
+    """SQLAlchemy URL of the ledger's database: a file in the state folder, unless the settings name another one."""
+    return settings.ledger or f"sqlite:///{settings.state / LEDGER_FILE}"
+
+
+class ServerMonitor:
+    """The server's metrics and readiness, served over HTTP if the settings have a [metrics].
+
+    Raises:
+        ConfigError: the [metrics] of the settings cannot be used.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.metrics, self.readiness = ServerMetrics(), ServerReadiness()
+        self._settings = settings
+        endpoint, registry = settings.metrics, self.metrics.registry
+        self._monitor = None if endpoint is None else Monitor(endpoint, registry, self.readiness.missing)
+
+    def start(
+        self,
+        runs: RunQueue,
+        operator: OperatorApi,
+        context: ServerContext,
+        identity: LiveIdentity | None,
+        stack: ExitStack,
+    ) -> str:
+        """Serve until `stack` is closed; returns the URL before /metrics, empty if nothing is served.
+
+        Raises:
+            UnavailableError: the port is taken.
+        """
+        state = self._settings.state
+        self.readiness.require("ledger", ledger_writable(context.ledger, context.check), blocks_calls=False)
+        self.readiness.require("state", state_writable(state), blocks_calls=False)
+        if (state / BLOBS).is_symlink():  # blobs on a disk of their own, which can be full while the state's is not
+            self.readiness.require("blobs", state_writable(state / BLOBS, "folder of the blobs"), blocks_calls=False)
+        if self._monitor is None:
+            return ""
+        records = LedgerReader(ledger_url(self._settings))
+        stack.callback(records.close)
+        metrics = self.metrics
+        # `serve` sets `metrics.lag` later, hence the lambda.
+        sources = CollectorSources(
+            runs, context.presence, records, operator.certificates, identity, state, lambda: metrics.lag()
+        )
+        metrics.registry.register(StateCollector(sources))
+        ProcessCollector(registry=metrics.registry)
+        return stack.enter_context(serve_metrics(self._monitor, state))
+
+
+class ServerNotifications:
+    """Opened in two steps: runs that fail while they are taken up are news, so the outbox comes before the run queue.
+
+    Args:
+        url: of the ledger's database.
+
+    Raises:
+        ConfigError: a channel's secret, or its CAs, cannot be used.
+    """
+
+    def __init__(self, settings: Notify, url: str, identity: LiveIdentity | None, listen: str) -> None:
+        self._settings, self._url, self._identity = settings, url, identity
+        self._channels = open_channels(settings)
+        self._server = server_name(identity, listen)
+
+    def open(self, state: Path, metrics: ServerMetrics, stack: ExitStack) -> None:
+        """Read the journal of the state folder, which this process must have locked."""
+        self._metrics = metrics
+        metrics.notifies(self._settings.channels)
+        self._outbox = Outbox(state / NOTIFICATIONS, self._settings.channels, self._settings.events)
+        stack.callback(self._outbox.close)
+
+    def start(self, runs: RunQueue, operator: OperatorApi, context: ServerContext, stack: ExitStack) -> None:
+        """Look and send on threads of its own until `stack` is closed."""
+        records = LedgerReader(self._url)
+        stack.callback(records.close)
+        sources = WatchSources(
+            runs,
+            context.presence,
+            records,
+            operator.certificates,
+            self._identity,
+            self._outbox.since,
+            context.clock,
+        )
+        watch = Watch(self._settings, sources)
+        notifier = Notifier(self._server, watch.look, self._outbox, self._channels, self._metrics.notification)
+        stack.callback(notifier.stop)
+        notifier.start()
+
+
+def server_name(identity: LiveIdentity | None, listen: str) -> str:
+    """How a server is called in its messages: as in its certificate; in plain text by its address."""
+    return listen if identity is None else identity.current().certificate.name

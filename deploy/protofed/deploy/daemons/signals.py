@@ -1,7 +1,8 @@
-"""Ends a working process on SIGTERM, SIGINT and SIGHUP."""
+"""What a daemon does about its system: signals end it, and no core dump is written."""
 
 from __future__ import annotations
 
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,3 +59,11 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def forbid_core_dumps() -> None:
+    """Let no core dump of this process, or of one that it starts, be written, whoever started it.
+
+    A container engine often lets its containers dump whole memories, into the working folder: the volume of the state.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from pathlib import Path
 
+from protofed.client.policy.rules import PrivacyBudget
+from protofed.client.state.dp_ledger import FILE, Spent, read
 from protofed.client.transport.channels import BusyError, fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
@@ -14,14 +19,14 @@ from protofed.common import plugins
 from protofed.common.address import check_connection
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError
+from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError, count
 from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
 from protofed.deploy.daemons import client_resources
-from protofed.deploy.doctor import dates, machine
+from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_sums import SiteSums
 from protofed.deploy.doctor.site import SiteUnderCheck, policy_summary
@@ -89,7 +94,7 @@ class ClientDoctor:
         if self.settings.identity is None:
             return None
         # `certificate` judges the dates, by the server's clock if this one is wrong; so they must not stop the rest.
-        at = dates.valid_time(self.settings.identity, self.clock())
+        at = machine.valid_time(self.settings.identity, self.clock())
         return client_resources.own_identity(self.settings, lambda: at)
 
     @cached_property
@@ -128,9 +133,9 @@ class ClientDoctor:
         try:
             connection = self.connection
             if connection.kind is DiagnosisCode.FINE and (server_info := self.server_info) is not None:
-                return dates.compare_clocks(self.clock(), server_info.time)
+                return machine.compare_clocks(self.clock(), server_info.time)
             if (identity := self._own_identity()) is not None:
-                dates.check_clock_by_certificates(identity.certificate, connection, self.clock())
+                machine.check_clock_by_certificates(identity.certificate, connection, self.clock())
         except ProtofedError as error:
             raise CheckSkippedError("nothing to compare with: see what follows") from error
         raise CheckSkippedError("nothing to compare with: the server could not be asked")
@@ -147,7 +152,7 @@ class ClientDoctor:
         if self.settings.identity is None:
             raise CheckSkippedError("none in plain text")
         at = self._trusted_time()
-        return dates.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
+        return machine.remaining(read_identity(self.settings.identity, Party.SITE, at).certificate, at)
 
     def check_route(self) -> str:
         """Name resolution, port and proxy: whether TCP reaches the server."""
@@ -233,7 +238,6 @@ class ClientDoctor:
     def check_privacy_budget(self) -> str:
         """The ledger of what fits with noise have spent, beside the policy's budget."""
         from protofed.client.policy.policy import Policy
-        from protofed.deploy.doctor.privacy_budget import ledger_message
 
         rules = Policy.read(shipped.policy(self.settings.policy)).rules
         return ledger_message(self.settings.state, rules.dp)
@@ -262,3 +266,56 @@ class ClientDoctor:
         if server_info is None or abs(here - server_info.time) <= machine.CLOCK:
             return here
         return server_info.time
+
+
+ACCOUNTANT = "dp-accounting"
+
+
+def ledger_message(state: Path, budget: PrivacyBudget | None) -> str:
+    """What is spent, and left.
+
+    Args:
+        state: the site's state folder.
+        budget: the policy's; None: it has none, and a ledger alone is checked.
+
+    Raises:
+        CheckSkippedError: there is neither a budget nor a ledger.
+        CheckFailedError: no epsilon can be computed, the ledger cannot be written, or all is spent.
+        StateError: the ledger cannot be read, or is damaged.
+    """
+    path = state / FILE
+    if budget is None and not path.exists():
+        raise CheckSkippedError("the policy has no privacy budget (dp), and no fit had noise")
+    spent = read(path)
+    _check_writable(path)
+    if budget is None:
+        return f"the policy has none; {_fits(spent)} had noise"
+    now = _epsilon(spent, budget.delta)
+    text = (
+        f"epsilon {now:.3g} of {budget.epsilon:g} is spent on each {budget.unit} at delta {budget.delta:g}, by "
+        f"{_fits(spent)}; {ACCOUNTANT} {importlib.metadata.version(ACCOUNTANT)}"
+    )
+    if now >= budget.epsilon:
+        raise CheckFailedError("privacy-budget-spent", text)
+    return text
+
+
+def _fits(spent: Spent) -> str:
+    torn = f", and {count(spent.torn, 'half-written line')} that each count as the largest" if spent.torn else ""
+    return f"{count(len(spent.spends), 'fit')}{torn}"
+
+
+def _epsilon(spent: Spent, delta: float) -> float:
+    from protofed.client.policy.dp_accountant import NoisySums, epsilon
+
+    try:
+        epsilon([NoisySums(0.1, 2.0, 1)], delta)  # of nothing it computes nothing, and would seem to be there
+        return epsilon(spent.events(), delta)
+    except ImportError as error:
+        raise CheckFailedError("library-missing", f"{ACCOUNTANT} cannot be imported: {error}") from error
+
+
+def _check_writable(path: Path) -> None:
+    """Check that a fit could be counted, without writing: a line in the ledger is a fit."""
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        raise CheckFailedError("privacy-ledger-unusable", f"{path} cannot be written: give it to the daemon's account")

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protofed.common.errors import unknown
+from protofed.deploy.tables import markdown_rows
 
 
 @dataclass(frozen=True)
@@ -142,5 +143,5 @@ def diagnosis(name: str) -> Diagnosis:
 
 def table(entries: Iterable[Diagnosis] = tuple(DIAGNOSES.values())) -> str:
     """The table of the documentation, in Markdown."""
-    rows = (f"| {each.code} | `{each.name}`{' (warning)' if each.warns else ''} | {each.remedy} |" for each in entries)
-    return "\n".join(("| code | finding | what to do |", "|---:|---|---|", *rows))
+    rows = ([f"{each.code}", f"`{each.name}`{' (warning)' if each.warns else ''}", each.remedy] for each in entries)
+    return markdown_rows(["code", "finding", "what to do"], *rows, right=[0])

@@ -23,7 +23,7 @@ from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.deploy.daemons import server as server_process
-from protofed.deploy.doctor import dates as doctor_dates
+from protofed.deploy.doctor import machine
 from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_sums import server_message
@@ -120,7 +120,7 @@ class ServerDoctor:
     def check_certificate(self) -> str:
         """The dates of the certificate and of its CA."""
         now = self.clock()
-        return doctor_dates.remaining(self._identity(now).certificate, now)
+        return machine.remaining(self._identity(now).certificate, now)
 
     def check_operators(self) -> str:
         """At least one operator has a valid certificate, in the identity's folder or in the ledger.
@@ -246,7 +246,7 @@ class ServerDoctor:
         """The server's identity; without `now`, its dates are not judged."""
         if (folder := self.settings.identity) is None:
             raise CheckSkippedError("none in plain text")
-        return read_identity(folder, Party.SERVER, now or doctor_dates.valid_time(folder, self.clock()))
+        return read_identity(folder, Party.SERVER, now or machine.valid_time(folder, self.clock()))
 
     def _registered(self, party: Party, now: float) -> set[str]:
         """Names of registered operators, or of sites that may train and are not excluded.

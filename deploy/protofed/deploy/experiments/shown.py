@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from protofed.common.csv_cells import Table as CsvTable
 from protofed.common.errors import count
-from protofed.deploy.console.model_warnings import sentences
+from protofed.deploy import tables
+from protofed.deploy.console.run_words import warning_lines
 from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.grids import Grid, markdown_grid, show_grid
-from protofed.deploy.experiments.paired import PairedDifference, can_show
+from protofed.deploy.experiments.paired import CONFIDENCE, PairedDifference, can_show, smallest_p
 from protofed.deploy.experiments.table import Comparison, ComparisonRow
 from protofed.deploy.experiments.tuning import Trial, TunedRecipe
+from protofed.deploy.tables import Table
 from protofed.server.rounds.scores.model_warnings import ModelWarning
 
 NOTHING = "–"
@@ -24,17 +30,17 @@ FEW = 0.5  # of the last digit: a cost's deviation that rounds to 0 is not shown
 def show(comparison: Comparison, console: Console) -> None:
     """For people; a table that is too wide for them is cut into several, one below the other."""
     for grid in grids(comparison):
-        show_grid(grid, console)
+        tables.show(grid, console)
     for line in notes(comparison):
         console.print(Text(line, "bold yellow"))
 
 
 def markdown(comparison: Comparison) -> str:
     """As Markdown tables with their captions."""
-    return "\n".join([*map(markdown_grid, grids(comparison)), *(f"{note}\n" for note in notes(comparison))])
+    return "\n".join([*map(tables.markdown, grids(comparison)), *(f"{note}\n" for note in notes(comparison))])
 
 
-def grids(comparison: Comparison, *, every_column: bool = False) -> list[Grid]:
+def grids(comparison: Comparison, *, every_column: bool = False) -> list[Table]:
     """Scores, differences and the search, as far as there are any.
 
     Args:
@@ -55,7 +61,7 @@ def notes(comparison: Comparison) -> list[str]:
     lines = [
         f"{label}, seed {seed}: {line}"
         for (label, seed), warnings in by_run.items()
-        for line in sentences(warnings, "--format json")
+        for line in warning_lines(warnings, "--format json")
     ]
     if other := comparison.options.other_code:
         which = "; ".join(f"{label}, seeds {', '.join(map(str, seeds))}" for label, seeds in other.items())
@@ -105,7 +111,7 @@ def sample_of(result: Result) -> str:
     return f"a stratified {most:,} of {of:,}"
 
 
-def _scores(comparison: Comparison) -> Grid:
+def _scores(comparison: Comparison) -> Table:
     chosen = {one.recipe: one.chosen for one in comparison.options.tuned}
     header = ["recipe", "seeds", *(["tuned"] if chosen else []), *(column.header for column in comparison.columns)]
     rows = [
@@ -117,7 +123,7 @@ def _scores(comparison: Comparison) -> Grid:
         ]
         for row in comparison.rows
     ]
-    return Grid("scores", header, rows, caption(comparison))
+    return Table("", header, rows, note=caption(comparison), key="scores")
 
 
 def caption(comparison: Comparison) -> str:
@@ -156,7 +162,7 @@ def _noisy(comparison: Comparison) -> str:
     return f" With plan.dp{of} sites' own scores stay at the sites, as they have no noise." if labels else ""
 
 
-def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid:
+def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Table:
     found = comparison.differences
     labels = [row.label for row in comparison.rows if any(row.label in found[column.header] for column in columns)]
 
@@ -171,7 +177,7 @@ def _differences(comparison: Comparison, columns: Sequence[TableColumn]) -> Grid
     rows = [[label, pairs(label), *(shown(label, column) for column in columns)] for label in labels]
     header = ["recipe", "pairs", *(column.header for column in columns)]
     title = f"Differences to {comparison.against}, seed by seed"
-    return Grid("differences", header, rows, differences_caption(comparison, columns), title)
+    return Table(title, header, rows, note=differences_caption(comparison, columns), key="differences")
 
 
 def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) -> str:
@@ -194,11 +200,13 @@ def differences_caption(comparison: Comparison, columns: Sequence[TableColumn]) 
     )
 
 
-def _search(tuned: Sequence[TunedRecipe]) -> Grid:
+def _search(tuned: Sequence[TunedRecipe]) -> Table:
     first = tuned[0].trials
     header = ["recipe", "by", *(setting(trial) for trial in first), "chosen"]
     rows = [[one.recipe, _by(one), *(_tried(one, trial) for trial in one.trials), _chosen(one.chosen)] for one in tuned]
-    return Grid("tuning", header, rows, tuning_caption(tuned), f"Tuned: {', '.join(first[0].settings)}")
+    return Table(
+        f"Tuned: {', '.join(first[0].settings)}", header, rows, text_columns=2, note=tuning_caption(tuned), key="tuning"
+    )
 
 
 def tuning_caption(tuned: Sequence[TunedRecipe]) -> str:
@@ -239,3 +247,80 @@ def _chosen(trial: Trial | None) -> str:
 def _seeds(row: ComparisonRow) -> str:
     done, total = len(row.finished), len(row.seeds)
     return str(total) if done == total else f"{done} of {total}"
+
+
+def comma_separated(comparison: Comparison) -> str:
+    """Exact fractions: a line for each recipe and seed, then its mean and standard deviation."""
+    text = io.StringIO()
+    written = CsvTable(text, "\n")
+    headers = [column.header for column in comparison.columns]
+    written.row(["recipe", "seed", *headers])
+    for row in comparison.rows:
+        for seed in row.finished:
+            written.row([row.label, seed, *(row.values[header].get(seed, "") for header in headers)])
+        over = [row.over_seeds(header) for header in headers]
+        written.row([row.label, "mean", *("" if found is None else found.mean for found in over)])
+        written.row([row.label, "std", *("" if found is None or found.std is None else found.std for found in over)])
+    return text.getvalue()
+
+
+def as_json(comparison: Comparison) -> str:
+    """Exact fractions, by recipe, column and seed; differences by column and recipe."""
+    options, told = comparison.options, comparison.warnings
+    content = {
+        "columns": {column.header: column.meaning for column in comparison.columns},
+        "rounds_shortened_to": options.shortened,
+        "rows": [_row(comparison, row, told) for row in comparison.rows],
+        "differences": {
+            "against": comparison.against,
+            "confidence": CONFIDENCE,
+            "interval": "Student's t of the paired differences",
+            "test": "sign flips of the paired differences, two-sided; Holm's correction over the rows of a column",
+            "columns": {
+                header: {label: _difference(of) for label, of in found.items()}
+                for header, found in comparison.differences.items()
+                if found
+            },
+        },
+        "tuning": [_tuned(one) for one in options.tuned],
+        "other_code": {label: list(seeds) for label, seeds in options.other_code.items()},
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+def _row(comparison: Comparison, of: ComparisonRow, told: Sequence[tuple[str, int, ModelWarning]]) -> dict[str, object]:
+    values = {}
+    for column in comparison.columns:
+        if (over := of.over_seeds(column.header)) is not None:
+            values[column.header] = {"mean": over.mean, "std": over.std, "seeds": of.values[column.header]}
+    results = comparison.results[of.label]
+    warnings = [{"seed": seed, **found.plain()} for label, seed, found in told if label == of.label]
+    return {
+        "recipe": of.label,
+        "personal_test_images": results[0].recipe.evaluation.personal_test_images if results else None,
+        "seeds": of.seeds,
+        "values": values,
+        "seconds": {result.recipe.seed: result.seconds for result in results},
+        "states": {result.recipe.seed: result.state for result in results},
+        "warnings": warnings,
+    }
+
+
+def _difference(of: PairedDifference) -> Mapping[str, Any]:
+    least = None if of.p is None else smallest_p(len(of.seeds))
+    return {**asdict(of), "smallest_p": least, "significant": of.significant}
+
+
+def _tuned(one: TunedRecipe) -> dict[str, object]:
+    chosen = one.chosen
+    return {
+        "recipe": one.recipe,
+        "score": None if one.score is None else one.score.header,
+        "validation_fraction": one.fraction,
+        "trials": [{**asdict(trial), "mean": trial.mean} for trial in one.trials],
+        "chosen": None if chosen is None else dict(chosen.settings),
+        "at_edge": one.at_edge,
+    }
+
+
+FORMATS: dict[str, Callable[[Comparison], str]] = {"md": markdown, "csv": comma_separated, "json": as_json}

@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofed.common.config.recipe import Recipe
+from protofed.common.protocol.score_names import LOSS
 from protofed.common.statistics import deviation, spread
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, to_reach, usual
 from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.model_warnings import warnings_about
 from protofed.deploy.experiments.paired import PairedDifference, corrected, paired
 from protofed.deploy.experiments.tuning import TunedRecipe
-from protofed.server.rounds.scores.model_warnings import ModelWarning
+from protofed.server.rounds.scores.model_warnings import (
+    ModelWarning,
+    RunHistory,
+    ScoredRound,
+    TrainedRound,
+    model_warnings,
+)
 
 
 @dataclass(frozen=True)
@@ -142,3 +148,21 @@ def _differences(column: str, rows: Sequence[ComparisonRow], against: str) -> di
     reference = next((row.values[column] for row in rows if row.label == against), {})
     pairs = {row.label: paired(row.values[column], reference) for row in rows if row.label != against}
     return corrected({label: found for label, found in pairs.items() if found is not None})
+
+
+def warnings_about(result: Result) -> list[ModelWarning]:
+    """What speaks against the models of a run that has ended, from its scores and losses: a result has no update."""
+    recipe, numbers = result.recipe, sorted({*result.scores, *result.sums})
+    by_round = [(number, result.scores.get(number, {})) for number in numbers]
+    losses = {number: [one[LOSS] for one in sites.values() if LOSS in one] for number, sites in by_round}
+    return model_warnings(
+        RunHistory(
+            recipe.classes,
+            recipe.rounds,
+            ended=True,
+            global_model=False,  # its states are not in a result
+            class_names=recipe.class_names,
+            scored=[ScoredRound(number, sites, result.sums.get(number, {})) for number, sites in by_round],
+            trained=[TrainedRound(number, None, losses=values) for number, values in losses.items()],
+        )
+    )

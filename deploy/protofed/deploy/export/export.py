@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,15 +21,14 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.console.best_round import kept_best
-from protofed.deploy.console.kept_scores import from_sum
+from protofed.deploy.console.run_words import from_sum, kept_best
 from protofed.deploy.export import agreement, model_folder, models, onnx, published_states, site_state
-from protofed.deploy.export.model_card import card, choice
+from protofed.deploy.export.model_card import Choice, card, choice, warnings
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.run_facts import Choice, RunFacts
 from protofed.deploy.export.site_state import KeptRound
+from protofed.deploy.run_view import RunView
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
@@ -100,7 +99,7 @@ def export(request: ExportRequest) -> Exported:
     """
     plugins.allow(request.allowed)
     model_folder.check_vacant(request.out, force=request.force)
-    built, scores, run_facts = _build(request)
+    built, scores, run = _build(request)
     weights = built.model.weights()
     if problem := codec.first_not_finite(weights):
         raise ConfigError(f"the model is unusable: {problem} has values that are not finite; take another --round")
@@ -116,13 +115,14 @@ def export(request: ExportRequest) -> Exported:
         files[GRAPH] = onnx.to_onnx(built.model, built.recipe.input, facts.strings())
         difference = agreement.difference(built.model, built.recipe.input, onnx.answer_of(files[GRAPH]))
     if not request.dry_run:
-        model_folder.write(request.out, facts, files, card(facts, files, difference, run_facts))
+        model_folder.write(request.out, facts, files, card(facts, files, difference, run, _chosen(request)))
     sizes: dict[str, int] = {name: len(data) for name, data in files.items()}
-    warnings, why = ([], "") if run_facts is None else (run_facts.warnings, choice(run_facts, built.round))
-    return Exported(request.out, facts, sizes, difference, warnings, why)
+    if run is None:
+        return Exported(request.out, facts, sizes, difference)
+    return Exported(request.out, facts, sizes, difference, warnings(run), choice(run, built.round, _chosen(request)))
 
 
-def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores, RunFacts | None]:
+def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores, RunView | None]:
     """The model, its scores, and what is known of its run where the server's record is at hand."""
     kind, number = models.read_kind(request.kind)
     if kind == "personal":
@@ -130,13 +130,15 @@ def _build(request: ExportRequest) -> tuple[BuiltModel, ModelScores, RunFacts | 
     published = _published(request, _number(request))
     if published is None:
         raise ConfigError("expected --state FOLDER or --server, with the run's states")
-    chosen: Choice = request.round if request.round == "best" else "newest" if request.round is None else "given"
-    run_facts = None if published.run_facts is None else replace(published.run_facts, chosen=chosen)
     _check_recipe(request, published.recipe)
     if number is not None:
         built = models.class_model(published, number, request.allowed)
-        return built, ModelScores(of="runs take no scores of a single class's model"), run_facts
-    return models.global_model(published, request.allowed), _scored(published, run_facts), run_facts
+        return built, ModelScores(of="runs take no scores of a single class's model"), published.run
+    return models.global_model(published, request.allowed), _scored(published, _chosen(request)), published.run
+
+
+def _chosen(request: ExportRequest) -> Choice:
+    return request.round if request.round == "best" else "newest" if request.round is None else "given"
 
 
 def _number(request: ExportRequest) -> int | None:
@@ -246,7 +248,7 @@ def _own_scores(request: ExportRequest, folder: Path, kept_round: KeptRound, rou
     )
 
 
-def _scored(published: PublishedState, run_facts: RunFacts | None = None) -> ModelScores:
+def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores:
     """Scores of the global model, and by whom and on whose images each was taken."""
     over_sites = spreads(published.scores, published.sums)
     found = {name: spread for name, spread in over_sites.items() if name.startswith("global.")}
@@ -266,8 +268,8 @@ def _scored(published: PublishedState, run_facts: RunFacts | None = None) -> Mod
     if not evaluators:
         where.append("no evaluator scored it")
     values = {name: spread.mean for name, spread in found.items()}
-    if run_facts is not None and run_facts.chosen == "best" and run_facts.best is not None:
-        where.append(f"the round was chosen by {run_facts.best.score}, which makes it optimistic")
+    if chosen == "best" and published.run is not None and (best := published.run.best) is not None:
+        where.append(f"the round was chosen by {best.score}, which makes it optimistic")
     return ModelScores(of=_of("; ".join(where), published.round), values=values)
 
 
@@ -301,6 +303,6 @@ def _names(request: ExportRequest, recipe: Recipe) -> tuple[str, ...]:
     """Class names: the given ones, the run's, those of a well-known data set, or numbers."""
     if request.classes is not None:
         return model_folder.read_names(request.classes, recipe.classes)
-    from protofed.deploy.figures.style import class_names  # here: it imports matplotlib
+    from protofed.deploy.plots.style import class_names  # here: it imports matplotlib
 
     return tuple(class_names(request.recipe or recipe))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
 
 from protofed.common.config.tables import Input
+from protofed.common.errors import count
 from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.score_names import MAJORITY
+from protofed.deploy.console.run_words import MOST_SITES
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
-from protofed.deploy.export.run_facts import RunFacts
+from protofed.deploy.run_view import RunView
+from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
+
+Choice: TypeAlias = Literal["newest", "given", "best"]
 
 HEADS = {
     "own": "`logits` come from a linear classifier.",
@@ -27,17 +34,25 @@ FITS = {
 BASELINES = {MAJORITY: "accuracy of always naming the test set's commonest class"}  # no scores of the model
 BALANCED = "balanced_accuracy"
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
+MOST_LEFT = 12  # sites that a card names
 
 
-def card(facts: ModelFacts, files: Iterable[str], difference: float | None, run_facts: RunFacts | None = None) -> str:
+def card(
+    facts: ModelFacts,
+    files: Iterable[str],
+    difference: float | None,
+    run: RunView | None = None,
+    chosen: Choice = "newest",
+) -> str:
     """The text of the card, as Markdown.
 
     Args:
         files: the weight files in the folder.
         difference: largest absolute difference of probabilities between ONNX Runtime and PyTorch; None without ONNX.
-        run_facts: of the server's record; None: the model was made from a site's own folder, without the server.
+        run: None: the model was made from a site's own folder, without the server.
+        chosen: how the model's round was chosen.
     """
-    first = [f"# {_title(facts)}", *_alerts(facts, run_facts), _description(facts, run_facts)]
+    first = [f"# {_title(facts)}", *_alerts(facts, run), _description(facts, run, chosen)]
     sections = (
         *first,
         f"## Input and output\n\n{_input(facts)}\n\n{HEADS.get(facts.model.head, _own_head(facts))} "
@@ -58,72 +73,103 @@ def _title(facts: ModelFacts) -> str:
     return f"{whose.get(origin.kind, f'model of class {origin.kind[6:]}')} of run {origin.run}, round {origin.round}"
 
 
-def _alerts(facts: ModelFacts, run_facts: RunFacts | None) -> list[str]:
+def _alerts(facts: ModelFacts, run: RunView | None) -> list[str]:
     """What a reader must know before anything else, as a quotation each."""
-    if run_facts is None:
+    if run is None:
         return []
-    alerts, origin = [], facts.origin
-    if run_facts.status in ("failed", "aborted"):
-        what = "failed" if run_facts.status == "failed" else "was aborted"
-        hand = f" by operator '{run_facts.by}'" if run_facts.by and run_facts.status == "aborted" else ""
-        reason = f": {run_facts.reason}" if run_facts.reason else ""
-        alerts.append(f"The run {what}{hand} on {run_facts.ended}{reason.removesuffix('.')}.")
-    for number, text in run_facts.warnings:
+    alerts, origin, status = [], facts.origin, run.run["status"]
+    if status in ("failed", "aborted"):
+        what = "failed" if status == "failed" else "was aborted"
+        hand = f" by operator '{run.aborted_by}'" if run.aborted_by and status == "aborted" else ""
+        reason = f": {run.reason}" if run.reason else ""
+        alerts.append(f"The run {what}{hand} on {_date(run.run['ended_at'])}{reason.removesuffix('.')}.")
+    for number, text in warnings(run):
         other = "" if number == origin.round else f" (Said of round {number}, this model is of round {origin.round}.)"
         alerts.append(f"{text}{other}")
     return [f"> **Warning.** {_line(text)}" for text in alerts]
 
 
-def _description(facts: ModelFacts, run_facts: RunFacts | None) -> str:
+def warnings(run: RunView) -> list[tuple[int, str]]:
+    """Signs of a useless model, each with the round of which it was said.
+
+    Of the global model all, of sites' own models the first few: hundreds of sites may have one each.
+    """
+    own = [one for one in run.warnings if one["site"]]
+    chosen = [one for one in run.warnings if not one["site"]] + own[:MOST_SITES]
+    told = [(one["round"], one["text"]) for one in chosen]
+    more = own[MOST_SITES:]
+    text = f"{count(len(more), 'more warning')} of sites' own models: `protofed report --json` has them."
+    return told + ([(more[0]["round"], text)] if more else [])
+
+
+def _description(facts: ModelFacts, run: RunView | None, chosen: Choice) -> str:
     origin, spec = facts.origin, facts.model
     trained = server_methods.about(origin.method.name).cited
     text = f"An image classifier ({spec.architecture.name}, {len(spec.classes)} classes), trained with {trained}"
     if origin.kind == "personal":
         return f"{text} for site {origin.site}: it is fitted to that site's images and class frequencies."
-    if run_facts is not None:
-        sites = len(run_facts.contributors)
+    if run is not None:
+        sites = len(run.contributors_until(origin.round))
         text += (
             f" from the updates of {sites} site{'' if sites == 1 else 's'}" if sites else "; no site's update is in it"
         )
+    rounds = "" if run is None else _rounds(origin.round, run, chosen)
     if origin.kind == "global":
-        return f"{text}. {_rounds(origin.round, run_facts)}".rstrip()
+        return f"{text}. {rounds}".rstrip()
     name = spec.classes[int(origin.kind[6:])]
-    return (
-        f"{text}; it leans on the sites that have much of class '{name}'. {_rounds(origin.round, run_facts)}".rstrip()
-    )
+    return f"{text}; it leans on the sites that have much of class '{name}'. {rounds}".rstrip()
 
 
-def _rounds(number: int, run_facts: RunFacts | None) -> str:
-    if run_facts is None:
-        return ""
-    so_far = "" if run_facts.ended else ", and the run has not ended"
-    of_rounds = f"{run_facts.done} of {run_facts.planned} planned rounds are finished{so_far}"
-    if run_facts.status == "completed" and run_facts.reason:
-        of_rounds += f" ({_line(run_facts.reason)})"
-    left = f" Excluded or revoked: {'; '.join(map(_line, run_facts.left))}." if run_facts.left else ""
-    return f"It is the model after round {number}; {of_rounds}. {choice(run_facts, number)}{left}"
+def _rounds(number: int, run: RunView, chosen: Choice) -> str:
+    so_far = "" if run.run["ended_at"] else ", and the run has not ended"
+    of_rounds = f"{run.done} of {run.planned} planned rounds are finished{so_far}"
+    if run.run["status"] == "completed" and run.reason:
+        of_rounds += f" ({_line(run.reason)})"
+    left = f" Excluded or revoked: {'; '.join(map(_line, gone))}." if (gone := _left(run)) else ""
+    return f"It is the model after round {number}; {of_rounds}. {choice(run, number, chosen)}{left}"
 
 
-def choice(run_facts: RunFacts, number: int) -> str:
+def _left(run: RunView) -> list[str]:
+    """What became of sites that were excluded or had their certificates revoked, a sentence each, the first ones."""
+    what = {"excluded": "excluded", "revoked": "certificate revoked"}
+    sentences = [
+        f"{one['site']} ({what[one['action']]}{_during(one['round'])}{': ' * bool(one['reason'])}{one['reason']})"
+        for one in run.interventions
+        if one["action"] in what
+    ]
+    more = sentences[MOST_LEFT:]
+    return sentences[:MOST_LEFT] + ([f"{len(more):,} more, which `protofed report` has"] if more else [])
+
+
+def _during(number: int | None) -> str:
+    return "" if number is None else f", round {number}"  # None: before the first round was opened
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def choice(run: RunView, number: int, chosen: Choice) -> str:
     """Why it is the model of this round, with the score that judges the run's rounds beside that of the newest one."""
-    best, values = run_facts.best, run_facts.values
+    best = run.best
+    values = {} if best is None else run.means(best.score)
     how = {"newest": "It is the newest model that was kept", "given": "Its round was chosen by its number"}
     if best is None or best.round not in values:
-        told = how.get(run_facts.chosen, "It is the best round")
+        told = how.get(chosen, "It is the best round")
         return f"{told}; no score judges the run's rounds."
     newest = max(values)
     last = (
         f"the newest scored round, {newest}, has {values[newest]:.4f}" if newest != best.round else "it is the newest"
     )
-    if run_facts.chosen == "best":
+    if chosen == "best":
         return (
             f"It was chosen as the best round by {best.score}: {best.value:.4f}; {last}. Chosen by this score, it is "
             "optimistic in it: score it on images that had no part in the choice."
         )
     here = f"{values[number]:.4f}" if number in values else "not taken"
     if values.get(number, -1.0) >= best.value:
-        return f"{how[run_facts.chosen]}: {best.score} {here}, and no scored round has more."
-    return f"{how[run_facts.chosen]}: {best.score} {here}; the best round, {best.round}, has {best.value:.4f}."
+        return f"{how[chosen]}: {best.score} {here}, and no scored round has more."
+    return f"{how[chosen]}: {best.score} {here}; the best round, {best.round}, has {best.value:.4f}."
 
 
 def _input(facts: ModelFacts) -> str:
@@ -146,9 +192,9 @@ def _values(values: Iterable[float]) -> str:
 
 def _classes(facts: ModelFacts) -> str:
     names = facts.model.classes
-    rows = [f"| {index} | {_cell(name)} |" for index, name in enumerate(names[:SHOWN_CLASSES])]
-    more = [f"\n{len(names) - SHOWN_CLASSES} more are in {FACTS}."] if len(names) > SHOWN_CLASSES else []
-    return "\n".join(["| index | name |", "|---|---|", *rows, *more])
+    rows = markdown_rows(["index", "name"], *([f"{i}", _cell(name)] for i, name in enumerate(names[:SHOWN_CLASSES])))
+    more = f"\n\n{len(names) - SHOWN_CLASSES} more are in {FACTS}." if len(names) > SHOWN_CLASSES else ""
+    return f"{rows}{more}"
 
 
 def _scores(facts: ModelFacts) -> str:
@@ -157,12 +203,12 @@ def _scores(facts: ModelFacts) -> str:
         return f"None are at hand: {facts.scores.of}."
     # Balanced accuracy first: where one class is common, accuracy looks good of a model that has learnt nothing.
     order = sorted(values, key=lambda name: (not name.endswith(BALANCED), name))
-    rows = [f"| {name} | {values[name]:.4f} |" for name in order if name not in BASELINES]
-    rows += [f"| {label} | {values[name]:.4f} |" for name, label in BASELINES.items() if name in values]
+    rows = [[name, f"{values[name]:.4f}"] for name in order if name not in BASELINES]
+    rows += [[label, f"{values[name]:.4f}"] for name, label in BASELINES.items() if name in values]
     # What classes the sites' own test sets have, a card of the global model does not know.
     known = [name for name in order if name.endswith(BALANCED) and not name.startswith("global.local.")]
-    rows += [f"| {name} by chance | {_chance(facts, name):.4f} |" for name in known]
-    return "\n".join([f"{_sentence(facts.scores.of)}.", "", "| score | value |", "|---|---|", *rows])
+    rows += [[f"{name} by chance", f"{_chance(facts, name):.4f}"] for name in known]
+    return f"{_sentence(facts.scores.of)}.\n\n{markdown_rows(['score', 'value'], *rows)}"
 
 
 def _chance(facts: ModelFacts, balanced: str) -> float:
@@ -187,7 +233,7 @@ def _provenance(facts: ModelFacts) -> str:
         "exported by": f"protofed {origin.protofed}",
         "exported at": origin.at,
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(str(value))} |" for key, value in shown.items())])
+    return markdown_rows(["", ""], *([key, _cell(str(value))] for key, value in shown.items()))
 
 
 def _use(facts: ModelFacts) -> str:
@@ -262,9 +308,8 @@ def _sentence(text: str) -> str:
 
 def _line(text: str) -> str:
     """One line of Markdown, in which what sites and operators wrote is text."""
-    plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", plain)
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", printable(text))
 
 
 def _cell(text: str) -> str:
-    return "".join(letter if letter.isprintable() else " " for letter in text).replace("|", "\\|")
+    return printable(text).replace("|", "\\|")

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from protofed.common import codec
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
-from protofed.common.statistics import Spread, recorded_spreads
-from protofed.deploy.console.best_round import BestSnapshot
-from protofed.deploy.export.run_facts import RunFacts
+from protofed.common.statistics import Spread
+from protofed.deploy.console.run_words import BestSnapshot
+from protofed.deploy.run_view import RunView
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
 from protofed.server.operator.run_record import best_of, run_record
@@ -32,7 +32,7 @@ class PublishedState:
     Attributes:
         address: its digest in the ledger, checked against the bytes.
         scores: recorded after that round, by site and score name; empty if there are none.
-        run_facts: of the run's record.
+        run: the whole run, now.
         sums: what a secure sum says of the sites' own scores after that round.
     """
 
@@ -41,7 +41,7 @@ class PublishedState:
     address: Digest
     state: Payload
     scores: Mapping[SiteId, Mapping[str, float]] = field(default_factory=dict)
-    run_facts: RunFacts | None = None
+    run: RunView | None = None
     sums: Mapping[str, Spread] = field(default_factory=dict)
 
 
@@ -62,9 +62,9 @@ def of_folder(folder: Path, run: str, round: int | None = None) -> PublishedStat
         data = opened.blobs.get(address)
         scores = opened.ledger.scores(name, number).get(number, {})
         sums = opened.ledger.score_sums(name, number).get(number, {})
-        run_facts = RunFacts.of(run_record(opened.ledger, opened.blobs, name), number)
+        view = RunView(run_record(opened.ledger, opened.blobs, name))
     assert row is not None  # noqa: S101  (`opened.run` found it)
-    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, run_facts, sums)
+    return PublishedState(recipe_of(row), number, address, codec.decode(data), scores, view, sums)
 
 
 def best_in(folder: Path, run: str) -> BestSnapshot | None:
@@ -93,14 +93,12 @@ def of_server(operator: Operator, run: str, round: int | None = None) -> Publish
         DataError: the bytes do not have the digest of the server's ledger.
     """
     number, data = operator.state(run, round)
-    told = operator.run_record(run)
-    rows = [row for row in told["rounds"] if row["round"] == number and row["outcome"] in ("published", "degraded")]
+    view = RunView(operator.run_record(run))
+    rows = [row for row in view.attempts if row["round"] == number and row["outcome"] in ("published", "degraded")]
     address = _state_digest(data, rows[-1]["state"] if rows else "", f"the state of round {number}")
-    recipe = parse_json(json.dumps(told["recipe"]), Recipe, f"the recipe of run '{run}'")
-    entry: Mapping[str, Any] = next((entry for entry in told["scores"] if entry["round"] == number), {"sites": {}})
-    sums = {name: of for name, of in recorded_spreads(entry).items() if of.worst is None}
-    facts = RunFacts.of(told, number)
-    return PublishedState(recipe, number, address, codec.decode(data), entry["sites"], facts, sums)
+    recipe = parse_json(json.dumps(view.recipe), Recipe, f"the recipe of run '{run}'")
+    sums = {name: of for name, of in view.spreads.get(number, {}).items() if of.worst is None}
+    return PublishedState(recipe, number, address, codec.decode(data), view.scores.get(number, {}), view, sums)
 
 
 def _state_digest(data: bytes, expected: str, label: str) -> Digest:

@@ -20,7 +20,7 @@ from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
 from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of
 from protofed.deploy.figures.scores import ablation, draw_ablation, draw_groups, group_recalls
-from protofed.deploy.figures.style import save
+from protofed.deploy.plots.style import save
 from protofed.server.method import ClasswiseMethod
 
 log = structlog.get_logger()

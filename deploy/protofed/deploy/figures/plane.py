@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from protofed.common.payload import Array, Part
 from protofed.common.tensors import unit
 from protofed.deploy.figures.finished_run import Embedded, FinishedRun
-from protofed.deploy.figures.style import NAMED_CLASSES, bare, class_look, class_names, scatter, titled
+from protofed.deploy.plots.style import NAMED_CLASSES, bare, class_look, class_names, panels, scatter, titled
 
 MOST = 1500  # test examples in a picture
 _SEED = 0
@@ -84,11 +84,8 @@ def draw_angles(inputs: Plane | None, planes: Sequence[Plane]) -> Figure:
         scatter(axes, inputs.points, inputs.labels, 5)
         axes.set_title(inputs.title, loc="left", fontsize=9)
         bare(axes)
-    grid = parts[-1].subplots(rows, columns, squeeze=False).ravel()
-    for axes, plane in zip(grid, planes, strict=False):
+    for axes, plane in zip(panels(parts[-1], rows, columns, len(planes)), planes, strict=True):
         _rays(axes, plane)
-    for axes in grid[len(planes) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -96,15 +93,12 @@ def draw_tsne(planes: Sequence[Plane], names: Sequence[str]) -> Figure:
     """Test points with their prototypes, two panels a row; classes are named where there is room for names."""
     columns, rows = min(len(planes), 2), -(-len(planes) // 2)
     figure = titled(0.5 + 3.7 * rows, "Test examples as the global model embeds them (t-SNE), and its accuracy")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes, plane in zip(grid, planes, strict=False):
+    for axes, plane in zip(panels(figure, rows, columns, len(planes)), planes, strict=True):
         scatter(axes, plane.points, plane.labels, 7)
         if len(names) <= NAMED_CLASSES:
             _name_classes(axes, plane, names)
         axes.set_title(plane.title, loc="left", fontsize=9)
         bare(axes)
-    for axes in grid[len(planes) :]:
-        axes.set_visible(False)
     if any(plane.marks for plane in planes):
         figure.supxlabel("stars: global prototypes, joined to the median point of their class", fontsize=8, color="0.4")
     return figure

@@ -14,10 +14,9 @@ from protofed.client.training.evaluation import groups_of
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.deploy.experiments.columns import named, summarise
-from protofed.deploy.experiments.curves import COLOURS
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.figures.style import framed, percent, titled
 from protofed.deploy.overrides import leaves
+from protofed.deploy.plots.style import COLOURS, framed, percent, titled
 from protofed.server.method import server_methods
 
 _FREE = {"name", "seed", "data.seed"}  # in which the runs of an ablation may differ besides

@@ -20,8 +20,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.logs import capture
-from protofed.deploy.logs.redaction import Hidden
-from protofed.deploy.logs.rendering import FIRST_KEYS, LineRenderer, plain, printable
+from protofed.deploy.logs.rendering import FIRST_KEYS, Hidden, LineRenderer, plain, printable
 
 if TYPE_CHECKING:
     from protofed.common.config.notify import Notify

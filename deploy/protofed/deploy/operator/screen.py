@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from protofed.deploy.console.kept_scores import NOT_IN_A_SUM
-from protofed.deploy.console.tables import STYLES, span, styled
-from protofed.deploy.operator.screen_header import bar, header
-from protofed.deploy.operator.screen_layout import Rows, fitting
+from protofed.common.errors import count
+from protofed.deploy.console.run_words import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
+)
 from protofed.deploy.operator.snapshot import (
     FAILED,
     Attempt,
@@ -21,8 +29,9 @@ from protofed.deploy.operator.snapshot import (
     RunSnapshot,
     ScoreSnapshot,
     SiteSnapshot,
+    TimeRemaining,
 )
-from protofed.deploy.operator.telemetry import machine_line
+from protofed.deploy.tables import STYLES, span, styled
 
 NARROW, WIDE = 60, 110  # terminal columns below which a site's bar is left out, and from which telemetry is shown
 STRIP_CELL, STRIP_LABEL = 11, 10  # columns
@@ -180,3 +189,164 @@ def _name(site: str, width: int) -> Text:
     text = Text(site)
     text.truncate(max(12, width // 5), overflow="ellipsis")
     return text
+
+
+WIDEST_BAR = 40  # characters
+
+
+def header(snapshot: RunSnapshot, width: int) -> list[Text]:
+    """The header's lines; rich cuts each at the width."""
+    lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
+    lines += [Text(line, "bold yellow") for line in warning_lines(snapshot.model_warnings)]
+    if snapshot.queue:
+        lines.append(Text(snapshot.queue, "yellow"))
+    if snapshot.waiting is not None and snapshot.waiting.blocked:
+        lines += _wrapped(snapshot.waiting.sentence, "bold yellow", width)
+    elif snapshot.waiting is not None and snapshot.waiting.reason == "sum":  # no column says who is asked for the step
+        lines += _wrapped(snapshot.waiting.sentence, "dim", width)
+    for warning in snapshot.unmet:
+        lines += _wrapped(f"warning: {warning}", "yellow", width)
+    if snapshot.ended and snapshot.reason not in ("", snapshot.status):
+        lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
+    if snapshot.best is not None:
+        lines += _wrapped(best_sentence(snapshot.best), "dim", width)
+    if summed := [score.sites for score in snapshot.scores if score.worst is None]:
+        lines.append(Text(summed_sentence(max(summed)), "dim"))
+    if snapshot.noisy:
+        lines += _wrapped(NOISE_KEEPS, "dim", width)
+    elif snapshot.keeping:
+        lines.append(Text(kept_sentence(snapshot.keeping), "dim"))
+    if snapshot.trouble:
+        lines.append(Text(no_answer(snapshot), "bold red"))
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
+
+
+def _wrapped(text: str, style: str, width: int) -> list[Text]:
+    """A sentence on as many lines as it needs: its end names the sites."""
+    return [Text(line, style) for line in textwrap.wrap(text, max(20, width))]
+
+
+def bar(share: float, width: int) -> Text:
+    """A share (0 to 1) as a bar of `width` characters; two kinds of line keep it readable without colours."""
+    full = round(max(0.0, min(1.0, share)) * width)
+    return Text.assemble(("━" * full, "green"), ("─" * (width - full), "dim"))
+
+
+def no_answer(snapshot: RunSnapshot) -> str:
+    """The line for a server that does not answer."""
+    return f"no answer for {span(snapshot.silent_s)}, trying again; {snapshot.trouble}"
+
+
+def time_left(estimate: TimeRemaining) -> str:
+    """The time that a run has left, with its range and the number of rounds that it is estimated from."""
+    likely, least, most = span(estimate.likely), span(estimate.least), span(estimate.most)
+    between = "" if least == most else f"{least} to {most} "
+    return f"about {likely} more ({between}by the last {count(estimate.by_rounds, 'round')})"
+
+
+def _title(snapshot: RunSnapshot) -> Text:
+    text = Text.assemble((snapshot.run, "bold"), f" · {snapshot.method} · ", styled(snapshot.status))
+    if snapshot.degraded:
+        text.append(f" · {count(snapshot.degraded, 'round')} degraded", "yellow")
+    if snapshot.abandoned:
+        text.append(f" · {count(snapshot.abandoned, 'attempt')} abandoned", "red")
+    if snapshot.rolled_back:
+        text.append(f" · {count(snapshot.rolled_back, 'attempt')} rolled back", "dim")
+    return text
+
+
+def _rounds(snapshot: RunSnapshot, width: int) -> Text:
+    text = Text(f"round {snapshot.round} of {snapshot.rounds} ")
+    done = f" {snapshot.done} done"
+    room = min(WIDEST_BAR, width - len(text) - len(done))
+    if room >= 5:
+        text.append_text(bar(snapshot.done / max(1, snapshot.rounds), room))
+    return text.append(done)
+
+
+def _phase(snapshot: RunSnapshot) -> Text:
+    text = Text()
+    if not snapshot.ended:
+        text.append(snapshot.phase)
+        text.append("" if snapshot.phase_s is None else f" for {span(snapshot.phase_s)}")
+        text.append("" if snapshot.deadline_s is None else f" of at most {span(snapshot.deadline_s)}")
+        text.append(" · ")
+    text.append(f"{snapshot.reported} of {snapshot.invited} sites reported")
+    return text.append(f" · {decimal(snapshot.received_bytes)} received, {decimal(snapshot.sent_bytes)} sent")
+
+
+def _time(snapshot: RunSnapshot) -> Text:
+    if snapshot.seconds is None:
+        return Text("no round was opened yet")
+    text = Text(f"{span(snapshot.seconds)} so far")
+    if snapshot.ended:
+        return Text(f"took {span(snapshot.seconds)}")
+    if snapshot.rest is not None:
+        return text.append(f" · {time_left(snapshot.rest)}")
+    return text.append(" · paused" if snapshot.status == "paused" else " · too early to say how long it will take")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers of rows by part.
+
+    Attributes:
+        strip: lines of the last rounds: all of them or none.
+        gaps: blank lines before each part, 0 or 1.
+    """
+
+    sites: int = 0
+    problems: int = 0
+    scores: int = 0
+    strip: int = 0
+    gaps: int = 0
+
+    def lines(self, most_sites: int) -> int:
+        """Lines on the screen: the rows with headings, and a line for the sites that are not shown."""
+        tables = sum(1 + rows for rows in (self.sites, self.problems, self.scores) if rows)
+        parts = sum(bool(rows) for rows in (self.sites, self.problems, self.scores, self.strip))
+        has_hidden_sites = 0 < self.sites < most_sites
+        return tables + has_hidden_sites + self.strip + self.gaps * parts
+
+
+def fitting(available: Rows, room: int | None) -> Rows:
+    """As many of the available rows as fit into `room` lines; None: all.
+
+    Greedy: it raises one part after the other, in the order of `_priorities`, as long as all still fits.
+    """
+    if room is None:
+        return replace(available, gaps=1)
+    rows = Rows()
+    for part, numbers in _priorities(available):
+        for number in numbers:
+            larger = replace(rows, **{part: max(number, getattr(rows, part))})
+            if larger.lines(available.sites) <= room:
+                rows = larger
+    return rows
+
+
+def _priorities(available: Rows) -> Iterator[tuple[str, Iterable[int]]]:
+    """The parts by importance, each with the numbers of rows to try; a part comes again for more rows."""
+    order = (("sites", 3), ("problems", 1), ("scores", 1), ("strip", 1), ("sites", 6), ("scores", 3), ("problems", 3))
+    for part, most in order:
+        rows_of_part = getattr(available, part)
+        yield part, [rows_of_part] if part == "strip" else range(1, min(most, rows_of_part) + 1)
+    yield "gaps", [1]
+    for part in ("sites", "problems", "scores"):
+        yield part, range(1, getattr(available, part) + 1)
+
+
+_WORDS: Final[Mapping[str, Callable[[float], str]]] = {  # the most important first: a screen cuts the end
+    "gpu_memory_bytes": lambda value: f"GPU {decimal(int(value))}",
+    "step_seconds": lambda value: f"{value:.3g} s a step",
+    "policy_refusals": lambda value: f"{value:.0f} refused by policy",
+    "disk_free_bytes": lambda value: f"disk {decimal(int(value))} free",
+    "bytes_released": lambda value: f"{decimal(int(value))} released",
+}
+
+
+def machine_line(telemetry: Mapping[str, float]) -> str:
+    """All of it in a line; zeros, and names that this version does not know, are left out."""
+    return " · ".join(render(telemetry[name]) for name, render in _WORDS.items() if telemetry.get(name))

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from protofed.deploy.console.best_round import BestSnapshot
+from protofed.deploy.console.run_words import BestSnapshot
+from protofed.deploy.tables import span
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
 FAILED = ("failed", "late", "set-aside")  # task statuses
 PUBLISHED = ("published", "degraded")  # outcomes of an attempt
+# Reasons to wait for which somebody has to do something.
+BLOCKED = ("trainers", "required-sites", "evaluator", "back-off", "disk")
 
 
 class Attention(IntEnum):
@@ -151,6 +154,31 @@ class Waiting:
     missing: tuple[MissingSite, ...]
     behind: str
     seconds_left: float | None = field(compare=False)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the run stands still until somebody does something, or for a while."""
+        return self.reason in BLOCKED
+
+    @property
+    def sentence(self) -> str:
+        """All of it in a line, with the time that is left."""
+        if self.seconds_left is None:
+            return self.text
+        left = span(self.seconds_left)
+        match self.reason:
+            case "back-off":
+                return f"{self.text}, in {left}"
+            case "updates" | "sum" | "refinement" | "scores":
+                return f"{self.text}; {left} left"
+            case _:
+                return f"{self.text}; the run fails in {left} if that stays so"
+
+    @property
+    def cell(self) -> str:
+        """For a table's cell; empty for what other columns say: what the open round is waiting for."""
+        told = self.reason in ("updates", "sum", "refinement", "scores", "paused")
+        return "" if told else self.text.partition("; missing")[0]
 
 
 @dataclass(frozen=True)

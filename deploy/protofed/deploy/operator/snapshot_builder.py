@@ -8,23 +8,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from protofed.client.policy.score_disclosures import is_own
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.console.best_round import BestSnapshot
-from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
-from protofed.deploy.operator.model_warnings import model_warnings
+from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.operator.snapshot import (
     ENDED,
     FAILED,
     PUBLISHED,
     Attempt,
+    Attention,
+    MissingSite,
+    ModelWarning,
     Problem,
     RunSnapshot,
     ScoreSnapshot,
+    SiteSnapshot,
     TimeRemaining,
+    Waiting,
 )
-from protofed.deploy.operator.snapshot_sites import printable, sites
-from protofed.deploy.operator.waiting import unmet, waiting
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 # Scores that are shown first; accuracy alone may be that of a model that answers with the most common class.
@@ -32,6 +35,11 @@ HEADLINES = ("global.accuracy", "global.balanced_accuracy", "global.majority", "
 MOST_PROBLEMS = 20
 FEWEST_PERIODS = 2  # rounds without which the time left is not estimated
 _ORDINALS = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+OPEN = ("invited", "started")
+DONE = ("reported", "set-aside")
+_BAD_STATUSES = ("excluded", "silent", "revoked", "expired", "not-yet-valid")
+# Of an invited site that the server does not list; -1 is unknown, where protobuf's default of 0 would be a number.
+_NEVER = pb.SiteInfo(status="away", progress_age_s=-1.0, progress=-1.0)
 
 
 @dataclass(frozen=True)
@@ -227,3 +235,137 @@ def _score(history: WatchHistory, name: str) -> ScoreSnapshot:
 
 def _rank(name: str) -> tuple[int, str]:
     return HEADLINES.index(name) if name in HEADLINES else len(HEADLINES), name
+
+
+def waiting(info: pb.RunInfo) -> Waiting | None:
+    """What the server says that a run waits for; None: nothing."""
+    if not info.HasField("waiting"):
+        return None
+    sent = info.waiting
+    return Waiting(
+        reason=sent.reason,
+        text=printable(sent.text),
+        round=sent.round,
+        needed=sent.needed,
+        has=sent.has,
+        missing=tuple(
+            MissingSite(site.site, printable(site.why), printable(site.similar), site.required) for site in sent.missing
+        ),
+        behind=printable(sent.behind),
+        seconds_left=sent.seconds_left if sent.HasField("seconds_left") else None,
+    )
+
+
+def unmet(info: pb.RunInfo) -> tuple[str, ...]:
+    """What the run needs and the sites that may take part cannot give."""
+    return tuple(printable(warning) for warning in info.unmet)
+
+
+def model_warnings(detail: pb.RunDetail) -> tuple[ModelWarning, ...]:
+    """What the server says, the worst first."""
+    return tuple(
+        ModelWarning(printable(one.code), one.round, printable(one.site), printable(one.text))
+        for one in detail.model_warnings
+    )
+
+
+def keeping(detail: pb.RunDetail) -> int:
+    """Sites that answered the newest request for scores of their own models and sent none.
+
+    Sites are asked after the rounds that `score_personal_every` names; of another round's scores nothing follows.
+    """
+    if any(task.kind == "score-sum" for row in detail.rounds for task in row.sites):
+        return 0  # trainers are asked for a sum of theirs
+    rows = [row for row in detail.rounds if row.round >= detail.scored_round and row.outcome != "rolled-back"]
+    answered = next((sites for row in reversed(rows) if (sites := _answered(row.sites))), frozenset[str]())
+    telling = max((score.sites for score in detail.scores if is_own(score.name)), default=0)
+    return max(0, len(answered) - telling)
+
+
+def kept_by_noise(detail: pb.RunDetail) -> bool:
+    """Whether rounds have been published and no site's own score is there because the run has noise."""
+    published = any(row.round and row.outcome in PUBLISHED for row in detail.rounds)
+    return detail.info.noisy and published and not any(is_own(score.name) for score in detail.scores)
+
+
+def _answered(tasks: Iterable[pb.SiteTask]) -> frozenset[str]:
+    """Sites that trained in the round, so that they have a model of their own, and answered when asked for scores."""
+    reported = [task for task in tasks if task.task_status == "reported"]
+    trained = {task.site for task in reported if task.kind == "fit"}
+    return frozenset(task.site for task in reported if task.kind == "score" and task.site in trained)
+
+
+def sites(reported: Iterable[pb.SiteInfo], newest: pb.RoundInfo | None, *, ended: bool) -> tuple[SiteSnapshot, ...]:
+    """All sites that the server knows or that were invited to the newest attempt, those with problems first.
+
+    Args:
+        reported: the server's list of sites.
+        newest: the newest attempt; None: there is none.
+        ended: the run is over: sites without a daemon and without a task are left out.
+    """
+    tasks = {} if newest is None else _site_tasks(newest)
+    infos = {info.site: info for info in reported}
+    rows = [_site(name, infos.get(name, _NEVER), tasks.get(name)) for name in {**infos, **tasks}]
+    if ended:
+        rows = [site for site in rows if site.task_status or site.status != "away"]
+    return tuple(sorted(rows, key=_order))
+
+
+def _site_tasks(newest: pb.RoundInfo) -> dict[str, pb.SiteTask]:
+    """One task for each site of an attempt: the open one, else the first that failed, else the last."""
+    tasks: dict[str, pb.SiteTask] = {}
+    for task in newest.sites:
+        chosen = tasks.get(task.site)
+        if chosen is None or task.task_status in OPEN or chosen.task_status not in (*OPEN, *FAILED):
+            tasks[task.site] = task
+    return tasks
+
+
+def _site(name: str, info: pb.SiteInfo, task: pb.SiteTask | None) -> SiteSnapshot:
+    task_status = "" if task is None else task.task_status
+    return SiteSnapshot(
+        site=name,
+        status=info.status,
+        doing=printable(_doing(info)),
+        task_status=task_status,
+        reason="" if task is None else printable(task.reason),
+        care=_care(info.status, task_status),
+        progress=_progress(info, task_status),
+        bytes_moved=info.bytes_moved,
+        still_s=None if info.progress_age_s < 0 else info.progress_age_s,
+        telemetry=dict(sorted(info.telemetry.items())),
+    )
+
+
+def _doing(info: pb.SiteInfo) -> str:
+    match info.status:
+        case "excluded":
+            return f"excluded: {info.excluded}"
+        case "held" | "silent":
+            return f"{info.status}: {info.activity_text}"
+        case "away":
+            return "no daemon since the server started"
+        case "revoked" | "expired" | "not-yet-valid":
+            return f"certificate {info.status}" + (f": {info.activity_text}" if info.activity_text else "")
+        case _:
+            return info.activity_text or info.status
+
+
+def _care(status: str, task_status: str) -> Attention:
+    if task_status in FAILED or status in _BAD_STATUSES or (status == "away" and task_status in OPEN):
+        return Attention.BAD
+    if status in ("held", "away"):
+        return Attention.HELD
+    return Attention.AWAITED if task_status in OPEN else Attention.WELL
+
+
+def _progress(info: pb.SiteInfo, task_status: str) -> float | None:
+    """Progress of the task of this attempt; a heartbeat may still be about an earlier task."""
+    if task_status in DONE:
+        return 1.0
+    return info.progress if task_status in OPEN and info.progress >= 0 else None
+
+
+def _order(site: SiteSnapshot) -> tuple[Attention, float, str]:
+    # The slowest first: the round waits for it. Unknown progress counts as less than none.
+    return site.care, -1.0 if site.progress is None else site.progress, site.site

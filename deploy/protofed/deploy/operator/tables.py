@@ -8,20 +8,29 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import RenderableType
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
-from protofed.common.errors import count
-from protofed.common.errors import short as cut
-from protofed.deploy.console.best_round import best_sentence
-from protofed.deploy.console.kept_scores import NOISE_KEEPS, NOT_IN_A_SUM, kept_sentence, summed_sentence
-from protofed.deploy.console.model_warnings import sentences
-from protofed.deploy.console.tables import plain_table, span, styled
-from protofed.deploy.operator.kept_scores import keeping, kept_by_noise
-from protofed.deploy.operator.model_warnings import model_warnings
-from protofed.deploy.operator.snapshot_builder import best_snapshot
-from protofed.deploy.operator.waiting import blocked, sentence, short, unmet, waiting
+from protofed.common.config.recipe import Recipe
+from protofed.common.errors import count, short
+from protofed.deploy.console.run_words import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
+)
+from protofed.deploy.operator.snapshot_builder import (
+    best_snapshot,
+    keeping,
+    kept_by_noise,
+    model_warnings,
+    unmet,
+    waiting,
+)
+from protofed.deploy.tables import STATUS, Column, span, styled, terminal
 from protofed.protos.v1 import operator_pb2 as pb
+from protofed.server.method import server_methods
 
 SHOWN_ROUNDS = 10
 CERTIFICATE_SOON_S = 30 * 86_400.0  # a certificate with less time left is shown in red
@@ -29,41 +38,33 @@ CERTIFICATE_SOON_S = 30 * 86_400.0  # a certificate with less time left is shown
 
 def runs_table(runs: Sequence[pb.RunInfo]) -> RenderableType:
     """One row for each run; a hint if there are none."""
-    if not runs:
-        return Text("No runs yet. Start one with: protofed runs start RECIPE")
-    table = plain_table("run", "method", "status", "round", "sites", "degraded", "queued", "phase")
-    for info in runs:
-        table.add_row(
-            info.run,
-            info.method,
-            styled(info.status),
-            f"{info.round}/{info.rounds}",
-            f"{info.reported}/{info.invited}",
-            str(info.degraded) if info.degraded else "",
-            f"{span(time.time() - info.began_at)} ago",
-            _ended(info) or short(waiting(info)) or info.phase,
-        )
-    return table
+    return terminal(RUNS, runs, STATUS) if runs else Text("No runs yet. Start one with: protofed runs start RECIPE")
+
+
+def _doing(info: pb.RunInfo) -> str:
+    what = waiting(info)
+    return _ended(info) or (what.cell if what else "") or info.phase
 
 
 def _ended(info: pb.RunInfo) -> str:
     """How a run ended, in so few words that the table keeps its lines; the whole reason is in `runs show`."""
-    return cut(info.reason.partition(": ")[0], 48)
+    return short(info.reason.partition(": ")[0], 48)
 
 
 def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]:
     """The parts of `runs show`: summary, rounds, failed tasks (with `everything` all tasks), scores."""
     rounds = detail.rounds
     parts: list[RenderableType] = [_summary(detail.info)]
-    parts += [Text(line, "bold yellow") for line in sentences(model_warnings(detail))]
-    parts.append(_rounds_table(rounds, ended=bool(detail.info.ended_at)))
+    parts += [Text(line, "bold yellow") for line in warning_lines(model_warnings(detail))]
+    parts.append(terminal(ENDED_ROUNDS if detail.info.ended_at else ROUNDS, rounds, STATUS, "\nrounds"))
     if len(rounds) < detail.attempts:
         parts.append(Text(f"{detail.attempts - len(rounds)} earlier attempts: --all", style="dim"))
     tasks = [(row, task) for row in rounds for task in row.sites if everything or _failed(task)]
     if tasks:
-        parts.append(_tasks_table(tasks, "every site's task" if everything else "what failed"))
+        parts.append(terminal(TASKS, tasks, STATUS, "\nevery site's task" if everything else "\nwhat failed"))
     if detail.scores:
-        parts.append(_scores_table(detail))
+        shown = [score for score in detail.scores if not score.name.rpartition(".")[2].isdigit()]  # others: --json
+        parts.append(terminal(SCORES, shown, STATUS, f"\nscores after round {detail.scored_round}"))
     if (best := best_snapshot(detail)) is not None:
         parts.append(Text(best_sentence(best)))
     if summed := [score.sites for score in detail.scores if score.summed]:
@@ -80,25 +81,12 @@ def sites_table(sites: Sequence[pb.SiteInfo]) -> RenderableType:
     if not sites:
         return Text("No site has enrolled yet.")
     secure = any(info.certificate_until for info in sites)  # in plain text nobody has one
-    table = plain_table(
-        "site", "roles", "status", "task", "progress", *(["certificate until"] if secure else []), "doing"
-    )
-    for info in sites:
-        age = "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"
-        roles, doing = ", ".join(info.roles), info.excluded or info.activity_text
-        until = [_until(info.certificate_until)] if secure else []
-        share = "" if info.progress < 0 or info.status != "working" else f"{100 * info.progress:.0f} %"
-        table.add_row(info.site, roles, styled(info.status), share, age, *until, doing)
-    return table
+    return terminal([column for column in SITES if secure or column.head != "certificate until"], sites, STATUS)
 
 
 def verification_table(run: str, replies: Iterable[tuple[pb.RoundInfo, pb.VerifyRoundResponse]]) -> RenderableType:
     """One row for each state that the server computed again."""
-    table = plain_table("round", "attempt", "state", "finding", "reason", title=f"run {run}: states computed again")
-    for row, reply in replies:
-        reason = reply.reason or (f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else "")
-        table.add_row(str(row.round), str(row.attempt), f"{reply.published[:16]}…", styled(reply.finding), reason)
-    return table
+    return terminal(VERIFIED, replies, STATUS, f"\nrun {run}: states computed again")
 
 
 def _until(end: float) -> Text:
@@ -124,41 +112,103 @@ def _summary(info: pb.RunInfo) -> Text:
     if detail != info.status:
         text.append(f"\n{detail}")
     if (what := waiting(info)) is not None:
-        text.append(f"\n{sentence(what)}", "bold yellow" if blocked(what) else "")
+        text.append(f"\n{what.sentence}", "bold yellow" if what.blocked else "")
     for warning in unmet(info):
         text.append(f"\nwarning: {warning}", "yellow")
     return text
 
 
-def _rounds_table(rounds: Iterable[pb.RoundInfo], *, ended: bool) -> Table:
-    table = plain_table("round", "attempt", "outcome", "seconds", "tasks", "reason", title="rounds")
-    for row in rounds:
-        tasks = Counter(task.task_status for task in row.sites if task.kind in ("initialise", "fit"))
-        seconds = f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""
-        counts = ", ".join(f"{number} {task}" for task, number in sorted(tasks.items()))
-        outcome = "unfinished" if ended and row.outcome == "open" else row.outcome
-        table.add_row(str(row.round), str(row.attempt), styled(outcome), seconds, counts, row.reason)
-    return table
+def _counts(row: pb.RoundInfo) -> str:
+    tasks = Counter(task.task_status for task in row.sites if task.kind in ("initialise", "fit"))
+    return ", ".join(f"{number} {task}" for task, number in sorted(tasks.items()))
 
 
-def _tasks_table(tasks: Iterable[tuple[pb.RoundInfo, pb.SiteTask]], title: str) -> Table:
-    table = plain_table("round", "attempt", "site", "task", "status", "reason", title=title)
-    for row, task in tasks:
-        # Refusals do not fail a task: the site may send another update.
-        reasons = [*([task.reason] if task.reason else []), *(f"refused as {code}" for code in task.refusals)]
-        status = styled(task.task_status)
-        table.add_row(str(row.round), str(row.attempt), task.site, task.kind, status, "; ".join(reasons))
-    return table
+def _reasons(task: pb.SiteTask) -> str:
+    """Refusals do not fail a task: the site may send another update."""
+    return "; ".join([*([task.reason] if task.reason else []), *(f"refused as {code}" for code in task.refusals)])
 
 
-def _scores_table(detail: pb.RunDetail) -> Table:
-    table = plain_table("score", "mean", "std", "worst", "sites", title=f"scores after round {detail.scored_round}")
-    for score in detail.scores:
-        if not score.name.rpartition(".")[2].isdigit():  # those of single classes are in --json only
-            std, worst = (NOT_IN_A_SUM if score.summed else f"{value:.4f}" for value in (score.std, score.worst))
-            table.add_row(score.name, f"{score.mean:.4f}", std, worst, str(score.sites))
-    return table
+def _number(score: pb.Score, value: float) -> str:
+    return NOT_IN_A_SUM if score.summed else f"{value:.4f}"
+
+
+def _came_out(reply: pb.VerifyRoundResponse) -> str:
+    return f"came out as {reply.recomputed[:16]}…" if reply.finding == "different" else ""
 
 
 def _failed(task: pb.SiteTask) -> bool:
     return task.task_status in ("failed", "late", "set-aside") or bool(task.refusals)
+
+
+RUNS: Sequence[Column[pb.RunInfo]] = (
+    Column("run", lambda info: info.run, wraps=True),
+    Column("method", lambda info: info.method),
+    Column("status", lambda info: styled(info.status)),
+    Column("round", lambda info: f"{info.round}/{info.rounds}"),
+    Column("sites", lambda info: f"{info.reported}/{info.invited}"),
+    Column("degraded", lambda info: str(info.degraded) if info.degraded else ""),
+    Column("queued", lambda info: f"{span(time.time() - info.began_at)} ago"),
+    Column("phase", _doing, wraps=True),
+)
+SITES: Sequence[Column[pb.SiteInfo]] = (
+    Column("site", lambda info: info.site, wraps=True),
+    Column("roles", lambda info: ", ".join(info.roles)),
+    Column("status", lambda info: styled(info.status)),
+    Column(
+        "task", lambda info: "" if info.progress < 0 or info.status != "working" else f"{100 * info.progress:.0f} %"
+    ),
+    Column("progress", lambda info: "" if info.progress_age_s < 0 else f"{span(info.progress_age_s)} ago"),
+    Column("certificate until", lambda info: _until(info.certificate_until)),
+    Column("doing", lambda info: info.excluded or info.activity_text, wraps=True),
+)
+VERIFIED: Sequence[Column[tuple[pb.RoundInfo, pb.VerifyRoundResponse]]] = (
+    Column("round", lambda one: str(one[0].round)),
+    Column("attempt", lambda one: str(one[0].attempt)),
+    Column("state", lambda one: f"{one[1].published[:16]}…"),
+    Column("finding", lambda one: styled(one[1].finding)),
+    Column("reason", lambda one: one[1].reason or _came_out(one[1]), wraps=True),
+)
+ROUNDS: Sequence[Column[pb.RoundInfo]] = (
+    Column("round", lambda row: str(row.round)),
+    Column("attempt", lambda row: str(row.attempt)),
+    Column("outcome", lambda row: styled(row.outcome)),
+    Column("seconds", lambda row: f"{row.closed_at - row.opened_at:.1f}" if row.closed_at else ""),
+    Column("tasks", _counts, wraps=True),
+    Column("reason", lambda row: row.reason, wraps=True),
+)
+_UNFINISHED = Column[pb.RoundInfo](
+    "outcome", lambda row: styled("unfinished" if row.outcome == "open" else row.outcome)
+)
+ENDED_ROUNDS = tuple(_UNFINISHED if column.head == "outcome" else column for column in ROUNDS)
+TASKS: Sequence[Column[tuple[pb.RoundInfo, pb.SiteTask]]] = (
+    Column("round", lambda one: str(one[0].round)),
+    Column("attempt", lambda one: str(one[0].attempt)),
+    Column("site", lambda one: one[1].site, wraps=True),
+    Column("task", lambda one: one[1].kind),
+    Column("status", lambda one: styled(one[1].task_status)),
+    Column("reason", lambda one: _reasons(one[1]), wraps=True),
+)
+SCORES: Sequence[Column[pb.Score]] = (
+    Column("score", lambda score: score.name),
+    Column("mean", lambda score: f"{score.mean:.4f}"),
+    Column("std", lambda score: _number(score, score.std)),
+    Column("worst", lambda score: _number(score, score.worst)),
+    Column("sites", lambda score: str(score.sites)),
+)
+
+
+def start_notes(recipe: Recipe) -> list[str]:
+    """Sentences, without a full stop; none: there is nothing to say.
+
+    Raises:
+        ConfigError: the recipe's method is unknown.
+    """
+    notes = []
+    if recipe.data is not None:
+        notes.append("the recipe's [data] is for `protofed simulate`; each site trains on the data of its own settings")
+    if not recipe.federation.secure and not server_methods.about(recipe.method.name).sends_nothing:
+        notes.append(
+            "without federation.secure = true the server reads each site's updates; "
+            "sites under the policies standard and strict decline such a run"
+        )
+    return notes

@@ -12,8 +12,7 @@ from typing import Final, TypeVar
 from rich.filesize import decimal
 
 from protofed.common.errors import count
-from protofed.deploy.console.tables import STYLES, span
-from protofed.deploy.operator.snapshot_sites import printable
+from protofed.deploy.tables import STYLES, printable, span
 
 T = TypeVar("T")
 # Rich's styles as classes of the style sheet.

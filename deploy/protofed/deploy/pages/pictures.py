@@ -22,7 +22,8 @@ from protofed.deploy.pages.guard import SVG_POLICY
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from protofed.deploy.report.document import Figure, Section, Table
+    from protofed.deploy.report.document import Figure, Section
+    from protofed.deploy.tables import Table
 
 WIDE, NARROW = 8.6, 3.9  # inches; a phone shows the latter at about its own size, so that its words can be read
 KEPT: Final = 32  # pictures
@@ -102,7 +103,7 @@ class Pictures:
         """
         from matplotlib import rc_context
 
-        from protofed.deploy.report.document import STYLE
+        from protofed.deploy.plots.style import STYLE
 
         with self._lock, rc_context(STYLE):
             made = [(section, [_rendered(figure) for figure in section.figures]) for section in sections()]
@@ -132,7 +133,8 @@ class Pictures:
 def _drawn(sketch: Sketch) -> Picture:
     from matplotlib import rc_context  # takes a second
 
-    from protofed.deploy.report.document import STYLE, Figure
+    from protofed.deploy.plots.style import STYLE
+    from protofed.deploy.report.document import Figure
 
     def at(width: float) -> Drawn:
         with rc_context(STYLE):

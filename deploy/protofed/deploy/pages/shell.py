@@ -6,12 +6,15 @@ of a request (Starlette runs them on threads, so they may block) and answer with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import jinja2
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -19,10 +22,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from protofed.common.address import host_and_port, is_loopback
 from protofed.common.errors import ConfigError, DeniedError, ProtofedError, StateError, UnavailableError
 from protofed.deploy.pages import formats, guard
-from protofed.deploy.pages.access import COOKIE, Access
-from protofed.deploy.pages.guard import Guard
+from protofed.deploy.pages.guard import COOKIE, Access, Guard
 
 HERE: Final = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
@@ -186,3 +189,69 @@ def _enter(request: Request) -> Response:
     # Lax: where a link in a mail led here, browsers would not send a Strict cookie with what the redirect asks for.
     answer.set_cookie(COOKIE, session, path=shell.access.root, httponly=True, samesite="lax")
     return answer
+
+
+HEADER_BYTES: Final = 32 << 10
+AT_ONCE: Final = 32  # requests; more are refused
+
+
+@contextlib.contextmanager
+def listening(address: str) -> Iterator[socket.socket]:
+    """A socket that only this machine reaches.
+
+    Raises:
+        ConfigError: the address is not one of loopback: whoever can read the pages' traffic could act in them.
+        UnavailableError: the port is taken.
+    """
+    host, port = host_and_port(address)
+    if not is_loopback(host):
+        raise ConfigError(
+            f"--listen {address}: the pages are for this machine only; expected a loopback address, such as "
+            "127.0.0.1:0; from another machine, forward the port: ssh -L 8080:127.0.0.1:PORT"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    with contextlib.closing(opened):
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind((host, port))
+        except OSError as error:
+            raise UnavailableError(f"--listen {address}: {error.strerror}; give another port, or 0 for any") from error
+        # A name may stand for any address (hosts files): what was bound is what counts.
+        if not is_loopback(opened.getsockname()[0]):
+            raise ConfigError(f"--listen {address}: the name leads to {opened.getsockname()[0]}, which is not loopback")
+        yield opened
+
+
+def serve(program: Program, address: str, started: Callable[[str], None]) -> None:
+    """Serve a program's pages until the process is told to end.
+
+    Args:
+        address: host:port of loopback; port 0 picks a free one.
+        started: called with the URL to open, which works once.
+
+    Raises:
+        ConfigError, UnavailableError: as `listening`.
+    """
+    with listening(address) as opened:
+        host, port = opened.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        access = Access()
+        app = application(program, access)
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # ours stays
+            access_log=False,  # it would have the token
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            loop="asyncio",
+            http="h11",
+            proxy_headers=False,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+            limit_concurrency=AT_ONCE,
+            timeout_graceful_shutdown=2,
+        )
+        opened.listen(AT_ONCE)
+        started(f"http://{shown}:{port}/enter?token={access.token}")
+        uvicorn.Server(config).run(sockets=[opened])

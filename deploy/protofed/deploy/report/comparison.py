@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,15 +13,14 @@ from protofed.common.version import VERSION
 from protofed.deploy.experiments.code_digest import CodeDigest
 from protofed.deploy.experiments.curves import ROUNDS, Curves
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.grids import Grid
 from protofed.deploy.experiments.shown import NOTHING, caption, grids, notes
 from protofed.deploy.experiments.table import Comparison
 from protofed.deploy.overrides import leaves
-from protofed.deploy.report.document import Document, Figure, Row, Section, Table, Tile, render
-from protofed.deploy.report.record import duration, listed, thinned
+from protofed.deploy.report.document import Document, Figure, Section, Tile, render
+from protofed.deploy.report.formats import duration, listed, thinned
+from protofed.deploy.tables import Row, Table
 from protofed.server.method import server_methods
 
-TEXT_COLUMNS = {"scores": 1, "differences": 1, "tuning": 2}
 SEEDS = frozenset({"name", "seed", "data.seed"})  # keys that are told elsewhere, or differ by seed
 OF_ONE_MACHINE = ("data.root", "data.options.")  # keys whose values may be paths
 
@@ -82,12 +81,14 @@ def _scores(comparison: Comparison, recipes: Mapping[str, Recipe]) -> Section:
     made = {grid.key: grid for grid in grids(comparison)}
     every = {grid.key: grid for grid in grids(comparison, every_column=True)}
     lead = [f"{label} is {server_methods.about(recipe.method.name).cited}." for label, recipe in recipes.items()]
-    tables, said = [_table(made["scores"], "Scores, mean ± standard deviation over seeds")], [caption(comparison)]
+    tables = [replace(made["scores"], caption="Scores, mean ± standard deviation over seeds")]
+    said = [caption(comparison)]
     if "differences" in made:
-        tables.append(_table(made["differences"], made["differences"].title))
-        said.append(f"{made['differences'].title}. {made['differences'].caption}")
+        tables.append(made["differences"])
+        said.append(f"{made['differences'].caption}. {made['differences'].note}")
     if "differences" in every and every["differences"].header != made.get("differences", every["scores"]).header:
-        tables.append(_table(every["differences"], f"{every['differences'].title}: every column", folded=True))
+        longer = f"{every['differences'].caption}: every column"
+        tables.append(replace(every["differences"], caption=longer, folded=True))
     unfinished = [row.label for row in comparison.rows if len(row.finished) < len(row.seeds)]
     missing = [f"Not all seeds have ended of {listed(unfinished)}."] if unfinished else []
     return Section("scores", "Scores", lead=lead, tables=tables, notes=said, missing=missing)
@@ -131,7 +132,7 @@ def _numbers(one: Curves) -> Table:
 
 def _search(comparison: Comparison) -> Section:
     grid = next(grid for grid in grids(comparison) if grid.key == "tuning")
-    return Section("tuning", "Tuning", tables=[_table(grid, grid.title)], notes=[grid.caption])
+    return Section("tuning", "Tuning", tables=[grid], notes=[grid.note])
 
 
 def _settings(recipes: Mapping[str, Recipe]) -> Section:
@@ -206,8 +207,3 @@ def _codes(results: Sequence[Result]) -> list[CodeDigest]:
 
 def _libraries(code: CodeDigest) -> str:
     return ", ".join(f"{library} {version}" for library, version in code.libraries.items())
-
-
-def _table(grid: Grid, title: str, *, folded: bool = False) -> Table:
-    rows: list[Any] = [list(row) for row in grid.rows]
-    return Table(title, grid.header, rows, text_columns=TEXT_COLUMNS[grid.key], folded=folded)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import jinja2
@@ -15,58 +13,11 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.figure import Figure as Drawing
 
+from protofed.deploy.plots.style import STYLE, rendered
+from protofed.deploy.tables import Cell, Table
+
 TEMPLATES = Path(__file__).parent / "templates"
-STYLE: Any = {  # of matplotlib
-    "svg.fonttype": "none",  # text stays text: small, searchable, in the reader's own font
-    "svg.hashsalt": "protofed",  # else matplotlib draws ids at random, and a report differs every time
-    "font.size": 9,
-    "axes.edgecolor": "0.4",
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
-MOST_STACKED = 8  # columns of a table whose rows become cards on a narrow screen
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table with a class of the style sheet; `description` is its tooltip.
-
-    A header of class `heard` is read out, and not shown.
-    """
-
-    text: str
-    css_class: str = ""
-    description: str = ""
-
-
-Row: TypeAlias = Sequence[str | Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under a header.
-
-    Attributes:
-        text_columns: number of leading columns with text; the others have numbers and are aligned to the right.
-        folded: shown only on a click, as the numbers behind a figure are.
-        css_class: a class of the style sheet.
-    """
-
-    caption: str
-    header: Row
-    rows: Sequence[Row]
-    text_columns: int = 1
-    folded: bool = False
-    css_class: str = ""
-
-    @property
-    def stacks(self) -> bool:
-        """Whether its rows become cards on a phone; a matrix or a calendar is scrolled instead."""
-        return len(self.header) <= MOST_STACKED and self.css_class != "calendar"
 
 
 @dataclass(frozen=True)
@@ -186,10 +137,8 @@ def svg(figure: Figure, prefix: str) -> Markup:
 
 def svg_file(figure: Figure) -> str:
     """A drawing as the text of an SVG file, for an <img>, whose alternative text is the figure's description."""
-    buffer = BytesIO()
     with rc_context(STYLE):  # `savefig` reads it again: drawing within it is not enough
-        figure.drawing.savefig(buffer, format="svg", dpi=160, metadata={"Date": None})
-    return buffer.getvalue().decode()
+        return rendered(figure.drawing, "svg").decode()
 
 
 def _localise(element: ElementTree.Element, prefix: str) -> None:

@@ -6,9 +6,11 @@ import numpy as np
 
 from protofed.common.payload import Array
 from protofed.deploy.overrides import leaves
-from protofed.deploy.report.document import Figure, Section, Table
-from protofed.deploy.report.plots import Panel, matrix, over_rounds
-from protofed.deploy.report.record import RunRecord, thinned, utc
+from protofed.deploy.plots.charts import Panel, matrix, over_rounds
+from protofed.deploy.report.document import Figure, Section
+from protofed.deploy.report.formats import thinned, utc
+from protofed.deploy.run_view import RunView
+from protofed.deploy.tables import Table
 
 FIGURES = {
     "prototype_shift": "Prototypes: mean shift from round to round",
@@ -18,7 +20,7 @@ MOST_PAIRS = 10
 MOST_IN_TABLE = 30  # classes
 
 
-def prototypes(record: RunRecord) -> Section:
+def prototypes(record: RunView) -> Section:
     """Cosines between the prototypes of the newest state, and how far prototypes move from round to round."""
     section = record.raw["prototypes"]
     figures, missing = [], []
@@ -50,7 +52,7 @@ def prototypes(record: RunRecord) -> Section:
     return Section("prototypes", "Prototypes", lead=lead if figures else [], figures=figures, missing=missing)
 
 
-def norms(record: RunRecord) -> Section:
+def norms(record: RunView) -> Section:
     """Norms by class of the heads or prototypes that sites sent last: they hint at which classes a site has."""
     section = record.raw["norms"]
     title = "Norms by class and site"
@@ -81,7 +83,7 @@ def norms(record: RunRecord) -> Section:
     return Section("norms", title, lead=[lead], figures=[drawn])
 
 
-def settings(record: RunRecord) -> Section:
+def settings(record: RunView) -> Section:
     """The recipe's keys and values."""
     rows = [[key, _value(value)] for key, value in leaves(record.recipe)]
     header = ["key", "value"]
@@ -90,7 +92,7 @@ def settings(record: RunRecord) -> Section:
     )
 
 
-def provenance(record: RunRecord) -> Section:
+def provenance(record: RunView) -> Section:
     """Names, versions and digests by which the run and its states can be identified and checked."""
     run, versions = record.run, record.raw["versions"]
     rows = [

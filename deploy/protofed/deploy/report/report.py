@@ -10,9 +10,11 @@ from matplotlib import rc_context
 
 from protofed.common.storage import files
 from protofed.common.version import VERSION
+from protofed.deploy.plots.style import STYLE
 from protofed.deploy.report import models, rounds, scores, summary
-from protofed.deploy.report.document import STYLE, Document, Section, render
-from protofed.deploy.report.record import RunRecord, utc
+from protofed.deploy.report.document import Document, Section, render
+from protofed.deploy.report.formats import utc
+from protofed.deploy.run_view import RunView
 
 WORDS = (
     ("site, round", "A site is a hospital or another holder of data; in a round the sites train and send an update."),
@@ -37,7 +39,7 @@ WORDS = (
 )
 
 
-SECTIONS: Sequence[Callable[[RunRecord], Section]] = (
+SECTIONS: Sequence[Callable[[RunView], Section]] = (
     summary.summary,
     scores.curves,
     scores.by_class,
@@ -61,7 +63,7 @@ def report(run_record: Mapping[str, Any]) -> str:
 
 def document(run_record: Mapping[str, Any]) -> Document:
     """All that a report says of a run record. Each sentence is made from the record's own fields."""
-    record = RunRecord(run_record)
+    record = RunView(run_record)
     with rc_context(STYLE):
         sections = [section(record) for section in SECTIONS]
     run = record.run

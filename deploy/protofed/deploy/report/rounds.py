@@ -8,9 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from protofed.common.errors import count
-from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report.plots import RoundSize, round_sizes, volumes
-from protofed.deploy.report.record import RunRecord, megabytes, thinned, used_sites, utc
+from protofed.deploy.plots.charts import RoundSize, round_sizes, volumes
+from protofed.deploy.report.document import Figure, Section
+from protofed.deploy.report.formats import megabytes, thinned, utc
+from protofed.deploy.run_view import RunView, used_sites
+from protofed.deploy.tables import Cell, Row, Table
 
 COLUMNS = 50  # of the calendar; if there are more rounds, several share a column
 TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
@@ -39,7 +41,7 @@ NOT_INVITED = ("·", "task-none", "not invited")
 MOST_LISTED = 500
 
 
-def participation(record: RunRecord) -> Section:
+def participation(record: RunView) -> Section:
     """A calendar of sites by rounds, with the status of each task, and a table of attempts with problems."""
     sites, attempts = record.sites, [attempt for attempt in record.attempts if attempt["round"]]
     if not sites or not attempts:
@@ -72,7 +74,7 @@ def participation(record: RunRecord) -> Section:
     )
 
 
-def _sizes(record: RunRecord) -> list[Figure]:
+def _sizes(record: RunView) -> list[Figure]:
     """How many sites each round that counts asked and used, and how long it took; none before the first."""
     abandoned = Counter(attempt["round"] for attempt in record.attempts if attempt["outcome"] == "abandoned")
     by_round = {
@@ -104,7 +106,7 @@ def _sizes(record: RunRecord) -> list[Figure]:
     return [Figure("Sites and seconds by round", description, round_sizes(by_round), numbers)]
 
 
-def refusals(record: RunRecord) -> Section:
+def refusals(record: RunView) -> Section:
     """Every update that was not used, with its reason."""
     rows: list[list[str]] = []
     for attempt, task in record.tasks():
@@ -130,7 +132,7 @@ def refusals(record: RunRecord) -> Section:
     return Section("refusals", "Updates that were not used", tables=[table], missing=missing)
 
 
-def transfers(record: RunRecord) -> Section:
+def transfers(record: RunView) -> Section:
     """Bytes of updates and models, by round and by site."""
     by_round, by_site = record.bytes_by("round"), record.bytes_by("site")
     if not by_round:
@@ -167,7 +169,7 @@ CAUSES = {
 }
 
 
-def _task_status(record: RunRecord, attempt: Mapping[str, Any], task: Mapping[str, Any]) -> str:
+def _task_status(record: RunView, attempt: Mapping[str, Any], task: Mapping[str, Any]) -> str:
     """The key of `TASK_STATUSES`: the site's own doing, unless something else ended its task."""
     if task["refused"] and not task["received"]:  # a site may send another update after a refused one
         return "refused"
@@ -179,7 +181,7 @@ def _task_status(record: RunRecord, attempt: Mapping[str, Any], task: Mapping[st
     return status if status in TASK_STATUSES else "invited"
 
 
-def _unused(record: RunRecord, attempt: Mapping[str, Any]) -> str:
+def _unused(record: RunView, attempt: Mapping[str, Any]) -> str:
     """Of an update in a round that was not finished, or does not count."""
     return "waits" if attempt["outcome"] == "open" and record.run["ended_at"] is None else "unused"
 
@@ -209,7 +211,7 @@ def _tally(sites: Sequence[str], tasks: Mapping[tuple[str, int], Sequence[str]],
     return Table("Invitations to train, and what became of them", ["site", "invited", *statuses], rows, folded=True)
 
 
-def _attempts(record: RunRecord) -> list[Table]:
+def _attempts(record: RunView) -> list[Table]:
     """The table of degraded, abandoned and rolled back attempts, if there are any."""
     rows = [
         [str(attempt["round"]), str(attempt["attempt"]), attempt["outcome"], attempt["reason"] or "–"]
@@ -222,7 +224,7 @@ def _attempts(record: RunRecord) -> list[Table]:
     return [Table("Rounds with problems", header, rows[-MOST_LISTED:], text_columns=4, css_class="long")]
 
 
-def _interventions(record: RunRecord) -> list[Table]:
+def _interventions(record: RunView) -> list[Table]:
     """The table of what operators did, if they did anything."""
     rows = [
         [

@@ -9,10 +9,8 @@ import numpy as np
 from protofed.common.errors import count
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.common.statistics import deviation, lower_is_better, spread
-from protofed.deploy.console.kept_scores import from_sum
-from protofed.deploy.report.document import Cell, Figure, Row, Section, Table
-from protofed.deploy.report.kept_scores import kept_scores
-from protofed.deploy.report.plots import (
+from protofed.deploy.console.run_words import from_sum
+from protofed.deploy.plots.charts import (
     BLUE,
     GREEN,
     ORANGE,
@@ -23,7 +21,10 @@ from protofed.deploy.report.plots import (
     points,
     reliability,
 )
-from protofed.deploy.report.record import GROUPS, RunRecord, formatted, label, percent, thinned
+from protofed.deploy.report.document import Figure, Section
+from protofed.deploy.report.formats import formatted, label, percent, thinned
+from protofed.deploy.run_view import GROUPS, RunView
+from protofed.deploy.tables import Cell, Row, Table
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
 CURVES = {  # by score, what its panel is called
@@ -52,7 +53,7 @@ BASELINES = {
 OWN_MEAN = "; own models: mean over sites"
 
 
-def curves(record: RunRecord) -> Section:
+def curves(record: RunView) -> Section:
     """Scores and training losses over rounds."""
     panels = [
         Panel(title, "%", values, _baseline(record, name))
@@ -61,7 +62,7 @@ def curves(record: RunRecord) -> Section:
     ]
     if losses := record.losses():
         panels.append(Panel("Training loss at the sites", "", losses))
-    kept = kept_scores(record)
+    kept = record.kept_scores
     if not panels:
         return Section("curves", "Over the rounds", missing=[kept or "No round has been scored yet."])
     description = "; ".join(_first_and_last(panel) for panel in panels)
@@ -75,7 +76,7 @@ def curves(record: RunRecord) -> Section:
     return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
 
 
-def _baseline(record: RunRecord, name: str) -> tuple[str, float] | None:
+def _baseline(record: RunView, name: str) -> tuple[str, float] | None:
     """What a global model that has learnt nothing reaches in a score, and how; None: that is not on record."""
     majority = record.latest_spreads.get(MAJORITY)
     if name == "global.balanced_accuracy":
@@ -83,7 +84,7 @@ def _baseline(record: RunRecord, name: str) -> tuple[str, float] | None:
     return (COMMONEST, majority.mean) if name == "global.accuracy" and majority is not None else None
 
 
-def by_class(record: RunRecord) -> Section:
+def by_class(record: RunView) -> Section:
     """Recall of each class: the share of its test images that a model finds."""
     newest = {whose: record.recalls("newest", whose) for whose in WHOSE}
     missing = [_missing_recalls(record, whose) for whose, recalls in newest.items() if not recalls]
@@ -117,7 +118,7 @@ def by_class(record: RunRecord) -> Section:
     return Section("classes", "Class by class", lead=lead, figures=[figure], missing=missing)
 
 
-def groups(record: RunRecord) -> Section:
+def groups(record: RunView) -> Section:
     """Accuracy on frequent, medium and rare classes."""
     rows: list[Row] = []
     for whose, name in WHOSE.items():
@@ -135,9 +136,9 @@ def groups(record: RunRecord) -> Section:
     return Section("groups", "Frequent and rare classes", lead=lead, tables=[table])
 
 
-def fairness(record: RunRecord) -> Section:
+def fairness(record: RunView) -> Section:
     """How far apart the sites' own models are."""
-    names, kept = [name for name in FAIR if name in record.latest_spreads], kept_scores(record)
+    names, kept = [name for name in FAIR if name in record.latest_spreads], record.kept_scores
     if not names:
         reason = kept or "No site has reported a score of its own model."
         return Section("fairness", "Site by site", missing=[reason])
@@ -154,7 +155,7 @@ def fairness(record: RunRecord) -> Section:
     return Section("fairness", "Site by site", figures=[figure], tables=tables, missing=missing)
 
 
-def _summed_fairness(record: RunRecord, names: list[str]) -> Section:
+def _summed_fairness(record: RunView, names: list[str]) -> Section:
     """How good the sites' own models are, of which a secure sum says the mean alone."""
     spreads = {name: record.latest_spreads[name] for name in names}
     rows: list[Row] = [[CURVES[name], formatted(name, of.mean), str(of.sites)] for name, of in spreads.items()]
@@ -163,7 +164,7 @@ def _summed_fairness(record: RunRecord, names: list[str]) -> Section:
     return Section("fairness", "Site by site", lead=lead, tables=[table])
 
 
-def calibration(record: RunRecord) -> Section:
+def calibration(record: RunView) -> Section:
     """Expected calibration error over rounds, and the reliability diagram of the newest global model."""
     panels = [
         Panel(f"{WHOSE[whose]}: calibration error", "", values)
@@ -185,7 +186,7 @@ def calibration(record: RunRecord) -> Section:
     return Section("calibration", "Calibration", lead=lead, figures=figures, missing=missing)
 
 
-def _bins(record: RunRecord) -> dict[int, tuple[float, float, float]]:
+def _bins(record: RunView) -> dict[int, tuple[float, float, float]]:
     """(accuracy, mean confidence, share of the answers) by bin; means over evaluators.
 
     The names of bins end in a number, as those of classes do, so `by_class` reads them, too.
@@ -196,7 +197,7 @@ def _bins(record: RunRecord) -> dict[int, tuple[float, float, float]]:
     return {n: (accuracy[n], confidence[n], share[n]) for n in numbers}
 
 
-def _reliability(record: RunRecord, bins: Mapping[int, tuple[float, float, float]]) -> Figure:
+def _reliability(record: RunView, bins: Mapping[int, tuple[float, float, float]]) -> Figure:
     sure = max(bins, key=lambda number: bins[number][2])
     accuracy, confidence, share = bins[sure]
     description = (
@@ -228,7 +229,7 @@ def _means(panels: list[Panel], digits: int = 3) -> list[list[str]]:
     return rows
 
 
-def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
+def _least(record: RunView, newest: Mapping[str, Mapping[int, float]]) -> str:
     """Which class each of the models finds least; empty where all find all."""
     sentences = []
     for whose, recalls in newest.items():
@@ -239,7 +240,7 @@ def _least(record: RunRecord, newest: Mapping[str, Mapping[int, float]]) -> str:
     return "; ".join(sentences)
 
 
-def _recall_table(record: RunRecord, rounds: Mapping[str, int | None]) -> Table:
+def _recall_table(record: RunView, rounds: Mapping[str, int | None]) -> Table:
     shared = [record.recalls(which, "global") for which in rounds]
     own = record.by_class("newest", "personal.recall")
     best = record.recalls("best", "personal")
@@ -256,22 +257,22 @@ def _recall_table(record: RunRecord, rounds: Mapping[str, int | None]) -> Table:
     return Table("The numbers behind, in %", header, rows, 0, folded=True)
 
 
-def _not_scored(record: RunRecord, key: str, advice: str) -> str:
+def _not_scored(record: RunView, key: str, advice: str) -> str:
     """Why scores of `[evaluation] key` are absent."""
     if not record.recipe.get("evaluation", {}).get(key):
         return f"Not scored: {advice}."
-    return kept_scores(record) or "No site has reported these scores yet."
+    return record.kept_scores or "No site has reported these scores yet."
 
 
-def _missing_recalls(record: RunRecord, whose: str) -> str:
+def _missing_recalls(record: RunView, whose: str) -> str:
     if whose == "global" and record.evaluators:
         return f"No recalls of the global model: {', '.join(record.evaluators)} sent none."
     if whose == "global":
         return "No recalls of the global model: they take an evaluator (`--role evaluator`) and a global model."
-    return kept_scores(record) or "No site sent recalls of its own model: they would tell which classes it has."
+    return record.kept_scores or "No site sent recalls of its own model: they would tell which classes it has."
 
 
-def _spread_text(record: RunRecord, name: str) -> str:
+def _spread_text(record: RunView, name: str) -> str:
     scores = record.site_scores(name)
     mean = record.latest_spreads[name].mean
     worst, best = (chosen(scores, key=lambda site: scores[site]) for chosen in (min, max))
@@ -281,7 +282,7 @@ def _spread_text(record: RunRecord, name: str) -> str:
     )
 
 
-def _site_table(record: RunRecord, names: list[str], sites: list[str]) -> Table:
+def _site_table(record: RunView, names: list[str], sites: list[str]) -> Table:
     scores = {name: record.site_scores(name) for name in names}
     rows: list[Row] = [
         [site, *(formatted(name, scores[name][site]) if site in scores[name] else "–" for name in names)]

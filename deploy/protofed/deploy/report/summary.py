@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.errors import count as counted
+from protofed.common.protocol.messages import SUM_STEPS
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
-from protofed.deploy.console.kept_scores import from_sum
-from protofed.deploy.report.document import Section, Table, Tile
-from protofed.deploy.report.kept_scores import kept_scores
-from protofed.deploy.report.problems import NAMED_SITES, problems, who
-from protofed.deploy.report.record import (
-    GROUPS,
-    LABELS,
-    RunRecord,
-    duration,
-    formatted,
-    is_of_update,
-    label,
-    listed,
-    megabytes,
-    percent,
-    utc,
-)
+from protofed.deploy.console.run_words import from_sum
+from protofed.deploy.report.document import Section, Tile
+from protofed.deploy.report.formats import LABELS, duration, formatted, label, listed, megabytes, percent, utc
+from protofed.deploy.run_view import GROUPS, RunView, is_of_update
 from protofed.deploy.site.recipe_privacy import planned_lines
+from protofed.deploy.tables import Table
 from protofed.server.method import server_methods
 
 # Scores of own models, in the order in which the server judges runs by them.
@@ -37,7 +27,7 @@ MOST_WARNINGS = 8  # that stand above everything; each of hundreds of sites may 
 ENDED_BADLY = ("failed", "aborted")
 
 
-def summary(record: RunRecord) -> Section:
+def summary(record: RunView) -> Section:
     """The run in plain words: method, sites, outcome, quality, problems."""
     outcome = [] if record.run["status"] in ENDED_BADLY else [_outcome(record)]  # those are among the alerts
     return Section(
@@ -59,7 +49,7 @@ def summary(record: RunRecord) -> Section:
     )
 
 
-def alerts(record: RunRecord) -> list[str]:
+def alerts(record: RunView) -> list[str]:
     """What a reader must know before any number: that the run did not end as planned, that the model is useless."""
     outcome = [_outcome(record)] if record.run["status"] in ENDED_BADLY else []
     texts = [warning["text"] for warning in record.warnings]
@@ -68,7 +58,7 @@ def alerts(record: RunRecord) -> list[str]:
     return [*outcome, *texts[:MOST_WARNINGS], *more]
 
 
-def tiles(record: RunRecord) -> list[Tile]:
+def tiles(record: RunView) -> list[Tile]:
     """The headline numbers: of the global model, of own models, of the worst site, and rounds."""
     latest, headlines = record.latest_spreads, list[Tile]()
     where, prefix = _global_test(record)
@@ -89,12 +79,12 @@ def tiles(record: RunRecord) -> list[Tile]:
     return headlines
 
 
-def own_score(record: RunRecord) -> str | None:
+def own_score(record: RunView) -> str | None:
     """The first score of `JUDGED_BY` that sites reported of their own models; None: they reported none."""
     return next((name for name in OWN if name in record.latest_spreads), None)
 
 
-def _rounds_note(record: RunRecord) -> str:
+def _rounds_note(record: RunView) -> str:
     degraded = sum(attempt["outcome"] == "degraded" for attempt in record.rounds)
     notes = [] if record.run["status"] == "completed" else [record.run["status"]]
     if degraded:
@@ -104,7 +94,7 @@ def _rounds_note(record: RunRecord) -> str:
     return "; ".join(notes)
 
 
-def _missing(record: RunRecord) -> list[str]:
+def _missing(record: RunView) -> list[str]:
     if record.latest_spreads:
         return []
     if record.keeping:
@@ -115,7 +105,7 @@ def _missing(record: RunRecord) -> list[str]:
     return ["No scores were reported: no site has been asked for any."]
 
 
-def _trained(record: RunRecord) -> str:
+def _trained(record: RunView) -> str:
     model = f"A model of {record.classes} classes (“{record.recipe['model']['name']}”)"
     method = server_methods.about(record.recipe["method"]["name"]).title
     if not record.done:
@@ -123,7 +113,7 @@ def _trained(record: RunRecord) -> str:
     return f"{model} was trained by {method}: {record.done} of {record.planned} planned rounds are finished."
 
 
-def noise_lines(record: RunRecord) -> list[str]:
+def noise_lines(record: RunView) -> list[str]:
     """What the noise of a run is worth, in sentences: planned, for each site knows itself what it has spent."""
     try:
         return planned_lines(Recipe.model_validate(record.recipe))
@@ -131,12 +121,12 @@ def noise_lines(record: RunRecord) -> list[str]:
         return []
 
 
-def _noise(record: RunRecord) -> list[str]:
+def _noise(record: RunView) -> list[str]:
     found = " ".join(noise_lines(record))
     return [f"Each site added noise to what left it (differential privacy). {found}"] if found else []
 
 
-def _received(record: RunRecord) -> str:
+def _received(record: RunView) -> str:
     """What left the sites as far as the server can tell, which is not what can be inferred from it."""
     kind, what = ("mask", "masked update") if record.sums else ("fit", "model update")
     updates = [task for _, task in record.tasks() if task["kind"] == kind and is_of_update(task) and task["received"]]
@@ -156,7 +146,7 @@ def _received(record: RunRecord) -> str:
     )
 
 
-def _summed(record: RunRecord) -> str:
+def _summed(record: RunView) -> str:
     """Whether the server saw single updates, by what the record has of the rounds."""
     if not (sums := record.sums):
         if record.secure and record.done:  # a server never publishes such a round without masked numbers
@@ -174,7 +164,7 @@ def _summed(record: RunRecord) -> str:
     )
 
 
-def _groups(record: RunRecord) -> str:
+def _groups(record: RunView) -> str:
     """Whom each site was summed with, and what it takes to read one of them alone."""
     groups = [group for group in record.groups if set(group) & set(record.contributors)]
     if not groups:
@@ -196,7 +186,7 @@ def _list(partners: Mapping[str, Any] | None) -> str:
     return f"The offered list of partners is number {partners['number']}; {runs} runs the server{besides}."
 
 
-def _participants(record: RunRecord) -> str:
+def _participants(record: RunView) -> str:
     invited, sites = record.invited, record.contributors
     scored = _scored_by(record)
     if not invited:
@@ -207,7 +197,7 @@ def _participants(record: RunRecord) -> str:
     return f"{len(sites)} of {counted(len(invited), 'invited site')} took part: {listed(sites, NAMED_SITES)}.{scored}"
 
 
-def _scored_by(record: RunRecord) -> str:
+def _scored_by(record: RunView) -> str:
     if record.newest is None:
         return ""
     if not record.evaluators:
@@ -217,7 +207,7 @@ def _scored_by(record: RunRecord) -> str:
     return f" The global model was scored by {listed(record.evaluators, NAMED_SITES)}{also}."
 
 
-def _outcome(record: RunRecord) -> str:
+def _outcome(record: RunView) -> str:
     run, current, of_rounds = record.run, record.current, f"{record.done} of {record.planned} planned rounds"
     is_open = current is not None and current["outcome"] == "open"
     if run["ended_at"] is None:
@@ -237,13 +227,13 @@ def _outcome(record: RunRecord) -> str:
     )
 
 
-def _quality(record: RunRecord) -> list[str]:
+def _quality(record: RunView) -> list[str]:
     sentences = [*_global_quality(record), *_own_quality(record), *_least_found(record), *_better_round(record)]
-    kept = kept_scores(record)
+    kept = record.kept_scores
     return [*([" ".join(sentences)] if sentences else []), *([kept] if kept else [])]
 
 
-def _global_test(record: RunRecord) -> tuple[str, str]:
+def _global_test(record: RunView) -> tuple[str, str]:
     """Whose test set the headline of the global model is from, in words, and the prefix of its scores."""
     if any(f"global.{score}" in record.latest_spreads for score in (BALANCED, ACCURACY)):
         evaluators = record.evaluators
@@ -254,7 +244,7 @@ def _global_test(record: RunRecord) -> tuple[str, str]:
     return "on the sites' own test sets (mean)", "global.local."
 
 
-def _global_quality(record: RunRecord) -> list[str]:
+def _global_quality(record: RunView) -> list[str]:
     where, prefix = _global_test(record)
     figures = []
     for score in (BALANCED, ACCURACY):
@@ -264,7 +254,7 @@ def _global_quality(record: RunRecord) -> list[str]:
     return [f"The global model of round {record.newest}, {where}: {', '.join(figures)}."] if figures else []
 
 
-def _baseline(record: RunRecord, prefix: str, score: str) -> str:
+def _baseline(record: RunView, prefix: str, score: str) -> str:
     """What a model that has learnt nothing reaches: by guessing, or by always naming the commonest class.
 
     Empty for an accuracy whose test set's commonest class is not on record: chance beside 65 % of a model that names
@@ -278,7 +268,7 @@ def _baseline(record: RunRecord, prefix: str, score: str) -> str:
     return "" if majority is None else f"{percent(majority.mean)} by always naming the commonest class"
 
 
-def _own_quality(record: RunRecord) -> list[str]:
+def _own_quality(record: RunView) -> list[str]:
     if (own := own_score(record)) is None:
         return []
     last, worst_site = record.latest_spreads, record.worst(own)
@@ -296,7 +286,7 @@ def _own_quality(record: RunRecord) -> list[str]:
     return [f"{models}: {percent(last[own].mean)}{average} ({label(own)}){beside}{worst}."]
 
 
-def _least_found(record: RunRecord) -> list[str]:
+def _least_found(record: RunView) -> list[str]:
     if not (recalls := record.recalls("newest", "global")):
         return []
     if never := [record.name(c) for c, recall in recalls.items() if recall == 0]:
@@ -308,21 +298,21 @@ def _least_found(record: RunRecord) -> list[str]:
     return [f"Class {record.name(c)} is found least by the global model: {least} of its test images."]
 
 
-def _better_round(record: RunRecord) -> list[str]:
+def _better_round(record: RunView) -> list[str]:
     """That another round was better, or has a score that the newest one lacks, and whether its model is still there."""
     best = record.best
-    if best is None or best["round"] == record.newest:
+    if best is None or best.round == record.newest:
         return []
-    newest = record.latest_spreads.get(best["score"])
-    if newest is not None and newest.mean > best["value"] - 1e-9:  # the earliest of equals is the best, not better
+    newest = record.latest_spreads.get(best.score)
+    if newest is not None and newest.mean > best.value - 1e-9:  # the earliest of equals is the best, not better
         return []
-    kept = "is kept" if best["kept"] == best["round"] else "is not kept any more"
-    score = f"`{best['score']}` {formatted(best['score'], best['value'])}"
+    kept = "is kept" if best.kept == best.round else "is not kept any more"
+    score = f"`{best.score}` {formatted(best.score, best.value)}"
     was = "was better" if newest is not None else "is the best of those that have this score"
-    return [f"Round {best['round']} {was} ({score}; chosen by it, it is optimistic), and its model {kept}."]
+    return [f"Round {best.round} {was} ({score}; chosen by it, it is optimistic), and its model {kept}."]
 
 
-def _model_comparison(record: RunRecord) -> Table | None:
+def _model_comparison(record: RunView) -> Table | None:
     """The global model beside the sites' own models, one row for each score, in the order of `LABELS`."""
     names = [name for name in record.latest_spreads if name.startswith(("global.", "personal."))]
     order = list(LABELS)
@@ -341,7 +331,7 @@ def _model_comparison(record: RunRecord) -> Table | None:
     )
 
 
-def _test_sets(record: RunRecord) -> list[str]:
+def _test_sets(record: RunView) -> list[str]:
     """On whose images the table's scores were taken."""
     names, notes = record.latest_spreads, []
     if record.evaluators:
@@ -358,12 +348,12 @@ def _test_sets(record: RunRecord) -> list[str]:
     return [shown] if notes else []
 
 
-def _own_test_images(record: RunRecord) -> str:
+def _own_test_images(record: RunView) -> str:
     most = record.recipe.get("evaluation", {}).get("personal_test_images")
     return "the test images" if most is None else f"a stratified sample, at most {most:,}, of the test images"
 
 
-def _pair(record: RunRecord, score: str) -> list[str]:
+def _pair(record: RunView, score: str) -> list[str]:
     of_global = record.latest_spreads.get(f"global.{score}")
     own = record.latest_spreads.get(f"personal.{score}")
     left = "–" if of_global is None else formatted(score, of_global.mean)
@@ -377,3 +367,134 @@ def _pair(record: RunRecord, score: str) -> list[str]:
 
 def _std(name: str, spread: Spread) -> str:
     return formatted(name, spread.std) if spread.sites > 1 and spread.std is not None else "–"
+
+
+NAMED_SITES = 12
+NAMED_ROUNDS = 8
+MOST_TOLD = 20  # sentences of one kind: hundreds of sites may have been excluded, or have left
+DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
+HANDS = {
+    "excluded": "{} was excluded",
+    "admitted": "{} was admitted again",
+    "revoked": "{}'s certificate was revoked",
+    "forgotten": "{} was forgotten",
+    "offered": "a new list of partners was offered to the sites",
+    "regrouped": "the group that {} is summed in was dissolved",
+}
+
+
+def problems(record: RunView) -> list[str]:
+    """One sentence for each problem of the run; a single one that there was none, if rounds were finished."""
+    exits = [*_first(_interventions(record), "things that operators did"), *_first(_left(record), "sites that left")]
+    exits += _first(_held_by_budget(record), "sites whose privacy budget ended")
+    sentences = [*exits, *_round_problems(record), *_site_problems(record)]
+    # A run that failed or was aborted, or made a useless model, has said so above: this would contradict it.
+    ended_well = record.run["status"] not in ("failed", "aborted")
+    if sentences or not record.done or not ended_well or record.warnings:
+        return sentences
+    so_far = "" if record.run["status"] == "completed" else " so far"
+    used = all(task["task_status"] == "reported" for _, task in record.tasks() if task["kind"] in ("fit", "mask"))
+    came = "the update of every invited site was used" if used else "every update that a round needed came"
+    return [f"Nothing went wrong{so_far}: no round was repeated, no update was refused, and {came}."]
+
+
+def who(intervention: Mapping[str, Any]) -> str:
+    """` by operator 'anna'`, or nothing: in plain text callers have no names."""
+    return f" by operator '{intervention['operator']}'" if intervention["operator"] else ""
+
+
+def _first(sentences: Iterable[str], what: str) -> list[str]:
+    told = list(sentences)
+    unlisted = len(told) - MOST_TOLD
+    more = [f"{unlisted:,} more {what} are in `protofed report --json`."] if unlisted > 0 else []
+    return [*told[:MOST_TOLD], *more]
+
+
+def _interventions(record: RunView) -> Iterator[str]:
+    for done in record.interventions:
+        if (what := DONE.get(done["action"]) or HANDS.get(done["action"])) is None:
+            continue  # an abort, which is the run's outcome
+        during = "" if done["round"] is None else f" in round {done['round']}"
+        reason = (
+            f" {done['reason']}" if done["action"] == "rolled-back" else f": {done['reason']}" * bool(done["reason"])
+        )
+        if done["action"] == "rolled-back":
+            yield f"{what}{reason}{who(done)} on {utc(done['at'])}{during}."
+        else:
+            yield f"{what.format(done['site'])}{who(done)} on {utc(done['at'])}{during}{reason}."
+
+
+def _left(record: RunView) -> Iterator[str]:
+    """Sites that took themselves out of the run, with the round; they may have come back."""
+    first: dict[str, int] = {}
+    for attempt, task in record.tasks():
+        if task.get("cause") == "withdrawn":
+            first.setdefault(task["site"], attempt["round"])
+    for site, number in first.items():
+        yield f"{site} left the run, by its own decision, in round {number}."
+
+
+def _held_by_budget(record: RunView) -> Iterator[str]:
+    """Sites whose privacy budget ended during the run, with the round; it may have been raised."""
+    first: dict[str, int] = {}
+    for attempt, task in record.tasks():
+        if task.get("cause") == "budget":
+            first.setdefault(task["site"], attempt["round"])
+    for site, number in first.items():
+        yield f"{site}'s privacy budget allowed no further round from round {number} on."
+
+
+def _round_problems(record: RunView) -> list[str]:
+    outcomes = Counter(attempt["outcome"] for attempt in record.attempts)
+    sentences = []
+    if degraded := [str(attempt["round"]) for attempt in record.attempts if attempt["outcome"] == "degraded"]:
+        which = listed(degraded, NAMED_ROUNDS)
+        sentences.append(f"{counted(len(degraded), 'round')} went on with fewer updates than wanted: {which}.")
+    if abandoned := [attempt for attempt in record.attempts if attempt["outcome"] == "abandoned"]:
+        last = f"the last one in round {abandoned[-1]['round']}: {abandoned[-1]['reason']}"
+        sentences.append(f"{counted(len(abandoned), 'attempt')} at a round had to be abandoned, {last}.")
+    if count := outcomes["rolled-back"]:
+        sentences.append(f"{counted(count, 'attempt')} at a round no longer counted after the run was rolled back.")
+    refused = [update for _, task in record.tasks() for update in task["refused"]]
+    if refused:
+        size = megabytes(sum(update["bytes"] for update in refused))
+        were = "was" if len(refused) == 1 else "were"
+        sentences.append(
+            f"{counted(len(refused), 'update')} ({size} MB) {were} not accepted; each is listed below with its reason."
+        )
+    return sentences
+
+
+def _site_problems(record: RunView) -> list[str]:
+    # A task with a cause ended without its site's doing: it was excluded, or the run ended.
+    tasks = [task for _, task in record.tasks() if not task.get("cause")]
+    sentences = []
+    for kind, which, problem in (
+        ("fit", "set-aside", "handed in updates that were set aside"),
+        ("initialise", "failed", "reported that they could not make the first model"),
+        ("fit", "failed", "reported that they could not train or hand in an update"),
+        ("fit", "late", "had not reported when the round closed"),
+        ("refine", "failed", "reported that they could not refine the model"),
+        ("refine", "late", "had not refined the model in time"),
+        ("score", "failed", "reported that they could not take scores"),
+        ("score", "late", "did not answer a request for scores"),
+    ):
+        if found := [task for task in tasks if (task["kind"], task["task_status"]) == (kind, which)]:
+            sentences.append(f"Sites that {problem}: {listed(_named(found), NAMED_SITES)}.")
+    if found := [task for task in tasks if task["kind"] in SUM_STEPS and task["task_status"] in ("failed", "late")]:
+        sentences.append(f"Sites that dropped out of a secure sum: {listed(_named(found), NAMED_SITES)}.")
+    if record.done and (never := sorted(set(record.invited) - set(record.contributors))):
+        sentences.append(f"No update of {listed(never, NAMED_SITES)} was ever used.")
+    return sentences
+
+
+def _named(tasks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`ann (2 times)` for each site of some tasks, the most frequent first; with the codes that failed ones gave."""
+    codes: dict[str, list[str]] = {}
+    for task in tasks:
+        # The first word is the code; what follows is a text, which the table of refusals has.
+        codes.setdefault(task["site"], []).append(task["reason"].partition(";")[0] * (task["task_status"] == "failed"))
+    return [
+        f"{site} ({counted(len(reasons), 'time')}{': ' * any(reasons)}{', '.join(sorted({*reasons} - {''}))})"
+        for site, reasons in sorted(codes.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]

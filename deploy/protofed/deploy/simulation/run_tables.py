@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
 from protofed.common.statistics import Spread, spreads
-from protofed.deploy.console.best_round import BestSnapshot, best_sentence
-from protofed.deploy.console.model_warnings import sentences
 from protofed.deploy.console.progress import progress
+from protofed.deploy.console.run_words import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
+from protofed.deploy.tables import BOXED, Column, terminal
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.operator.run_record import best_of
 from protofed.server.rounds.machine.phases import (
@@ -42,56 +42,55 @@ from protofed.server.rounds.scores.history import warnings_of
 from protofed.server.rounds.scores.model_warnings import ModelWarning
 
 
+class RunLine(NamedTuple):
+    """A run in a table, as far as it is; `phase` in words."""
+
+    recipe: Recipe
+    view: Overview | None
+    phase: str = ""
+
+    @property
+    def begun(self) -> Overview | None:
+        """The run, once a round was opened."""
+        return self.view if self.view is not None and self.view.began else None
+
+
 def progress_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
     """One row per run: its phase, its newest mean scores in percent, its traffic in MB (10^6 bytes) and its seconds."""
-    table = Table(title=title, title_justify="left")
-    for name in ("method", "round", "phase", "sites"):
-        table.add_column(name, no_wrap=True)
-    for name in ("GM", "PM(V)", "PM(L)", "MB", "s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    waiting = False  # runs execute one by one: the first unstarted run waits for sites, later ones are queued
+    lines, waiting = list[RunLine](), False  # runs execute one by one: the first unstarted run waits for sites
     for recipe in recipes:
         view = views.get(recipe.name)
         waiting = waiting or (view is not None and view.began and not view.ended)
-        if view is None or not view.began:
-            phase = "queued" if waiting or view is None else view.phase
-            table.add_row(recipe.method.name, f"0/{recipe.rounds}", phase, *["–"] * 6)
-            waiting = True
-            continue
-        table.add_row(
-            recipe.method.name,
-            f"{view.round}/{recipe.rounds}",
-            view.phase,
-            f"{view.reported}/{view.invited}",
-            *(_percent(view.scores.get(name), "mean") for name in HEADLINES),
-            f"{(view.received + view.sent) / 1e6:.1f}",
-            f"{view.seconds:.0f}",
-        )
-    return table
+        queued = view is None or (waiting and not view.began)
+        lines.append(RunLine(recipe, view, "queued" if queued or view is None else view.phase))
+        waiting = waiting or view is None or not view.began
+    return terminal(PROGRESS, lines, BOXED, title)
 
 
 def scores_table(recipes: Sequence[Recipe], views: Mapping[str, Overview | None], title: str) -> Table:
     """One row per run: its final scores in percent."""
     samples = {most for recipe in recipes if (most := recipe.evaluation.personal_test_images) is not None}
     sampled = "".join(f" Own models: on a stratified sample, at most {most:,}, of it." for most in sorted(samples))
-    table = Table(title=title, title_justify="left", caption=CAPTION + sampled, caption_justify="left")
-    table.add_column("method", no_wrap=True)
-    for name in ("GM", "GM\nbalanced", "PM(V)", "worst\nsite", "PM(L)", "own\nbalanced"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for recipe in recipes:
-        if (view := views.get(recipe.name)) is None:
-            continue
-        gm, pm_v, pm_l = (view.scores.get(name) for name in HEADLINES)
-        table.add_row(
-            recipe.method.name + (f" ({view.degraded} rounds degraded)" if view.degraded else ""),
-            _percent(gm, "mean"),
-            _percent(view.scores.get("global.balanced_accuracy"), "mean"),
-            _percent(pm_v, "mean", "std"),
-            _percent(pm_v, "worst"),
-            _percent(pm_l, "mean", "std"),
-            _percent(view.scores.get("personal.balanced_accuracy"), "mean", "std"),
-        )
-    return table
+    lines = [RunLine(recipe, view) for recipe in recipes if (view := views.get(recipe.name)) is not None]
+    return terminal(SCORES, lines, BOXED, title, CAPTION + sampled)
+
+
+def _method(line: RunLine) -> str:
+    degraded = line.view.degraded if line.view else 0
+    return line.recipe.method.name + (f" ({degraded} rounds degraded)" if degraded else "")
+
+
+def _number(head: str, read: Callable[[Overview], str]) -> Column[RunLine]:
+    def cell(line: RunLine) -> str:
+        return "–" if line.begun is None else read(line.begun)
+
+    return Column(head, cell, right=True, overflow="ellipsis")
+
+
+def _score(head: str, name: str, *fields: str) -> Column[RunLine]:
+    return Column(
+        head, lambda line: _percent(line.view and line.view.scores.get(name), *fields), right=True, overflow="ellipsis"
+    )
 
 
 RELEASES_ALL = (
@@ -186,7 +185,7 @@ def simulate_with_progress(
         console.print(RELEASES_ALL, style="dim", highlight=False, markup=False)
     if held_out:
         console.print(held_out_sentence(held_out), highlight=False, markup=False, soft_wrap=True)
-    for line in sentences(warnings):
+    for line in warning_lines(warnings):
         console.print(Text(line, "bold yellow"))
     if view.failed:
         raise RunFailedError(f"run failed: {view.run}: {view.phase}{refused}")
@@ -223,3 +222,25 @@ def _percent(value: Spread | None, *fields: str) -> str:
     numbers = [getattr(value, field, None) for field in fields]
     found = [f"{100 * number:.1f}" for number in numbers if number is not None]
     return " ± ".join(found) if len(found) == len(fields) else "–"  # not scored yet; or of a sum, without a worst site
+
+
+PROGRESS: Sequence[Column[RunLine]] = (
+    Column("method", lambda line: line.recipe.method.name, overflow="ellipsis"),
+    Column("round", lambda line: f"{line.begun.round if line.begun else 0}/{line.recipe.rounds}", overflow="ellipsis"),
+    Column("phase", lambda line: line.phase, overflow="ellipsis"),
+    Column(
+        "sites", lambda line: f"{line.begun.reported}/{line.begun.invited}" if line.begun else "–", overflow="ellipsis"
+    ),
+    *(_score(head, name, "mean") for head, name in zip(("GM", "PM(V)", "PM(L)"), HEADLINES, strict=True)),
+    _number("MB", lambda view: f"{(view.received + view.sent) / 1e6:.1f}"),
+    _number("s", lambda view: f"{view.seconds:.0f}"),
+)
+SCORES: Sequence[Column[RunLine]] = (
+    Column("method", _method, overflow="ellipsis"),
+    _score("GM", "global.accuracy", "mean"),
+    _score("GM\nbalanced", "global.balanced_accuracy", "mean"),
+    _score("PM(V)", "personal.pm_v", "mean", "std"),
+    _score("worst\nsite", "personal.pm_v", "worst"),
+    _score("PM(L)", "personal.pm_l", "mean", "std"),
+    _score("own\nbalanced", "personal.balanced_accuracy", "mean", "std"),
+)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from protofed.deploy.console.processes import end
+from protofed.deploy.console.progress import end
 from protofed.deploy.logs.setup import LEVEL
 from protofed.deploy.simulation.messages import Message
 from protofed.deploy.simulation.shared_block import Block

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from protofed.client.data import image_files
 from protofed.client.data.image_files import Scan
@@ -21,7 +26,6 @@ from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError, TaskFailedError
 from protofed.deploy.console.progress import Bar
 from protofed.deploy.daemons import client, client_resources
-from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, CheckRequest, Counts, Duplicates, SiteCheck
 from protofed.deploy.site.offer import as_offered
 from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage, mean_and_std, survey_arrays, survey_files
 
@@ -173,3 +177,186 @@ def _available_bytes() -> int | None:
     """Bytes of main memory that are free or can be freed; None where /proc/meminfo does not say."""
     lines = _MEMORY.read_text(encoding="ascii").splitlines() if _MEMORY.exists() else []
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+TRAIN, TEST, OWN_TEST = "trains on", "tests on", "own test set"
+SETS = {TEST: "test set", OWN_TEST: "own test set"}
+FAR = 1.0  # a channel's mean may differ from the recipe's by this many of the recipe's stds without a warning
+WIDE = 3.0  # and its std may be this many times larger or smaller
+Counts: TypeAlias = NDArray[np.int64]  # [C]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckRequest:
+    """The input and classes that the data are checked for: a recipe's or, without one, the data's own.
+
+    Attributes:
+        input: what images are converted to.
+        classes: their number, C.
+        class_names: C names, or none if the run's classes have numbers only.
+        recipe: None: there is no run to compare the data with.
+    """
+
+    input: Input
+    classes: int
+    class_names: tuple[str, ...]
+    recipe: Recipe | None
+
+    def name(self, index: int) -> str:
+        """The name of class `index`, 0..C-1."""
+        return self.class_names[index] if self.class_names else f"{index}"
+
+
+@dataclass(frozen=True, eq=False)
+class Duplicates:
+    """Images that are equal in every pixel that the model sees.
+
+    Attributes:
+        sets: of equal images, two or more each; sets with several labels come first.
+        differing: number of sets with several labels.
+        across: number of images in the daemon's test sets that it also trains on; None: the data were not loaded.
+    """
+
+    sets: Sequence[Sequence[SurveyedImage]]
+    differing: int
+    across: int | None
+
+
+@dataclass(frozen=True)
+class Concern:
+    """Something that does not keep the daemon from taking part, and that the site's people should know before it does.
+
+    Attributes:
+        untrue: with it the scores of these data say something else than how good the model is.
+    """
+
+    text: str
+    untrue: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SiteCheck:
+    """What data a site has, and whether its daemon would take part in a run with them.
+
+    Attributes:
+        source: `data.source` of the settings.
+        stored: readable images by the source's own split (or DRAWN), [C] each.
+        used: examples that the daemon works with, [C] each, by TRAIN, TEST and OWN_TEST; empty if it refuses.
+        unscored: names of the classes that a test set has no image of, by the set's name; complete sets are left out.
+        misplaced: files in no class's folder, by name below the root.
+        left_out: files and folders that their name tells to be no images, or deleted ones.
+        ambiguous: names in a manifest that several files have.
+        groups: number of groups (of patients, say); None: the data have none.
+        crossing: images whose group is in both train and test.
+        ungrouped: images that have no group although others have.
+        moments: means and stds by channel, [channels] each, of pixels in 0..1; None: there is no readable image.
+        min_samples: examples below which the policy makes a class absent; None: no policy was given.
+        memory: bytes that the images need, and bytes that are available (None: unknown).
+        contrast: of the images that the daemon trains on, as `Examples.contrast`; None: it trains on none.
+        refusal: the reason why the daemon would not take part; None: it would.
+    """
+
+    request: CheckRequest
+    source: str
+    survey: Survey
+    stored: Mapping[str, Counts]
+    used: Mapping[str, Counts]
+    unscored: Mapping[str, Sequence[str]]
+    misplaced: Sequence[str]
+    left_out: Sequence[str]
+    ambiguous: Sequence[str]
+    groups: int | None
+    crossing: Sequence[str]
+    ungrouped: Sequence[str]
+    duplicates: Duplicates
+    moments: tuple[list[float], list[float]] | None
+    min_samples: int | None
+    memory: tuple[int, int | None]
+    contrast: float | None
+    refusal: str | None
+
+    @property
+    def unreadable(self) -> list[SurveyedImage]:
+        """Files that the run cannot use as an image."""
+        return [image for image in self.survey.images if image.problem is not None]
+
+    @property
+    def training(self) -> Counts:
+        """Training examples by class, [C]: the daemon's or, if it refuses, all that are not held out by the source."""
+        if TRAIN in self.used:
+            return self.used[TRAIN]
+        none = np.zeros(self.request.classes, np.int64)
+        return self.stored.get("train", none) + self.stored.get(DRAWN, none)
+
+    @property
+    def rare(self) -> list[str]:
+        """Names of classes that have examples, but fewer than the policy requires."""
+        some = (self.training > 0) & (self.training < (self.min_samples or 0))
+        return [self.request.name(int(index)) for index in np.flatnonzero(some)]
+
+    @property
+    def concerns(self) -> list[Concern]:
+        """What the verdict names beside that the daemon would take part."""
+        return [
+            *self._about_files(),
+            *self._about_duplicates(),
+            *self._about_single_classes(),
+            *self._about_depths(),
+        ]
+
+    def _about_files(self) -> Iterator[Concern]:
+        if count := len(self.unreadable) + len(self.misplaced):
+            without_run = "a run refuses the site unless data.max_unreadable_fraction allows so many"
+            then = without_run if self.request.recipe is None else "they are left out"
+            yield Concern(f"files that cannot be used: {count:,}; {then}", untrue=False)
+
+    def _about_duplicates(self) -> Iterator[Concern]:
+        if across := self.duplicates.across:
+            text = f"test images that are also trained on: {across:,}; with them scores are too good"
+            yield Concern(f"{text}: remove them on one side", untrue=True)
+        if differing := self.duplicates.differing:
+            text = f"images that occur under several labels: {differing:,}; no model can be right on all of them"
+            yield Concern(f"{text}: correct the labels", untrue=True)
+
+    def _about_single_classes(self) -> Iterator[Concern]:
+        trained, *more = np.flatnonzero(self.training)[:2].tolist() or [None]
+        if trained is not None and not more:
+            yield Concern(f"all images to train on are of one class, {self.request.name(trained)}", untrue=False)
+        for name in (TEST, OWN_TEST):
+            tested = np.flatnonzero(self.used.get(name, ()))
+            if len(tested) == 1:
+                only = self.request.name(int(tested[0]))
+                yield Concern(
+                    f"the {SETS[name]} has one class alone, {only}: any model that names it is right", untrue=True
+                )
+
+    def _about_depths(self) -> Iterator[Concern]:
+        formats = [image.format for image in self.survey.images if image.problem is None]
+        bits = [int(found[1]) for stored in formats if (found := re.search(r"([0-9]+) bits?$", stored))]
+        depths = Counter(max(8, depth) for depth in bits)  # 1 bit is read as 8
+        if len(depths) > 1:
+            listed = ", ".join(f"{count:,} with {depth} bits" for depth, count in sorted(depths.items()))
+            text = f"the images have several bit depths ({listed}): compare their brightness by --contact-sheet"
+            yield Concern(text, untrue=False)
+
+    @property
+    def deviations(self) -> list[str]:
+        """A sentence for each channel far from the recipe's mean and std: most likely other images than expected."""
+        if self.moments is None or self.request.recipe is None:
+            return []
+        shape, lines = (len(self.moments[0]),), []
+        # A recipe may give one number for all channels.
+        expected = [np.broadcast_to(values, shape) for values in (self.request.input.mean, self.request.input.std)]
+        for channel, (mean, std, to_mean, to_std) in enumerate(zip(*self.moments, *expected, strict=True)):
+            if abs(mean - to_mean) > FAR * to_std or not 1 / WIDE < std / to_std < WIDE:
+                lines.append(
+                    f"channel {channel}: mean {mean:.3f}, std {std:.3f}; the recipe has {to_mean:.3f}, {to_std:.3f}"
+                )
+        return lines
+
+
+def nearest(label: str, names: Sequence[str]) -> str | None:
+    """The class name that is most similar to a label; None: none is similar."""
+    folded = {name.casefold(): name for name in names}
+    matches = difflib.get_close_matches(label.casefold(), folded, n=1, cutoff=0.5)
+    return folded[matches[0]] if matches else None

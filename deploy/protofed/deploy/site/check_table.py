@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from protofed.client.data.hold_out import LEAST_SCORED
 from protofed.common.errors import short
-from protofed.deploy.site.check_result import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
+from protofed.common.payload import Array
+from protofed.deploy.site.check import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
 from protofed.deploy.site.survey import DRAWN, SurveyedImage
+from protofed.deploy.tables import BOXED, Column, terminal
 
 T = TypeVar("T")
 MOST = 12  # lines of one list; --json has all
@@ -93,21 +95,27 @@ def _heading(check: SiteCheck) -> Text:
 
 def _classes(check: SiteCheck) -> RenderableType:
     used = {name: counts for name, counts in check.used.items() if not _repeats_a_split(check, name)}
-    table = Table()  # of counts: those of images as stored, then those of examples as the daemon uses them
-    table.add_column("class", overflow="fold")
-    table.add_column("own labels", overflow="fold")
-    for name in (*map(_SPLITS.__getitem__, check.stored), *used):
-        table.add_column(name, justify="right")
     own_labels = _own_labels(check)
-    for index in range(check.request.classes):
-        numbers = [int(counts[index]) for counts in (*check.stored.values(), *used.values())]
-        name = check.request.name(index)
-        labels = ", ".join(label for label in own_labels.get(index, ()) if label != name)
-        table.add_row(Text(name), Text(labels), *(f"{number:,}" if number else "–" for number in numbers))
+
+    def labels(index: int) -> str:
+        return ", ".join(label for label in own_labels.get(index, ()) if label != check.request.name(index))
+
+    # Counts: those of images as stored, then those of examples as the daemon uses them.
+    numbers = {_SPLITS[split]: counts for split, counts in check.stored.items()} | used
+    counted = (
+        Column(name, partial(_of_class, counts), right=True, wraps=True, overflow="ellipsis")
+        for name, counts in numbers.items()
+    )
+    columns = (Column("class", check.request.name, wraps=True), Column("own labels", labels, wraps=True), *counted)
+    table = terminal(columns, range(check.request.classes), BOXED)
     sums = [int(counts.sum()) for counts in (*check.stored.values(), *used.values())]
     table.add_section()
     table.add_row("all", "", *(f"{number:,}" for number in sums))
     return Group(table, *_about_classes(check))
+
+
+def _of_class(counts: Array, index: int) -> str:
+    return f"{counts[index]:,}" if counts[index] else "–"
 
 
 def _repeats_a_split(check: SiteCheck, name: str) -> bool:

@@ -6,10 +6,10 @@ The halves of the method are run once on tensors of ones; the site's data are no
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ import torch
 from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
-from protofed.client.policy.policy import GateContext, Policy, PolicyRefusedError
+from protofed.client.policy.policy import Policy
+from protofed.client.policy.rules import PolicyRules
 from protofed.client.policy.run_limits import LimitCheck, RunFacts, checks, unchecked
-from protofed.client.policy.score_disclosures import discloses
+from protofed.client.policy.score_disclosures import discloses, is_own
+from protofed.client.policy.update_checks import BY_CLASS, TELLS_STEPS, GateContext, PolicyRefusedError
 from protofed.client.site import check_rules
 from protofed.client.state.dp_ledger import Spent
 from protofed.client.training.noisy_steps import check_model
@@ -28,14 +30,13 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
+from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
 from protofed.common.secure_aggregation.linear_form import SumLayout, form_of
 from protofed.common.secure_aggregation.sums import Sums
 from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy
 from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
-from protofed.deploy.site.plan_rules import sentences
-from protofed.deploy.site.plan_scores import ScoreNames, offered_scores, released_scores, summed_scores
 from protofed.deploy.site.plan_sight import Sight, sight
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, sent, server_methods
 from protofed.server.rounds.context import round_context
@@ -371,3 +372,176 @@ def _refusal(gate: Any, *arguments: Any) -> PolicyViolationError | None:
 def _all_classes(classes: int) -> GateContext:
     """The gate's context at a site with enough examples of every class: its update is the largest that can leave."""
     return GateContext(np.full(classes, np.iinfo(np.int64).max))
+
+
+LOSS = "after training"  # the rows of names: the models and data that a site's scores are of
+OWN, OWN_LOCAL = "own model, shared test set", "own model, own test set"
+GLOBAL_LOCAL, GLOBAL = "global model, own test set", "global model, by an evaluator"
+_PREFIXES = {OWN: "personal", OWN_LOCAL: "personal.local", GLOBAL_LOCAL: "global.local", GLOBAL: "global"}
+_GROUPS, _PROBABILITIES = frozenset({"many", "medium", "few", "groups"}), frozenset({"auroc", "ece"})
+
+ScoreNames: TypeAlias = Mapping[str, tuple[str, ...]]  # by the model and data that they are of
+
+
+def offered_scores(recipe: Recipe, *, global_model: bool) -> ScoreNames:
+    """All that a site of a run offers."""
+    evaluation = recipe.evaluation
+    left_out = (frozenset() if evaluation.frequency_groups else _GROUPS) | (
+        frozenset() if evaluation.probabilities else _PROBABILITIES
+    )
+    score_names = tuple(name for name in SCORES if name not in left_out)
+    models = [OWN, OWN_LOCAL, *([GLOBAL_LOCAL, GLOBAL] if global_model else [])]
+    scores = {model: tuple(f"{_PREFIXES[model]}.{name}" for name in score_names) for model in models}
+    if global_model:
+        scores[GLOBAL] += (MAJORITY, *(sorted(RELIABILITY) if evaluation.probabilities else ()))
+    return {LOSS: ("loss",), **scores, OWN: (*scores[OWN], "personal.pm_v", "personal.pm_l")}
+
+
+def released_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool) -> ScoreNames:
+    """Those of the offered ones that leave by themselves; all that may without a policy."""
+    alone = {
+        model: [name for name in names if not ((secure or noisy) and is_own(name))] for model, names in offered.items()
+    }
+    if policy is None:
+        return {model: tuple(names) for model, names in alone.items()}
+    return {model: tuple(policy.release_scores(dict.fromkeys(names, 0.0)).scores) for model, names in alone.items()}
+
+
+def summed_scores(offered: ScoreNames, policy: Policy | None, *, secure: bool, noisy: bool, mixes: bool) -> ScoreNames:
+    """Those of the offered ones that leave within a secure sum alone; none in a run without.
+
+    Args:
+        mixes: the own model is one that no sum has scores of, as `Declaration.mixes_classes`.
+    """
+    if not secure:
+        return dict.fromkeys(offered, ())
+    hidden = {OWN, OWN_LOCAL} if mixes else set()
+    own = {
+        model: [name for name in names if is_own(name) and not noisy and model not in hidden]
+        for model, names in offered.items()
+    }
+    if policy is None:
+        return {model: tuple(names) for model, names in own.items()}
+    flags = {model: policy.release_score_sum(dict.fromkeys(names, 0.0), names).flags() for model, names in own.items()}
+    return {model: tuple(itertools.compress(names, flags[model])) for model, names in own.items()}
+
+
+def sentences(
+    rules: PolicyRules,
+    parts: Collection[Part],
+    exchanges: Collection[Exchange] = (),
+    *,
+    secure: bool = False,
+    noisy: bool = False,
+) -> tuple[str, ...]:
+    """The rules that apply to an update of these parts, each with its key in the policy.
+
+    Args:
+        exchanges: what the method moves between single sites.
+        secure: it leaves in a secure sum.
+        noisy: the run has `[plan.dp]`.
+
+    What depends on the site's data is stated as a condition, for a plan does not read the data.
+    """
+    return (
+        *_sums(rules),
+        *_noise(rules, noisy),
+        *_exchange(rules, exchanges),
+        *_classes(rules, parts, secure),
+        *_tensors(rules, parts),
+        *_order(rules, noisy),
+        *_machine(rules),
+        *_times(rules),
+    )
+
+
+def _sums(rules: PolicyRules) -> Iterator[str]:
+    match rules.secure:
+        case "required":
+            yield "Whatever is trained or scored here leaves only in a secure sum (secure)."
+        case "allowed":
+            yield "Updates and the scores named leave with secure sums and without (secure)."
+
+
+def _noise(rules: PolicyRules, noisy: bool) -> Iterator[str]:
+    if (dp := rules.dp) is not None:
+        yield (
+            f"Only runs with noise are taken part in, until all of them have spent epsilon {dp.epsilon:g} at delta "
+            f"{dp.delta:g} on one {dp.unit} (dp)."
+        )
+    if noisy or dp is not None:
+        yield "The loss, scores of the site's own and its number of examples stay: they have no noise (plan.dp)."
+
+
+def _exchange(rules: PolicyRules, exchanges: Collection[Exchange]) -> Iterator[str]:
+    for exchange in sorted(exchanges):
+        allowed = "is allowed" if exchange in rules.exchange else "is not allowed"
+        yield f"{exchange.discloses} It {allowed} (exchange)."
+
+
+def _classes(rules: PolicyRules, parts: Collection[Part], secure: bool) -> Iterator[str]:
+    few = f"fewer than {rules.min_samples_per_class} examples"
+    if secure:
+        if rules.min_samples_per_class > 1:
+            yield f"A class with {few} here counts as absent in what is summed by class (min_samples_per_class)."
+        return
+    if rules.secure == "required":
+        return  # `_sums` has said it
+    if rules.hide_class_presence:
+        yield (
+            "Nothing that tells of classes leaves, neither a prototype nor a trained model, before a run offers a "
+            "secure sum (hide_class_presence): federation.secure = true."
+        )
+        return
+    if Part.PROTOTYPES in parts and rules.min_samples_per_class > 1:
+        yield f"No prototype leaves of a class with {few} here (min_samples_per_class)."
+    if Part.CLASS_PRESENCE in parts and rules.min_samples_per_class > 1:
+        yield f"A class with {few} here is reported as absent (min_samples_per_class)."
+    if BY_CLASS & set(parts):
+        yield "Which classes the site has is not hidden (hide_class_presence)."
+    if Part.CLASS_SHARES in parts:
+        may = "may" if rules.class_distribution_estimate else "may not"
+        yield f"An estimate of the class distribution {may} leave (class_distribution_estimate)."
+
+
+def _tensors(rules: PolicyRules, parts: Collection[Part]) -> Iterator[str]:
+    if rules.min_images_per_unit > 1:
+        few = f"fewer than {rules.min_images_per_unit} training images"
+        yield f"Units of the model that {few} activate leave as they were received (min_images_per_unit)."
+    yield f"Only tensors of {' and '.join(sorted(rules.dtypes)) or 'no type'} leave (dtypes)."
+    tensor, update = f"{rules.max_tensor_mb:g} MB (max_tensor_mb)", f"{rules.max_update_mb:g} MB (max_update_mb)"
+    yield f"No tensor of more than {tensor} and no update of more than {update} leaves."
+    if not rules.example_count:
+        # As BatchNorm's num_batches_tracked.
+        yield "Counters of steps among weights leave as zeros: they would tell the number of examples (example_count)."
+    for part in sorted(TELLS_STEPS & set(parts)):
+        may = "may leave" if rules.example_count else "may not leave, in a sum either"
+        yield f"Part {part} {may}: it tells about how many examples the site has (example_count)."
+
+
+def _machine(rules: PolicyRules) -> Iterator[str]:
+    if not rules.telemetry:
+        yield "Heartbeats say nothing about the site's machine (telemetry)."
+    for number in sorted(rules.telemetry):
+        yield f"Heartbeats have {number} (telemetry). {number.discloses}"
+
+
+def _order(rules: PolicyRules, noisy: bool) -> Iterator[str]:
+    if noisy:
+        yield "Samples of a step, and its noise, are drawn from a secret of the site's own, whatever batch_order says."
+        return
+    match rules.batch_order:
+        case "secret":
+            yield "Which examples make which step is drawn from a secret of the site's own (batch_order)."
+        case "recipe":
+            yield "Which examples make which step follows the recipe's seed, which the server knows (batch_order)."
+
+
+def _times(rules: PolicyRules) -> Iterator[str]:
+    match rules.approval:
+        case "manual":
+            yield "The site takes part once somebody has run `protofed client approve` for this recipe (approval)."
+        case "automatic":
+            yield "The site takes part without anybody's approval (approval)."
+    times = "; ".join(map(str, rules.schedule))
+    yield f"Tasks are taken {times}, UTC (schedule)." if times else "Tasks are taken at any time (schedule)."

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from protofed.client.policy.run_limits import BY_IMAGES, LimitCheck
 from protofed.common.config.recipe import DpPlan, Plan, Recipe
 from protofed.common.errors import count
 from protofed.common.payload import Payload
+from protofed.deploy.tables import BOXED, Column, terminal
 
 
 def asked(
@@ -46,13 +48,7 @@ def lines(about: Mapping[str, str]) -> str:
 
 def limits_table(checks: Sequence[LimitCheck]) -> Table:
     """What the run asks beside what the policy allows, a row a limit."""
-    table = Table()
-    for name in ("limit", "this run", "the policy allows", ""):
-        table.add_column(name, overflow="fold")
-    for check in checks:
-        mark = "[green]ok[/green]" if check.holds else "[red]refused[/red]"
-        table.add_row(check.key, escape(_printable(check.asked)), escape(check.allowed), mark)
-    return table
+    return terminal(LIMITS, checks, BOXED)
 
 
 def broken(checks: Sequence[LimitCheck], *, secure: bool) -> Iterator[str]:
@@ -130,3 +126,11 @@ def _training(plan: Plan, examples: int | None) -> str:
 
 def _noisy_steps(plan: Plan, dp: DpPlan) -> str:
     return count(dp.steps(plan.epochs), "noisy step")
+
+
+LIMITS: Sequence[Column[LimitCheck]] = (
+    Column("limit", lambda check: check.key, wraps=True),
+    Column("this run", lambda check: _printable(check.asked), wraps=True),
+    Column("the policy allows", lambda check: check.allowed, wraps=True),
+    Column("", lambda check: Text("ok", "green") if check.holds else Text("refused", "red"), wraps=True),
+)

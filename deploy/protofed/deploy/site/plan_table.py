@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from protofed.client.policy.score_disclosures import discloses
 from protofed.common.payload import Part, TensorSpec
 from protofed.deploy.site import plan_privacy
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan
 from protofed.deploy.site.plan_request import limits_table, lines
+from protofed.deploy.tables import BOXED, Column, terminal
 
+R = TypeVar("R")
 MODEL = f"{Part.BODY} and {Part.HEAD}"
 
 
@@ -56,30 +62,42 @@ def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, polic
 
 
 def _parts(outgoing: Sequence[OutgoingTensor], has_policy: bool) -> Table:
-    table = _table("part", "tensors", "MB", "sent", "policy")
     # The plan's order keeps the tensors of one part together, the required ones before the optional ones.
-    for (part, _), group in itertools.groupby(outgoing, key=lambda tensor: (tensor.spec.part, tensor.optional)):
-        tensors = list(group)
-        specs = [tensor.spec for tensor in tensors]
-        table.add_row(
-            part.value, _kind(specs), _mb(_size(specs)), _sent(tensors[0]), _policy_cell(tensors[0], has_policy)
-        )
-    return table
+    groups = itertools.groupby(outgoing, key=lambda tensor: (tensor.spec.part, tensor.optional))
+    parts = [list(group) for _, group in groups]
+    return terminal(
+        (
+            _words("part", lambda tensors: tensors[0].spec.part.value),
+            _words("tensors", lambda tensors: _kind([tensor.spec for tensor in tensors])),
+            _bytes("MB", lambda tensors: _mb(_size(tensor.spec for tensor in tensors))),
+            _words("sent", lambda tensors: _sent(tensors[0])),
+            _words("policy", lambda tensors: _policy_cell(tensors[0], has_policy)),
+        ),
+        parts,
+        BOXED,
+    )
 
 
 def _tensors(outgoing: Sequence[OutgoingTensor], has_policy: bool) -> Table:
-    table = _table("tensor", "of", "bytes", "sent", "policy")
-    for tensor in outgoing:
-        spec = tensor.spec
-        table.add_row(spec.path, _kind([spec]), f"{spec.nbytes:,}", _sent(tensor), _policy_cell(tensor, has_policy))
-    return table
+    return terminal(
+        (
+            _words("tensor", lambda tensor: tensor.spec.path),
+            _words("of", lambda tensor: _kind([tensor.spec])),
+            _bytes("bytes", lambda tensor: f"{tensor.spec.nbytes:,}"),
+            _words("sent", _sent),
+            _words("policy", lambda tensor: _policy_cell(tensor, has_policy)),
+        ),
+        outgoing,
+        BOXED,
+    )
 
 
-def _table(*columns: str) -> Table:
-    table = Table()
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("MB", "bytes") else "left", overflow="fold")
-    return table
+def _words(head: str, cell: Callable[[R], str | Text]) -> Column[R]:
+    return Column(head, cell, wraps=True)
+
+
+def _bytes(head: str, cell: Callable[[R], str]) -> Column[R]:
+    return Column(head, cell, right=True, wraps=True)
 
 
 def _total(plan: SitePlan) -> str:
@@ -118,18 +136,23 @@ def _others(plan: SitePlan) -> str:
 
 
 def _numbers(plan: SitePlan, has_policy: bool) -> Table:
-    if plan.recipe.federation.secure:
-        stay = ("stay: not in summed_metrics",) if has_policy else ()
-        table = _table("of", "leave", "leave in a secure sum alone", *stay)
-    else:
-        table = _table("of", *(("leave", "stay: not in metrics") if has_policy else ("leave, if a policy names them",)))
-    for origin, names in plan.scalars.items():
-        alone, summed = plan.released[origin], plan.summed[origin]
-        withheld = [name for name in names if name not in (*alone, *summed)]
-        sums = [_names(summed)] if plan.recipe.federation.secure else []
-        cells = [_names([name for name in names if name in alone]), *sums, _names(withheld)]
-        table.add_row(origin, *cells[: len(table.columns) - 1])
-    return table
+    """Rows are what scores are of: the training, the global model, …"""
+    alone: Column[str] = _words(
+        "leave", lambda of: _names([name for name in plan.scalars[of] if name in plan.released[of]])
+    )
+    summed: Column[str] = _words("leave in a secure sum alone", lambda of: _names(plan.summed[of]))
+    secure = plan.recipe.federation.secure
+    origin: Column[str] = _words("of", str)
+    columns = [origin, alone, *([summed] if secure else [])]
+    if has_policy:
+        columns.append(_words(f"stay: not in {'summed_metrics' if secure else 'metrics'}", partial(_staying, plan)))
+    elif not secure:
+        columns[1] = replace(alone, head="leave, if a policy names them")
+    return terminal(columns, plan.scalars, BOXED)
+
+
+def _staying(plan: SitePlan, of: str) -> str:
+    return _names([name for name in plan.scalars[of] if name not in (*plan.released[of], *plan.summed[of])])
 
 
 def _what_numbers_disclose(plan: SitePlan) -> Iterator[str]:
@@ -163,11 +186,13 @@ def _about_numbers(plan: SitePlan) -> str:
 
 
 def _incoming(plan: SitePlan) -> Table:
-    table = _table("part", "tensors", "MB")
-    for part, group in itertools.groupby(plan.incoming, key=lambda spec: spec.part):
-        specs = list(group)
-        table.add_row(part.value, _kind(specs), _mb(_size(specs)))
-    return table
+    parts = [list(group) for _, group in itertools.groupby(plan.incoming, key=lambda spec: spec.part)]
+    columns: Sequence[Column[list[TensorSpec]]] = (
+        _words("part", lambda specs: specs[0].part.value),
+        _words("tensors", _kind),
+        _bytes("MB", lambda specs: _mb(_size(specs))),
+    )
+    return terminal(columns, parts, BOXED)
 
 
 def _incoming_total(plan: SitePlan) -> str:
@@ -211,17 +236,16 @@ def _sent(tensor: OutgoingTensor) -> str:
     return "own classes" if tensor.optional else "always"
 
 
-def _policy_cell(tensor: OutgoingTensor, has_policy: bool) -> str:
+def _policy_cell(tensor: OutgoingTensor, has_policy: bool) -> Text:
     if tensor.refused_by:
-        return f"[red]refused: {escape(tensor.refused_by)}[/red]"
-    return "[green]allowed[/green]" if has_policy else "–"
+        return Text(f"refused: {tensor.refused_by}", "red")
+    return Text("allowed", "green") if has_policy else Text("–")
 
 
 def _kind(specs: Sequence[TensorSpec]) -> str:
     """Number, dtype and shape, as `10 × float32 [64]`; without the shape if they differ."""
     dtypes, shapes = sorted({spec.dtype for spec in specs}), {spec.shape for spec in specs}
-    # The backslash keeps rich from reading the shape as markup.
-    kind = " and ".join(dtypes) + (rf" \{list(min(shapes))}" if len(shapes) == 1 and min(shapes) else "")
+    kind = " and ".join(dtypes) + (f" {list(min(shapes))}" if len(shapes) == 1 and min(shapes) else "")
     return kind if len(specs) == 1 else f"{len(specs)} × {kind}"
 
 

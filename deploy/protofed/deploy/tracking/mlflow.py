@@ -17,7 +17,7 @@ from typing import Any
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.logs import capture
-from protofed.deploy.tracking.round_metrics import RoundMetrics, TrackedRun, outcome
+from protofed.deploy.tracking.follower import RoundMetrics, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import RoundOutcome
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files as storage_files
-from protofed.deploy.tracking.round_metrics import RoundMetrics, TrackedRun, outcome
+from protofed.deploy.tracking.follower import RoundMetrics, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
 
 TRACKED_FILE = "protofed.json"  # beside the event files: the rounds that they hold

@@ -166,7 +166,7 @@ def run_record(records: LedgerReader, blobs: BlobReader, run: str) -> dict[str, 
     recipe = json.loads(row.recipe)
     rounds = records.rounds(run, rolled_back=True)
     scores = _scores(records, run, rounds, recipe["classes"])
-    attempts, used = _attempts(records, run, rounds)
+    attempts, used = read_attempts(records, run, rounds)
     return {
         "format": FORMAT,
         "run": _run(row),
@@ -263,13 +263,15 @@ def _interventions(records: LedgerReader, run: RunRow) -> list[dict[str, Any]]:
     ]
 
 
-def _attempts(records: LedgerReader, run: str, rounds: Sequence[RoundRow]) -> tuple[list[dict[str, Any]], UsedUpdates]:
-    """Every attempt with its tasks, and the updates that were read on the way."""
+def read_attempts(
+    records: LedgerReader, run: str, rounds: Sequence[RoundRow]
+) -> tuple[list[dict[str, Any]], UsedUpdates]:
+    """These attempts with their tasks, as a record has them, and the updates that were read on the way."""
     attempts, used = list[dict[str, Any]](), UsedUpdates()
-    last = rounds[-1].round if rounds else -1
+    begin, last = (rounds[0].round, rounds[-1].round) if rounds else (0, -1)
     caps = {(row.round, row.attempt): row.statistics.get(WEIGHT_CAP, math.inf) for row in rounds}
-    for first in range(0, last + 1, AT_A_TIME):
-        span = range(first, first + AT_A_TIME)
+    for first in range(begin, last + 1, AT_A_TIME):
+        span = range(first, min(first + AT_A_TIME, last + 1))
         commits: dict[str, list[UpdateRow]] = {}
         for update in records.updates(run, span):
             commits.setdefault(update.task.task_id, []).append(update)

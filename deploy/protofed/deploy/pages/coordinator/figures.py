@@ -22,7 +22,7 @@ from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.pictures import Picture, Pictures
 from protofed.deploy.pages.shell import FRAGMENT, shell_of
 from protofed.deploy.report import document, models, rounds, scores, summary
-from protofed.deploy.report.record import RunRecord
+from protofed.deploy.run_view import RunView
 
 KEPT: Final = 4  # runs whose figures are kept
 PATIENCE_S: Final = 0.4  # that a page waits for its figures before it says that they are being drawn
@@ -111,7 +111,7 @@ class FigurePages:
     def _draw(self, run: str, moment: Moment, round: int, future: Future[RunFigures]) -> None:
         try:
             with self.turn:
-                found = drawn(RunRecord(self.operator.run_record(run)), moment, round, self.pictures)
+                found = drawn(RunView(self.operator.run_record(run)), moment, round, self.pictures)
         except Exception as error:
             future.set_exception(error)
             return
@@ -123,7 +123,7 @@ class FigurePages:
         future.set_result(found)
 
 
-def drawn(record: RunRecord, moment: Moment, round: int, pictures: Pictures) -> RunFigures:
+def drawn(record: RunView, moment: Moment, round: int, pictures: Pictures) -> RunFigures:
     """The figures of a run record."""
     sections = pictures.of_report(lambda: [section(record) for section in SECTIONS])
     return RunFigures(moment, round, sections, summary.noise_lines(record))

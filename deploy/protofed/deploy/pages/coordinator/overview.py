@@ -12,14 +12,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.common.errors import count
-from protofed.deploy.operator import waiting
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot import ENDED, Attention
-from protofed.deploy.operator.snapshot_builder import place
-from protofed.deploy.operator.snapshot_sites import printable, sites
+from protofed.deploy.operator.snapshot_builder import place, sites, waiting
 from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import FRAGMENT, shell_of
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 RUNS_SHOWN: Final = 20
@@ -81,10 +80,10 @@ class OverviewPages:
 
 def line(info: pb.RunInfo, runs: Sequence[pb.RunInfo]) -> RunLine:
     """A run with what it does, in words."""
-    what = waiting.waiting(info)
+    what = waiting(info)
     queue = "" if info.status in ENDED else place(info.run, runs)
-    doing = queue or (waiting.sentence(what) if what is not None else printable(info.reason or info.phase))
-    return RunLine(info, doing, waiting.blocked(what))
+    doing = queue or (what.sentence if what is not None else printable(info.reason or info.phase))
+    return RunLine(info, doing, what is not None and what.blocked)
 
 
 def ending(certificates: Iterable[pb.CertificateInfo], now: float) -> list[pb.CertificateInfo]:

@@ -12,10 +12,11 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.operator.snapshot_sites import printable, sites
-from protofed.deploy.operator.telemetry import machine_line
+from protofed.deploy.operator.screen import machine_line
+from protofed.deploy.operator.snapshot_builder import sites
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
 SITES_SHOWN: Final = 50

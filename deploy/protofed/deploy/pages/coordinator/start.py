@@ -15,7 +15,7 @@ from protofed.common.errors import ConfigError, unknown
 from protofed.common.ids import check_id
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.operator.start_notes import start_notes
+from protofed.deploy.operator.tables import start_notes
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site.recipe_privacy import planned_lines

@@ -22,7 +22,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ProtofedError
 from protofed.deploy import shipped
-from protofed.deploy.doctor import table
+from protofed.deploy.doctor import checks
 from protofed.deploy.doctor.checks import run_checks
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
@@ -69,7 +69,7 @@ def examine(request: Mapping[str, Any], say: Say) -> None:
         return
     doctor = ClientDoctor(read, SiteUnderCheck(quick=not request["whole"]))
     for row in run_checks(doctor.checks(), lambda name: say(doing=f"checking: {name}")):
-        say(row=table.plain([row], strict=False)["checks"][0])
+        say(row=checks.plain([row], strict=False)["checks"][0])
     if request["whole"]:
         settings = read()
         offers = orders.approvals_of(settings.state).offers()

@@ -17,11 +17,11 @@ from rich.filesize import decimal
 from protofed.common.errors import count, short
 from protofed.common.protocol.score_names import LOSS
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.experiments.curves import COLOURS
-from protofed.deploy.pages.hospital.own_scores import OwnScoreTable
+from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
-from protofed.deploy.report.document import Row, Table
-from protofed.deploy.report.record import thinned
+from protofed.deploy.plots.style import COLOURS, grid, panels
+from protofed.deploy.report.formats import thinned
+from protofed.deploy.tables import Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,6 @@ MARKERS: Final = "o^sDv"
 HATCHES: Final = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 MOST_MARKS, MOST_BARS, MOST_RUNS, MOST_PARTS = 24, 40, 15, 6
 OTHER: Final = "other parts"
-GRID: Final[Any] = {"color": "0.9", "linewidth": 0.8}
 
 
 def scores_sketch(table: OwnScoreTable, majority: Mapping[str, float]) -> Sketch | None:
@@ -56,25 +55,22 @@ def scores_sketch(table: OwnScoreTable, majority: Mapping[str, float]) -> Sketch
     Args:
         majority: by the prefix of scores, the accuracy of always naming the commonest class, where it is known.
     """
-    panels = {prefix: names for prefix in PANELS if (names := _drawn_names(table, prefix))}
+    shown = {prefix: names for prefix in PANELS if (names := _drawn_names(table, prefix))}
     if LOSS in table.names:
-        panels[LOSS] = [LOSS]
-    if not panels:
+        shown[LOSS] = [LOSS]
+    if not shown:
         return None
 
     def draw(width: float) -> Figure:
-        columns = min(len(panels), 2 if width > 5 else 1)
-        rows = -(-len(panels) // columns)
+        columns = min(len(shown), 2 if width > 5 else 1)
+        rows = -(-len(shown) // columns)
         figure = Figure(figsize=(width, 3.4 * rows), layout="constrained")
-        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for axes, (prefix, names) in zip(grid, panels.items(), strict=False):
+        for axes, (prefix, names) in zip(panels(figure, rows, columns, len(shown)), shown.items(), strict=True):
             _score_panel(axes, table, prefix, names, majority.get(prefix))
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
         return figure
 
-    lines = [_first_and_last(table, name) for names in panels.values() for name in names]
-    lines += [f"always the commonest class: {majority[of]:.1%} of {of}.accuracy" for of in panels if of in majority]
+    lines = [_first_and_last(table, name) for names in shown.values() for name in names]
+    lines += [f"always the commonest class: {majority[of]:.1%} of {of}.accuracy" for of in shown if of in majority]
     said = "; ".join(lines)
     title = "This site's own scores over the rounds"
     return Sketch(
@@ -201,8 +197,7 @@ def _flat_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figure:
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(MaxNLocator(5 if width > 5 else 3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: decimal(int(size))))
-    axes.grid(axis="x", **GRID)
-    axes.set_axisbelow(True)
+    grid(axes, "x")
     figure.legend(loc="outside upper left", ncols=5 if width > 5 else 2, fontsize=8)
     return figure
 
@@ -216,8 +211,7 @@ def _standing_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figur
     axes.set_xticks(shown, [list(bars)[place] for place in shown], fontsize=8)
     axes.set_xlabel("round")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: decimal(int(size))))
-    axes.grid(axis="y", **GRID)
-    axes.set_axisbelow(True)
+    grid(axes)
     figure.legend(loc="outside upper left", ncols=5 if width > 5 else 2, fontsize=8)
     return figure
 
@@ -269,6 +263,5 @@ def _of(some: int, every: int) -> str:
 def _count_axis(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", **GRID)
-    axes.set_axisbelow(True)
+    grid(axes)
     axes.margins(x=0.03)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.filesize import decimal
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.deploy.pages.formats import Page
-from protofed.deploy.pages.hospital.left_rounds import round_lines, summary
+from protofed.common.errors import count
+from protofed.common.protocol.messages import TaskKind
+from protofed.deploy.audit.handed_in import rounds_text
+from protofed.deploy.pages.formats import Page, utc
 from protofed.deploy.pages.hospital.site import Site
-from protofed.deploy.pages.hospital.site_log import LeftTotals
+from protofed.deploy.pages.hospital.site_log import Leaving, LeftTotals
 from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import shell_of
 
@@ -64,3 +68,124 @@ class LeftPages:
             return shell_of(request).done("/left")
         said = f"the log is good: records up to {log.last_number}, newest hash {log.newest}" if log.there else "no log"
         return shell_of(request).done("/left", said)
+
+
+FIRST_MODEL: Final = "first model"
+UPDATE_ALONE: Final = "update alone"
+UPDATE_SUMMED: Final = "update in a secure sum"
+SCORES_ALONE: Final = "scores alone"
+SCORES_SUMMED: Final = "scores in a secure sum"
+NO_RESULT: Final = "keys and shares of a secure sum"
+REFUSED: Final = "kept by the policy"
+NOISE: Final = " with noise"
+# What was uploaded in vain counts, too: it left. The first model has nothing of the site's data.
+KINDS: Final = (UPDATE_ALONE, UPDATE_SUMMED, SCORES_ALONE, SCORES_SUMMED, NO_RESULT, FIRST_MODEL)
+_ALONE: Final[Mapping[str, str]] = {
+    TaskKind.FIT: UPDATE_ALONE,
+    TaskKind.REFINE: UPDATE_ALONE,
+    TaskKind.INITIALISE: FIRST_MODEL,
+}
+_BEGIN: Final[Mapping[str, str]] = {TaskKind.FIT: UPDATE_SUMMED, TaskKind.SCORE_SUM: SCORES_SUMMED}
+
+
+@dataclass(frozen=True)
+class RoundLine:
+    """All that left the site in one round of a run.
+
+    Attributes:
+        round: the first model counts to round 1, which begins with it.
+        kinds: what left and how, of `KINDS`, and `REFUSED`.
+        size: bytes of all its messages.
+        items: the newest first.
+    """
+
+    run: str
+    round: int
+    kinds: Sequence[str]
+    noisy: bool
+    size: int
+    items: Sequence[Leaving]
+
+    @property
+    def key(self) -> str:
+        """Of its element in the page."""
+        return f"{self.run}-{self.round}"
+
+    @property
+    def what(self) -> str:
+        """What left, and how: alone, in a secure sum, with noise."""
+        return ", ".join(kind + NOISE * (self.noisy and kind.startswith("update")) for kind in self.kinds)
+
+    @property
+    def records(self) -> str:
+        """The numbers of its records in the audit log."""
+        return records_of(self.items)
+
+
+def round_lines(items: Iterable[Leaving]) -> list[RoundLine]:
+    """A line for each round of each run, from items with the newest first."""
+    rounds: dict[tuple[str, int], list[Leaving]] = {}
+    for item in items:
+        rounds.setdefault((item.run, max(1, item.round)), []).append(item)
+    return [_line(run, number, of) for (run, number), of in rounds.items()]
+
+
+def summary(lines: Sequence[RoundLine]) -> str:
+    """One sentence: since when, how much, to whom, in how many rounds, and what; empty: nothing has left."""
+    items = [item for line in lines for item in line.items if not item.why]
+    kept = sum(bool(item.why) for line in lines for item in line.items)
+    held = f"the policy kept back {count(kept, 'item')}" if kept else ""
+    if not items:
+        return f"Nothing has left this site, and {held}." if held else ""
+    told = [line for line in lines if set(line.kinds) != {REFUSED}]
+    kinds = Counter(kind for line in told for kind in line.kinds)
+    what = ", ".join(_counted(kind, kinds[kind]) for kind in KINDS if kinds[kind])
+    noisy = sum(line.noisy for line in told)
+    servers = (
+        " and ".join(sorted({item.server for item in items if item.server})) or "a server that the log does not name"
+    )
+    where = f"{count(len(told), 'round')} of {count(len({line.run for line in told}), 'run')}"
+    since = utc(min(item.at for item in items))
+    rest = "".join(f"; {part}" for part in (f"{count(noisy, 'round')} had noise" if noisy else "", held) if part)
+    size = decimal(sum(item.size for item in items))
+    return f"Since {since}, {size} in {where} have left this site, to {servers}: {what}{rest}."
+
+
+def records_of(items: Iterable[Leaving]) -> str:
+    """The numbers of the records that items are made from, as `5 to 7, 9`."""
+    return rounds_text({number for item in items for number in item.records})
+
+
+def _counted(kind: str, number: int) -> str:
+    if kind.startswith("scores"):
+        return f"{kind} of {count(number, 'round')}"
+    if kind == NO_RESULT:
+        return f"{kind} without a result of {count(number, 'round')}"
+    noun, _, how = kind.partition(" alone" if kind.endswith("alone") else " in ")
+    return f"{count(number, noun)}{f' in {how}' if how else ' alone' * (kind == UPDATE_ALONE)}"
+
+
+def _line(run: str, number: int, items: Sequence[Leaving]) -> RoundLine:
+    kinds = set(_kinds(reversed(items)))
+    ordered = [kind for kind in (*KINDS, REFUSED) if kind in kinds]
+    size = sum(item.size for item in items)
+    return RoundLine(run, number, ordered, any(item.noisy for item in items), size, items)
+
+
+def _kinds(items: Iterable[Leaving]) -> Iterator[str]:
+    """What items of a round are, the oldest first: a masked update or score belongs to the sum that was begun last."""
+    begun, left = "", set[str]()
+    for item in items:
+        if item.why:
+            yield REFUSED
+        elif item.what == "scores":
+            yield SCORES_ALONE
+        elif not item.in_a_sum:
+            yield _ALONE.get(item.what, UPDATE_ALONE)
+        elif item.what in _BEGIN:
+            begun = _BEGIN[item.what]
+        elif item.what == TaskKind.MASK:
+            left.add(begun or UPDATE_SUMMED)
+    yield from left
+    if begun and not left:
+        yield NO_RESULT

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from protofed.common.clock import utc_now
+from protofed.common.errors import ConfigError
 from protofed.deploy.pages.hospital.examination import SiteSettings
-from protofed.deploy.pages.hospital.health import HealthPages
 from protofed.deploy.pages.hospital.left import LeftPages
-from protofed.deploy.pages.hospital.overview import OverviewPages
-from protofed.deploy.pages.hospital.partners import PartnersPages
-from protofed.deploy.pages.hospital.pause import PausePages
+from protofed.deploy.pages.hospital.overview import HealthPages, OverviewPages
 from protofed.deploy.pages.hospital.runs import RunPages
 from protofed.deploy.pages.hospital.site import Site
-from protofed.deploy.pages.shell import Program
-from protofed.deploy.site import decide
+from protofed.deploy.pages.shell import Program, form_of, shell_of
+from protofed.deploy.site import decide, orders
+from protofed.deploy.site.orders import pause_end
+from protofed.deploy.site.partners import PartnersView
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 NAVIGATION: Final = (
@@ -65,3 +72,70 @@ def pages_of(shown: Site, site: str = "") -> Program:
         routes=[*shown.pictures.routes(), *(route for page in pages for route in page.routes())],
         templates=TEMPLATES,
     )
+
+
+@dataclass(frozen=True)
+class PartnersPages:
+    """The page `/partners`."""
+
+    site: Site
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Its routes."""
+        return [Route("/partners", self.show), Route("/partners", self.confirm, methods=["POST"])]
+
+    def show(self, request: Request) -> Response:
+        """Both lists, and who reads this site's update alone."""
+        policy, view = self.site.policy(), PartnersView.of(self.site.state)
+        least, required = (
+            (1, None) if policy is None else (policy.rules.sum_group, policy.rules.partners == "confirmed")
+        )
+        waits = view.offered is not None and view.offered != view.listed
+        context = {
+            "view": view,
+            "waits": waits,
+            "asked": view.asked(),
+            "reads": view.who_reads(least, required=required),
+        }
+        return shell_of(request).page(request, "partners.html.j2", context)
+
+    def confirm(self, request: Request) -> Response:
+        """Confirm the offered list."""
+        if form_of(request).get("sure") != "yes":
+            raise ConfigError("nothing was confirmed: tick the box once you know each hospital of the list")
+        noticed = orders.confirm_partners(self.site.state, form_of(request).get("code", ""))
+        return shell_of(request).done("/partners", f"confirmed; {orders.noticed_text(noticed)}")
+
+
+@dataclass(frozen=True)
+class PausePages:
+    """The page `/pause`."""
+
+    site: Site
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Its routes."""
+        return [
+            Route("/pause", self.show),
+            Route("/pause", self.begin, methods=["POST"]),
+            Route("/resume", self.end, methods=["POST"]),
+        ]
+
+    def show(self, request: Request) -> Response:
+        """The pause that is in force, or the form for one."""
+        context = {"pause": orders.pause_of(self.site.state).current(), "now": utc_now(), "user": decide.user_name()}
+        return shell_of(request).page(request, "pause.html.j2", context)
+
+    def begin(self, request: Request) -> Response:
+        """Pause the site."""
+        until = form_of(request).get("until", "")
+        end = pause_end(until, utc_now()) if until else None
+        noticed = orders.pause(self.site.state, end, form_of(request).get("reason", ""))
+        text = "paused: this site takes no new task; a fit in progress is finished and sent"
+        return shell_of(request).done("/pause", f"{text}; {orders.noticed_text(noticed)}")
+
+    def end(self, request: Request) -> Response:
+        """End the pause."""
+        noticed = orders.resume(self.site.state)
+        text = "this site is not paused" if noticed is None else f"resumed; {orders.noticed_text(noticed)}"
+        return shell_of(request).done("/pause", text)

@@ -11,17 +11,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import Offer
+from protofed.client.state.own_scores import FOLDER, OwnScores, ScoredRound
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
-from protofed.deploy.audit.handed_in import HandedIn, rounds_text
+from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
 from protofed.deploy.pages.formats import Page
-from protofed.deploy.pages.hospital.health import begun, examiner_of, said
-from protofed.deploy.pages.hospital.left_rounds import round_lines
-from protofed.deploy.pages.hospital.own_scores import own_scores
+from protofed.deploy.pages.hospital.left import round_lines
+from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
 from protofed.deploy.pages.hospital.site import Site
 from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
+from protofed.deploy.site.score_words import meaning, names_of
 
 SHOWN: Final = 25
 
@@ -196,3 +197,59 @@ def _handed_in(sent: HandedIn) -> Sequence[str]:
     if summed := {number for number, names in sent.summed.items() if names}:
         lines.append(f"scores of rounds {rounds_text(summed)} in a secure sum: the server has the mean over its sites")
     return [*lines, sent.gap] if sent.gap else lines
+
+
+SHOWN_SCORES: Final = 50  # rounds, the newest
+ALL_LISTED: Final = "more left than the log lists"
+ARCHIVED: Final = "the log's older files are in an archive"
+
+
+@dataclass(frozen=True)
+class OwnScoreTable:
+    """The scores of single classes are in `protofed client scores --json` only.
+
+    Attributes:
+        names: of the columns; `meanings` of each.
+        every: all rounds, the oldest first.
+        rounds: the newest of them, the newest first.
+        left: by name, in which rounds it left, and in which in a secure sum alone, in words; empty: it stayed.
+        sent: what was handed in of the run.
+    """
+
+    names: Sequence[str]
+    meanings: Sequence[str]
+    every: Sequence[ScoredRound]
+    rounds: Sequence[ScoredRound]
+    left: Sequence[str]
+    more: int
+    sent: HandedIn
+
+
+def own_scores(site: Site, run: str) -> OwnScoreTable:
+    """The table of a run.
+
+    Raises:
+        StateError: the scores or the log cannot be read.
+    """
+    kept, sent = OwnScores(site.state / FOLDER), site.handed_in(run)
+    rounds = kept.rounds(run) if run in kept.runs() else []
+    names = names_of(rounds)
+    return OwnScoreTable(
+        names,
+        [meaning(name) for name in names],
+        rounds,
+        list(reversed(rounds))[:SHOWN_SCORES],
+        [_left(name, rounds, sent) for name in names],
+        max(0, len(rounds) - SHOWN_SCORES),
+        sent,
+    )
+
+
+def _left(name: str, rounds: Sequence[ScoredRound], sent: HandedIn) -> str:
+    gone = {scored.round for scored in rounds if name in sent.names.get(scored.round, ())}
+    summed = {scored.round for scored in rounds if name in sent.summed.get(scored.round, ())}
+    unlisted = any(UNLISTED in sent.names.get(scored.round, ()) for scored in rounds)
+    words = [f"rounds {rounds_text(gone)}"] if gone else [ALL_LISTED] if unlisted else []
+    if summed:
+        words.append(f"in a secure sum, as part of a mean over sites: rounds {rounds_text(summed)}")
+    return "; ".join(words) or (ARCHIVED if sent.gap else "")

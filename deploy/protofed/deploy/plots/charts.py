@@ -1,24 +1,32 @@
-"""The drawings of a report; series differ in colour and in marker or line, so they are readable in black and white."""
+"""The charts of reports, comparisons and notebooks.
+
+Series differ in colour and in marker or line, so they are readable in black and white.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 from protofed.common.errors import short
 from protofed.common.payload import Array
-from protofed.deploy.experiments.curves import COLOURS
+from protofed.deploy.plots.style import COLOURS, NotebookFigure, grid, panels
 
 WIDTH = 8.6  # inches
 LONGEST_NAME, LETTERS = 28, 90  # characters of one name on an axis, and of all before they are turned
 NAMED = 24  # ticks that fit on an axis: of more classes only some are labelled
+STYLES = ("-", "--", ":")  # when the colours are used up
+Curve: TypeAlias = tuple[Sequence[float], NDArray[np.float64]]  # places on the axis, and values [seeds, places]
+_GAP = 0.055  # between two names, as a share of the picture's height
 BLUE, ORANGE, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]
 
 
@@ -55,15 +63,12 @@ class Series:
     hollow: bool = False
 
 
-def over_rounds(panels: Sequence[Panel]) -> Figure:
+def over_rounds(shown: Sequence[Panel]) -> Figure:
     """A figure of panels, two in a row."""
-    rows = -(-len(panels) // 2)
+    rows = -(-len(shown) // 2)
     figure = Figure(figsize=(WIDTH, 2.5 * rows), layout="constrained")
-    grid = figure.subplots(rows, 2, squeeze=False).flat
-    for place, panel in enumerate(panels):
-        _panel(grid[place], panel)
-    for axes in list(grid)[len(panels) :]:
-        axes.set_visible(False)
+    for axes, panel in zip(panels(figure, rows, 2, len(shown)), shown, strict=True):
+        _panel(axes, panel)
     return figure
 
 
@@ -82,8 +87,7 @@ def points(names: Sequence[str], series: Sequence[Series], label: str) -> Figure
     _name_ticks(axes, names)
     axes.set_ylim(0, 104)
     axes.set_ylabel("%", rotation=0, labelpad=10)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    grid(axes)
     axes.set_xlabel(label)
     figure.legend(loc="outside upper left", ncols=2, fontsize=8)
     return figure
@@ -111,8 +115,7 @@ def horizontal_points(names: Sequence[str], series: Sequence[Series]) -> Figure:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlim(0, 100)
     axes.set_xlabel("% (dotted: mean over sites)")
-    axes.grid(color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    grid(axes, "both")
     figure.legend(loc="outside upper left", ncols=3, fontsize=8)
     return figure
 
@@ -260,8 +263,7 @@ def _panel(axes: Axes, panel: Panel) -> None:
 def _rounds(axes: Axes) -> None:
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    grid(axes)
     axes.margins(x=0.03)
 
 
@@ -279,3 +281,77 @@ def _write_values(axes: Axes, values: Array, cmap: Colormap, low: float, high: f
             # Luma weights of ITU-R BT.601: white on dark cells, black on light ones.
             ink = "white" if 0.3 * red + 0.59 * green + 0.11 * blue < 0.5 else "black"
             axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6.5, color=ink)
+
+
+def lines(series: Mapping[str, Curve], title: str, axis: str = "round") -> NotebookFigure:
+    """A line for each series in percent: its name, rounds (or what `axis` says) and values [seeds, rounds]."""
+    figure = NotebookFigure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for place, (rounds, values) in enumerate(series.values()):
+        colour, style = _look(place)
+        percent = 100 * values  # [seeds, rounds]
+        marker = "o" if len(rounds) == 1 else None
+        axes.plot(rounds, percent.mean(0), color=colour, linestyle=style, linewidth=1.8, marker=marker)
+        if len(values) > 1:
+            axes.fill_between(rounds, percent.min(0), percent.max(0), color=colour, alpha=0.15, linewidth=0)
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel(axis)
+    axes.set_ylabel("%", rotation=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=axis == "round"))
+    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(x=0.01)
+    _name_lines(axes, series)
+    seeds = max(len(values) for _, values in series.values())
+    if seeds > 1:
+        figure.supxlabel(f"line: mean over seeds, band: smallest to largest of up to {seeds}", fontsize=8, color="0.4")
+    return figure
+
+
+def _name_lines(axes: Axes, series: Mapping[str, Curve]) -> None:
+    """Each line's name right of the picture, in its colour, clear of the others, with a thread to the line's end."""
+    low, high = axes.get_ylim()
+    ends = [(rounds[-1], float(100 * values.mean(0)[-1])) for rounds, values in series.values()]
+    last = max(end for end, _ in ends)
+    heights = spaced([(end - low) / (high - low) for _, end in ends], _GAP)
+    for place, (label, end, height) in enumerate(zip(series, ends, heights, strict=True)):
+        colour, style = _look(place)
+        axes.annotate(
+            label,
+            xy=end,
+            xytext=(1.04, height),
+            textcoords="axes fraction",
+            va="center",
+            fontsize=9,
+            color=colour,
+            arrowprops={
+                "arrowstyle": "-",
+                "relpos": (0, 0.5),
+                "color": colour,
+                # A line that ends before others do must not seem to go on.
+                "linestyle": style if end[0] == last else (0, (1, 4)),
+                "linewidth": 1,
+                "shrinkA": 2,
+                "shrinkB": 0,
+            },
+            annotation_clip=False,
+        )
+
+
+def _look(place: int) -> tuple[str, str]:
+    """Colour and line style of the recipe at a place."""
+    return COLOURS[place % len(COLOURS)], STYLES[place // len(COLOURS) % len(STYLES)]
+
+
+def spaced(heights: Sequence[float], gap: float) -> list[float]:
+    """The heights, in 0..1, moved apart to at least `gap` with as little ado as a name at a line's end needs."""
+    order = sorted(range(len(heights)), key=lambda place: heights[place])
+    gap = min(gap, 1 / max(len(heights) - 1, 1))
+    moved = list(heights)
+    for lower, upper in pairwise(order):
+        moved[upper] = max(moved[upper], moved[lower] + gap)
+    if order and moved[order[-1]] > 1:
+        moved[order[-1]] = 1.0
+        for upper, lower in pairwise(reversed(order)):
+            moved[lower] = min(moved[lower], moved[upper] - gap)
+    return moved

@@ -1,36 +1,28 @@
-"""A run record as a report reads it, and how numbers are written in a report."""
+"""A run as people are shown it: its record, from a ledger or over the wire, with what is said of it picked out.
+
+Reports, model cards and the console's figures show parts of it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from protofed.client.policy.score_disclosures import is_own
+from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import Spread, lower_is_better, recorded_spreads
+from protofed.deploy.console.run_words import NOISE_KEEPS, BestSnapshot, kept_sentence
 
-LABELS = {  # without the model's test set: a record does not have whether two sites were given the same images
-    "balanced_accuracy": "balanced accuracy",
-    "accuracy": "accuracy",
-    "pm_v": "accuracy on the classes that the site has, PM(V)",
-    "pm_l": "accuracy by how common the classes are at the site, PM(L)",
-    "local.balanced_accuracy": "balanced accuracy on the sites' own test sets",
-    "local.accuracy": "accuracy on the sites' own test sets",
-    "majority": "accuracy of always naming the test set's commonest class",
-    "auroc": "area under the ROC curve",
-    "local.auroc": "area under the ROC curve on the sites' own test sets",
-    "ece": "calibration error (ECE; lower is better)",
-    "local.ece": "calibration error on the sites' own test sets (lower is better)",
-}
 GROUPS = ("many", "medium", "few", "groups")
-MANY_ROUNDS = 40  # rows of a table by round; of more rounds it shows some
+READ_THERE = "each site reads its own by `protofed client scores`"
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunView:
     """A run record, with the numbers that a report needs picked out and added up.
 
     Attributes:
@@ -44,6 +36,17 @@ class RunRecord:
         """Name, status, reason, dates."""
         run: Mapping[str, Any] = self.raw["run"]
         return run
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, was aborted or stopped early; empty where the status says it all."""
+        reason: str = self.run["reason"]
+        return "" if reason == self.run["status"] else reason
+
+    @property
+    def aborted_by(self) -> str:
+        """The operator who aborted it; empty: nobody did, or the name is not known."""
+        return next((one["operator"] for one in reversed(self.interventions) if one["action"] == "aborted"), "")
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -104,7 +107,11 @@ class RunRecord:
     @property
     def contributors(self) -> list[str]:
         """Sites of which an update was used in a round that counts; under masks, in its sum."""
-        return sorted({site for attempt in self.rounds for site in used_sites(attempt)})
+        return self.contributors_until()
+
+    def contributors_until(self, round: float = math.inf) -> list[str]:
+        """Those of the rounds up to this one."""
+        return sorted({site for one in self.rounds if one["round"] <= round for site in used_sites(one)})
 
     @property
     def secure(self) -> bool:
@@ -147,10 +154,10 @@ class RunRecord:
         return found
 
     @property
-    def best(self) -> Mapping[str, Any] | None:
-        """The best round with its score and value, and the best one that is kept; None: none, or an older server."""
+    def best(self) -> BestSnapshot | None:
+        """The best round by the score that judges the run's rounds; None: none has it, or an older server."""
         best: Mapping[str, Any] | None = self.raw.get("best")
-        return best
+        return None if best is None else BestSnapshot(**best)
 
     @property
     def interventions(self) -> Sequence[Mapping[str, Any]]:
@@ -172,6 +179,14 @@ class RunRecord:
     def spreads(self) -> dict[int, dict[str, Spread]]:
         """Mean, std and worst over sites, by round and name of the score."""
         return {scored["round"]: recorded_spreads(scored) for scored in self.raw["scores"]}
+
+    def means(self, name: str) -> dict[int, float]:
+        """A score's mean over sites, by round; of a single class, of the newest and the best round alone."""
+        spreads = self.spreads
+        if score_family(name) != name:
+            chosen = [self.raw["classes"][which] for which in ("newest", "best")]
+            spreads = {one["round"]: recorded_spreads(one) for one in chosen if one["sites"] or one.get("sums")}
+        return {number: by_name[name].mean for number, by_name in spreads.items() if name in by_name}
 
     @property
     def newest(self) -> int | None:
@@ -237,6 +252,13 @@ class RunRecord:
         """
         noisy = bool(self.recipe.get("plan", {}).get("dp"))
         return noisy and self.done > 0 and not any(is_own(name) for of in self.spreads.values() for name in of)
+
+    @property
+    def kept_scores(self) -> str | None:
+        """That sites sent no scores of their own models though asked, or as the run has noise; None: neither is so."""
+        if self.kept_by_noise:
+            return f"{NOISE_KEEPS[0].upper()}{NOISE_KEEPS[1:]}; {READ_THERE}."
+        return f"{kept_sentence(len(self.keeping), len(self.sites))}: {READ_THERE}." if self.keeping else None
 
     def losses(self) -> dict[int, list[float]]:
         """Training losses over sites, by round."""
@@ -318,52 +340,3 @@ def used_sites(attempt: Mapping[str, Any]) -> list[str]:
     if is_masked(attempt):  # who sent numbers without its whole group is not in the sum, and not asked who is
         return [task["site"] for task in tasks if task["kind"] == "agree"]
     return [task["site"] for task in tasks if (task["kind"], task["task_status"]) == ("fit", "reported")]
-
-
-def listed(names: Sequence[str], most: int = 12) -> str:
-    """`a`, `a and b`, or `a, b and c`; of more than `most` names the first ones and how many more there are."""
-    if len(names) > most:
-        names = [*names[:most], f"{len(names) - most} more"]
-    return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
-
-
-def percent(share: float) -> str:
-    """A share in percent with one decimal: 0.928 is 92.8 %."""
-    return f"{100 * share:.1f} %"
-
-
-def formatted(name: str, value: float) -> str:
-    """A score's value: shares in percent, without the sign; calibration errors, losses and areas as they are."""
-    return f"{value:.3f}" if name.rpartition(".")[2] in ("ece", "loss", "auroc") else f"{100 * value:.1f}"
-
-
-def label(name: str) -> str:
-    """A score's name in words, without the model (`global.`, `personal.`) that it is of."""
-    score = name.partition(".")[2]
-    return LABELS.get(score, score)
-
-
-def utc(seconds: float | None) -> str:
-    """A Unix time as `2026-01-31 12:00:00Z`."""
-    return "–" if not seconds else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them: `90 s`, `3 min`, `2 h 5 min`, `3.2 days`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    hours, left = divmod(minutes, 60)
-    return f"{minutes} min" if hours < 2 else f"{hours} h {left} min" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def megabytes(count: float) -> str:
-    """Bytes in MB of 10^6 bytes, without the unit."""
-    return f"{count / 1e6:.2f}" if count < 1e8 else f"{count / 1e6:,.0f}"
-
-
-def thinned(numbers: Sequence[int], most: int = MANY_ROUNDS) -> list[int]:
-    """At most `most` of the numbers, evenly spaced, the first and the last among them."""
-    if len(numbers) <= most:
-        return list(numbers)
-    return [numbers[round(index * (len(numbers) - 1) / (most - 1))] for index in range(most)]

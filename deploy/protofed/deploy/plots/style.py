@@ -1,19 +1,34 @@
-"""What all pictures of `protofed figures` have in common."""
+"""What all pictures have in common: colours, frames, saving."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array
 from protofed.common.storage import files
-from protofed.deploy.experiments.curves import COLOURS, rendered
 
+# Okabe and Ito's colours, distinguished by colour-blind readers; yellow is too pale for a line on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+STYLE: Any = {  # of matplotlib, for pictures in documents and pages
+    "svg.fonttype": "none",  # text stays text: small, searchable, in the reader's own font
+    "svg.hashsalt": "protofed",  # else matplotlib draws ids at random, and a report differs every time
+    "font.size": 9,
+    "axes.edgecolor": "0.4",
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
 WIDTH = 7.6  # inches
 NAMED_CLASSES = 20  # more of them have no room for their names
 MARKERS = ("o", "^", "s", "D")  # when the colours are used up
@@ -54,8 +69,7 @@ def bare(axes: Axes) -> None:
 def framed(axes: Axes) -> None:
     """For bars and lines over percent."""
     axes.set_ylabel("%", rotation=0, labelpad=10)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    grid(axes)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -81,3 +95,35 @@ def save(figure: Figure, out: Path, name: str, *, dry_run: bool = False) -> list
 def percent(values: Array | Sequence[float]) -> Array:
     """Shares of any shape [...] times 100."""
     return 100 * np.asarray(values, dtype=float)
+
+
+def grid(axes: Axes, which: Literal["x", "y", "both"] = "y") -> None:
+    """Pale lines below what is drawn."""
+    axes.grid(axis=which, color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def panels(figure: FigureBase, rows: int, columns: int, shown: int) -> list[Axes]:
+    """A grid of so many panels, of which the first ones are shown."""
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in every[shown:]:
+        axes.set_visible(False)
+    return every[:shown]
+
+
+class NotebookFigure(Figure):
+    """A figure that a notebook shows by itself; it knows how to show others only once pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        drawn = BytesIO()
+        self.savefig(drawn, format="png", dpi=100)
+        return drawn.getvalue()
+
+
+def rendered(figure: Figure, suffix: str) -> bytes:
+    """A figure as the bytes of a file; equal figures give equal bytes."""
+    held = BytesIO()
+    metadata = {"Date": None} if suffix == "svg" else {}
+    with rc_context({"svg.hashsalt": "protofed"}):
+        figure.savefig(held, format=suffix, dpi=160, metadata=metadata)
+    return held.getvalue()

@@ -24,12 +24,12 @@ from protofed.deploy.doctor.checks import (
     CheckSkippedError,
     State,
     first_finding,
+    plain,
     run_checks,
     verdict,
 )
+from protofed.deploy.doctor.checks import table as shown
 from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis
-from protofed.deploy.doctor.table import plain
-from protofed.deploy.doctor.table import table as shown
 
 Run = Callable[..., tuple[int, str, str]]
 FINE, WARNED = CheckRow("a", State.FINE, "good"), CheckRow("b", State.WARNING, "low", diagnosis("disk-low"))

@@ -1,0 +1,1 @@
+"""Pictures: their style and saving, and the charts that reports, comparisons and pages share."""
