@@ -38,7 +38,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import UnavailableError
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.deploy.operator.connection import Operator
-from protofed.server.assembly import open_server
+from protofed.server.rounds.context import open_server
 from protofed.server.storage.rows import CertificateRow
 
 PROCESSES = 4  # of sites

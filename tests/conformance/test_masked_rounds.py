@@ -28,8 +28,8 @@ from protofed.common.secure_aggregation.messages import SignatureMessage, messag
 from protofed.common.statistics import Spread
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
-from protofed.server.assembly import open_server
 from protofed.server.operator.verification import VerificationResult, verify_round
+from protofed.server.rounds.context import open_server
 from protofed.server.rounds.queue import RunQueue
 from protofed.testing.small_recipe import OPTIONS, small_recipe
 

@@ -26,8 +26,8 @@ from protofed.common.payload import Array, Part, Payload, Tensors, describe
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Manifest
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rounds.aggregation.counting import outliers
-from protofed.server.rounds.intake.update_checks import examined
+from protofed.server.rounds.aggregation.publisher import outliers
+from protofed.server.rounds.intake.intake import examined
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 RUN = "small-fedavg"

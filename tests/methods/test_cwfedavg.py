@@ -30,7 +30,7 @@ from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg import CwFedAvgServer as Server
 from protofed.server.methods.fedavg import FedAvgServer as FedAvgServer
 from protofed.server.methods.mixtures import FACTORS
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., FitContext]
@@ -136,7 +136,7 @@ def test_by_head_alone_the_body_is_fedavgs_and_the_head_is_class_wise(weighting:
         assert same_tensors({Part.BODY: ours[Part.BODY]}, {Part.BODY: mean[Part.BODY]})
         assert same_tensors({Part.HEAD: ours[Part.HEAD]}, {Part.HEAD: theirs[Part.HEAD]})
     assert states[0][Part.CLASS_MODELS].keys() == {"head.weight", "head.bias", FACTORS}
-    assert update_checks.manifest_problem(announced(UPDATES[0].payload), server.expects(states[0])) is None
+    assert intake.manifest_problem(announced(UPDATES[0].payload), server.expects(states[0])) is None
 
 
 # The server, against the plain computation
@@ -375,11 +375,11 @@ def test_what_one_half_sends_the_other_expects(
     state = server.init(RECEIVED, round_context(2))
     for _ in range(2):  # of the first state, and of a later one
         expected = server.expects(state)
-        assert update_checks.manifest_problem(announced(made.payload), expected) is None
+        assert intake.manifest_problem(announced(made.payload), expected) is None
         assert expected.weight == (weighting == "examples")
         state = server.aggregate(state, [made], round_context())
     other = CwFedAvgClient(shares="true" if shares == "norms" else "norms").fit(site(lr=0.1), RECEIVED)
-    assert update_checks.manifest_problem(announced(other.payload), server.expects(state)) is not None
+    assert intake.manifest_problem(announced(other.payload), server.expects(state)) is not None
 
 
 # True shares are for simulations

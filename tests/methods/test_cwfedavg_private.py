@@ -18,7 +18,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -188,4 +188,4 @@ def test_what_one_half_sends_the_other_expects(site: Site) -> None:
     ):
         expected = Server().expects(state)
         assert not expected.weight
-        assert update_checks.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+        assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None

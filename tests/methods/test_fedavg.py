@@ -16,7 +16,7 @@ from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedavg import FedAvgServer as Server
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -76,11 +76,11 @@ def test_one_site_is_the_whole_federation(weighting: Any, fit: Callable[..., Upd
 
 def test_a_withheld_count_is_refused_only_where_it_is_needed() -> None:
     by_examples, uniform = Server(weighting="examples").expects(FIRST), Server(weighting="uniform").expects(FIRST)
-    fault = update_checks.scalars_problem({}, None, by_examples)
+    fault = intake.scalars_problem({}, None, by_examples)
     assert fault is not None
     assert "example count is missing" in fault.text
-    assert update_checks.scalars_problem({}, 3.0, by_examples) is None
-    assert update_checks.scalars_problem({}, None, uniform) is None
+    assert intake.scalars_problem({}, 3.0, by_examples) is None
+    assert intake.scalars_problem({}, None, uniform) is None
 
 
 def test_integer_buffers_take_the_maximum() -> None:

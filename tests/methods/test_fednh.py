@@ -22,7 +22,7 @@ from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.server.methods.fednh import FedNHServer as Server
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LocalOf = Callable[..., FitContext]
@@ -159,8 +159,8 @@ def test_what_one_half_sends_the_other_expects(fixed: bool, local_of: LocalOf, l
     made = FedNHClient(fixed_scale=fixed).fit(local, received)
     assert made.payload.keys() <= FedNHClient.sends
     manifest = announced(made.payload)
-    assert update_checks.manifest_problem(manifest, Server(fixed_scale=fixed).expects(received)) is None
-    other = update_checks.manifest_problem(manifest, Server(fixed_scale=not fixed).expects(received))
+    assert intake.manifest_problem(manifest, Server(fixed_scale=fixed).expects(received)) is None
+    other = intake.manifest_problem(manifest, Server(fixed_scale=not fixed).expects(received))
     assert str(other) == (
         "head/scale is missing (1 in all)" if fixed else "head/scale is not part of this method's update"
     )

@@ -20,7 +20,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedproc import FedProcServer as Server
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -224,8 +224,8 @@ def test_what_one_half_sends_the_other_expects(weighting: Any, site: Site) -> No
     assert made.payload.keys() == FedProcClient.sends == {Part.BODY, Part.HEAD, Part.PROTOTYPES}
     expected = Server(weighting=weighting).expects(KNOWN)
     assert expected.weight == (weighting == "examples")
-    assert update_checks.manifest_problem(announced(made.payload), expected) is None
+    assert intake.manifest_problem(announced(made.payload), expected) is None
     without: Payload = {part: tensors for part, tensors in made.payload.items() if part is not Part.PROTOTYPES}
-    assert update_checks.manifest_problem(announced(without), expected) is None
+    assert intake.manifest_problem(announced(without), expected) is None
     foreign = announced({**made.payload, Part.PROTOTYPES: {"2": np.zeros(2)}})
-    assert str(update_checks.manifest_problem(foreign, expected)) == "prototypes/2 is not part of this method's update"
+    assert str(intake.manifest_problem(foreign, expected)) == "prototypes/2 is not part of this method's update"

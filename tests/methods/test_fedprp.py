@@ -27,7 +27,7 @@ from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRPServer as Server
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]
@@ -382,9 +382,9 @@ def test_what_one_half_sends_the_other_expects(state: Payload, site: Site) -> No
     made = FedPRPClient().fit(site(lr=0.01), state).payload
     expected = Server().expects(state)
     data = codec.encode(made)
-    assert update_checks.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
+    assert intake.manifest_problem(Manifest(describe(made), len(data), codec.digest(data)), expected) is None
     headed = codec.encode({**made, Part.HEAD: MODEL[Part.HEAD]})
     announced = Manifest(codec.manifest(headed), len(headed), codec.digest(headed))
-    fault = update_checks.manifest_problem(announced, expected)
+    fault = intake.manifest_problem(announced, expected)
     assert fault is not None
     assert fault.text.startswith("head/")

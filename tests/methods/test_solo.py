@@ -16,7 +16,7 @@ from protofed.common.payload import Part, Payload, Update, describe
 from protofed.common.protocol.messages import Manifest
 from protofed.common.tensors import same_tensors
 from protofed.server.methods.solo import SoloServer as Server
-from protofed.server.rounds.intake import update_checks
+from protofed.server.rounds.intake import intake
 
 COMMON: Payload = {
     Part.BODY: {"0.weight": np.array([[1.0, 0.5], [-0.5, 1.0]])},
@@ -72,8 +72,8 @@ def test_the_server_expects_nothing_and_keeps_its_state() -> None:
     state = Server().init(COMMON, round_context(2))
     expected = Server().expects(state)
     nothing, model = codec.encode({}), codec.encode(COMMON)
-    assert update_checks.manifest_problem(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
-    fault = update_checks.manifest_problem(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
+    assert intake.manifest_problem(Manifest((), len(nothing), codec.digest(nothing)), expected) is None
+    fault = intake.manifest_problem(Manifest(describe(COMMON), len(model), codec.digest(model)), expected)
     assert fault is not None
     assert "not part of this method's update" in fault.text
     assert Server().aggregate(state, iter([Update("ann", {}), Update("bob", {})]), round_context()) is state

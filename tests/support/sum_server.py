@@ -12,7 +12,7 @@ from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.holders import counted
 from protofed.common.secure_aggregation.keys import Roster
 from protofed.common.secure_aggregation.messages import HoldersMessage, message_of
-from protofed.server.rounds.secure_aggregation.record import SumRecord
+from protofed.server.rounds.secure_aggregation.steps import SumRecord
 
 
 def steps_of(context: SumContext) -> list[TaskKind]:

@@ -17,8 +17,8 @@ from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import Role
-from protofed.server.assembly import open_server
 from protofed.server.operator.service import OperatorApi
+from protofed.server.rounds.context import open_server
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit

@@ -33,7 +33,7 @@ from protofed.common.secure_aggregation.messages import (
     message_of,
     payload_of,
 )
-from protofed.server.rounds.secure_aggregation.record import vector_of
+from protofed.server.rounds.secure_aggregation.steps import vector_of
 
 SITES = ("ann", "bob", "cleo", "dan")
 EACH = alone(SITES)

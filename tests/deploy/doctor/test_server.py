@@ -28,7 +28,7 @@ from protofed.deploy.daemons.server import ADDRESS_FILE
 from protofed.deploy.doctor.checks import CheckRow
 from protofed.deploy.doctor.server import ServerDoctor
 from protofed.server.access.certificates import Certificates
-from protofed.server.assembly import JOURNAL_FILE
+from protofed.server.rounds.context import JOURNAL_FILE
 from protofed.server.rpc import memory_guard
 from protofed.server.rpc import server as serving
 from protofed.server.storage.database import LEDGER_FILE

@@ -28,8 +28,8 @@ from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.waiting import WaitReason
-from protofed.server.rounds.scores.history import warnings_of
 from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
+from protofed.server.rounds.scores.scoring import warnings_of
 from protofed.server.storage.blobs import BLOBS, MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.reader import LedgerReader

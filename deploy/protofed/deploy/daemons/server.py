@@ -29,7 +29,6 @@ from protofed.deploy.daemons.signals import ENDING, check_hang_up, forbid_core_d
 from protofed.deploy.logs import setup
 from protofed.deploy.overrides import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
-from protofed.server.assembly import JOURNAL_FILE, open_server
 from protofed.server.metrics import ServerMetrics
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
 from protofed.server.monitoring.readiness import ServerReadiness, ledger_writable, state_writable
@@ -39,7 +38,7 @@ from protofed.server.notifications.outbox import JOURNAL_FILE as NOTIFICATIONS
 from protofed.server.notifications.outbox import Outbox
 from protofed.server.notifications.watch import Watch, WatchSources
 from protofed.server.operator.service import OperatorApi
-from protofed.server.rounds.context import ServerContext
+from protofed.server.rounds.context import JOURNAL_FILE, ServerContext, open_server
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier

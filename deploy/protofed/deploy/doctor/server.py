@@ -28,8 +28,8 @@ from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_sums import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
-from protofed.server.assembly import JOURNAL_FILE, open_server
 from protofed.server.notifications.channels import open_channels
+from protofed.server.rounds.context import JOURNAL_FILE, open_server
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit

@@ -38,8 +38,8 @@ from protofed.server.rounds.machine.phases import (
     Refining,
     Summing,
 )
-from protofed.server.rounds.scores.history import warnings_of
 from protofed.server.rounds.scores.model_warnings import ModelWarning
+from protofed.server.rounds.scores.scoring import warnings_of
 
 
 class RunLine(NamedTuple):

@@ -40,7 +40,7 @@ from protofed.deploy.simulation.sum_store import settled_when_summed
 from protofed.deploy.simulation.training_log import FILE as TRAINED
 from protofed.deploy.simulation.training_log import TrainingLog
 from protofed.deploy.simulation.workers import Crew, Workers
-from protofed.server.assembly import open_server
+from protofed.server.rounds.context import open_server
 from protofed.server.rounds.machine.phases import Collecting, Evaluating, Phase
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run

@@ -21,7 +21,7 @@ def check_queue(recipes: Sequence[Recipe], *, known_models: bool) -> None:
     Raises:
         ConfigError: one of them cannot be queued.
     """
-    from protofed.server.assembly import open_server
+    from protofed.server.rounds.context import open_server
     from protofed.server.rounds.queue import RunQueue
 
     with _quietly(), ExitStack() as resources:

@@ -34,8 +34,8 @@ from protofed.server.rounds.machine.waiting import Waiting, WaitReason
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run
-from protofed.server.rounds.scores.history import warnings_of
 from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode
+from protofed.server.rounds.scores.scoring import warnings_of
 from protofed.server.storage.blobs import BLOBS
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow

@@ -21,7 +21,7 @@ from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.aggregation.robust_rule import KEPT_ROW, kept_classes
 from protofed.server.rounds.scores.best_round import Scores, first_kept, judged_rounds
-from protofed.server.rounds.scores.history import warnings_of
+from protofed.server.rounds.scores.scoring import warnings_of
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED

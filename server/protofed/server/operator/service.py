@@ -25,8 +25,8 @@ from protofed.server.rounds.machine.rules import check_model, unmet
 from protofed.server.rounds.machine.waiting import Waiting
 from protofed.server.rounds.presence import possible_trainers
 from protofed.server.rounds.queue import RunQueue
-from protofed.server.rounds.scores.history import warnings_of
 from protofed.server.rounds.scores.model_warnings import ModelWarning
+from protofed.server.rounds.scores.scoring import warnings_of
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow

@@ -15,8 +15,7 @@ from protofed.common.payload import Payload
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
-from protofed.server.rounds.aggregation.counting import capped
-from protofed.server.rounds.aggregation.publisher import Publisher
+from protofed.server.rounds.aggregation.publisher import Publisher, capped
 from protofed.server.rounds.aggregation.robust_rule import RobustRule
 from protofed.server.rounds.context import method_of, recipe_of, round_context
 from protofed.server.rounds.machine.rules import Grouping

@@ -6,8 +6,8 @@
     aggregation         a round's aggregation: which updates count, robust rules, the next state, its publication
     scores              who scores a published model, what the scores say, the best round, warnings
     secure_aggregation  the server's part of it, and the table of its steps
-    invitations         which site has which task open
-    presence, context   who is there; what all runs share
+    context             what all runs share, and how it is opened
+    presence            who is there, and which site has which task open
     machine             the pure state machine, its rules, what it waits for, where a restart continues
 
 Each imports those below it.

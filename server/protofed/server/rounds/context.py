@@ -1,20 +1,30 @@
-"""What one server's runs share: ledger, blobs, presence, clock, worker, metrics; and what each is made from."""
+"""What one server's runs share: ledger, blobs, presence, clock, worker, metrics; and what each run is made from.
+
+`open_server` is the one assembly, which opens all of it in order; daemon, simulations and tests have it from there.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
+from protofed.common.storage import files
 from protofed.server.method import RoundContext, ServerMethod, server_methods
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.presence import SitePresence
-from protofed.server.storage.blobs import Blobs
+from protofed.server.storage.blobs import Blobs, MemoryBlobs, open_blobs
+from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
+from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
+from protofed.server.storage.recovery import open_journal, sweep_orphans
 from protofed.server.storage.rows import RunRow
 
 
@@ -32,7 +42,7 @@ def inline(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """Made by `server.assembly.open_server`; passed to whatever needs the server's parts.
+    """Made by `open_server`; passed to whatever needs the server's parts.
 
     Attributes:
         clock: seconds, monotonic; stands still in a simulation.
@@ -95,3 +105,81 @@ def check_same(recipe: Recipe, known: RunRow) -> None:
             f"the state folder holds a run '{recipe.name}' of another recipe; give the recipe another name, "
             "or take another --state"
         )
+
+
+JOURNAL_FILE = "journal.jsonl"  # of the state folder: what was promised, beside the ledger
+
+
+def frozen() -> float:
+    """The clock of a simulation: every site answers in its turn, so nobody is ever late."""
+    return 0.0
+
+
+def open_server(
+    state: Path | None,
+    opened: ExitStack,
+    *,
+    ledger_url: str | None = None,
+    blobs_folder: Path | None = None,
+    recover: bool = False,
+    work: RunJob = inline,
+    notify: Callable[[Iterable[SiteId] | None], None] = lambda _sites: None,
+    keep_rounds: int = 2,
+    metrics: ServerMetrics | None = None,
+    simulated: bool = False,
+) -> ServerContext:
+    """Lock the state folder, open its ledger, journal and blobs; all of it is closed with `opened`.
+
+    Args:
+        state: of this process alone; None: everything lives in memory.
+        ledger_url: of a database; None: SQLite in the state folder.
+        blobs_folder: where blobs lie outside of the state folder; None: in it.
+        recover: go on although the ledger has lost some of what it promised.
+        simulated: all sites are in this process: time stands still, and no journal repeats the ledger's promises,
+            which nobody but this process was told of.
+
+    Raises:
+        ConfigError: the URL cannot be used.
+        StateError: the folder is another process's, damaged, or older than what was promised.
+    """
+    checks = list[Callable[[], None]]()
+    if state is not None:
+        files.make_private(state)
+        lock = files.Lock(state)
+        opened.callback(lock.release)
+        checks.append(lock.check)
+    url = ledger_url or ("" if state is None else f"sqlite:///{state / LEDGER_FILE}")
+    ledger = MemoryLedger() if simulated and not url else Ledger(url or "sqlite://")
+    opened.callback(ledger.close)
+    reader = LedgerReader(url) if url and not simulated else None
+    if reader is not None:
+        opened.callback(reader.close)
+    blobs: Blobs = MemoryBlobs()
+    if state is not None:
+        if not simulated:
+            journal = open_journal(state / JOURNAL_FILE, ledger, give_up=recover)
+            opened.callback(journal.close)
+            ledger.attach(journal)
+            checks += [journal.check, ledger.check]
+        on_disk = open_blobs(state, blobs_folder, ledger, opened)
+        sweep_orphans(on_disk, ledger)
+        blobs = on_disk
+
+    def check() -> None:
+        for each in checks:
+            each()
+
+    clock = frozen if simulated else time.monotonic
+    return ServerContext(
+        ledger,
+        blobs,
+        SitePresence(ledger, clock),
+        clock,
+        work=work,
+        notify=notify,
+        keep_rounds=keep_rounds,
+        reader=reader,
+        simulated=simulated,
+        metrics=metrics or ServerMetrics(),
+        check=check,
+    )

@@ -31,24 +31,26 @@ from protofed.common.secure_aggregation.groups import Groups
 from protofed.server.access.certificates import Certificates
 from protofed.server.method import ServerMethod
 from protofed.server.metrics import ServerMetrics, SumFailure
-from protofed.server.rounds.aggregation.aggregation import PAUSE_S, Aggregation, AggregationJob, Computed, Outcome
-from protofed.server.rounds.aggregation.counting import check_contributors
-from protofed.server.rounds.aggregation.publisher import Published, Publisher
-from protofed.server.rounds.aggregation.refinement import Refinements
+from protofed.server.rounds.aggregation.aggregation import (
+    PAUSE_S,
+    Aggregation,
+    AggregationJob,
+    Computed,
+    Outcome,
+    Refinements,
+)
+from protofed.server.rounds.aggregation.publisher import Published, Publisher, check_contributors
 from protofed.server.rounds.aggregation.robust_rule import RobustRule, check_robust
 from protofed.server.rounds.context import ServerContext, check_same, method_of
-from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.machine import phases, secure_steps
-from protofed.server.rounds.machine.advance import advance
+from protofed.server.rounds.machine.advance import advance, grouped, resumed
 from protofed.server.rounds.machine.phases import Sites
-from protofed.server.rounds.machine.resume import grouped, resumed
 from protofed.server.rounds.machine.rules import RoundRules
 from protofed.server.rounds.machine.waiting import Waiting, WaitReason, waiting
-from protofed.server.rounds.presence import absences
+from protofed.server.rounds.presence import Invitations, absences
 from protofed.server.rounds.scores.best_round import check_best_by, kept_state
-from protofed.server.rounds.scores.history import ScoreMemory, WarningLog
 from protofed.server.rounds.scores.model_warnings import ModelWarning
-from protofed.server.rounds.scores.scoring import Scoring
+from protofed.server.rounds.scores.scoring import ScoreMemory, Scoring, WarningLog
 from protofed.server.rounds.secure_aggregation.steps import SumRounds
 from protofed.server.rounds.secure_aggregation.totals import check_secure
 from protofed.server.storage.rows import RoundRow, TaskRow
@@ -85,7 +87,7 @@ class Run:
         fewest, sums = recipe.federation.min_contributors, recipe.federation.fixed_point
         self.publisher = Publisher(self.method, context.blobs, fewest, sums, recipe.fingerprint(), rule)
         scores = ScoreMemory(context.ledger, self.name)
-        self.invitations = Invitations(self.name, context)
+        self.invitations = Invitations(self.name, context.ledger, context.presence, context.notify)
         self.aggregation = Aggregation(recipe, self.publisher, context, scores.ranking, self.handle)
         self.refinements = Refinements.of_run(self.name, self.method, self.publisher, context, self.invitations)
         summed = recipe.federation.secure and not context.simulated

@@ -26,7 +26,7 @@ from protofed.server.rounds.aggregation.robust_rule import (
     needed,
 )
 from protofed.server.rounds.context import method_of
-from protofed.server.rounds.intake.update_checks import examined
+from protofed.server.rounds.intake.intake import examined
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.ledger import Ledger

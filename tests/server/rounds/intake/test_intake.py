@@ -1,24 +1,419 @@
-"""Verdicts: an update counts exactly once, for the invitation that it answers, or it is refused with its reason."""
+"""Verdicts: an update counts exactly once, for the invitation that it answers, or it is refused with its reason.
+
+The update firewall names what is wrong, and has nothing to say of an update that is right.
+"""
 
 from __future__ import annotations
 
+import math
+import tracemalloc
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.round_contexts import round_context
 
+from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, ProtocolError
-from protofed.common.payload import Part
-from protofed.common.protocol.messages import Receipt, TaskKind, Verdict
-from protofed.server.rounds.intake.intake import MAX_REJECTED
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, Tensors, TensorSpec, describe
+from protofed.common.protocol.messages import Manifest, Receipt, TaskKind, Verdict
+from protofed.common.tensors import BLOCK
+from protofed.server.method import ExpectedUpdate
+from protofed.server.methods.fedavg import FedAvgServer
+from protofed.server.methods.fednh import FedNHServer
+from protofed.server.methods.solo import SoloServer
+from protofed.server.rounds.aggregation.publisher import outliers
+from protofed.server.rounds.intake.intake import (
+    MAX_REJECTED,
+    base_problem,
+    examined,
+    first_model_problem,
+    manifest_problem,
+    scalars_problem,
+    size_problem,
+)
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
+
+CLASSES, FEATURES = 4, 3
+BODY: Tensors = {"conv.weight": np.zeros((2, 3), np.float32), "bn.batches": np.zeros((), np.int64)}
+MODEL: Payload = {Part.BODY: BODY, Part.HEAD: {"weight": np.zeros((CLASSES, FEATURES), np.float32)}}
+FEDAVG = FedAvgServer().expects(MODEL)
+FEDNH = FedNHServer().expects(FedNHServer().init(MODEL, round_context(CLASSES)))
+
+
+def manifest(payload: Payload, **changes: Any) -> Manifest:
+    data = codec.encode(payload)
+    return replace(Manifest(describe(payload), len(data), codec.digest(data)), **changes)
+
+
+def spec(path: str, dtype: str = "float32", shape: tuple[int, ...] = (2, 3)) -> TensorSpec:
+    part, _, name = path.partition("/")
+    return TensorSpec(Part(part), name, dtype, shape)
+
+
+def body(**tensors: Array) -> Payload:
+    return {**MODEL, Part.BODY: {**BODY, **tensors}}
+
+
+def prototypes(**rows: Array) -> Payload:
+    """A FedNH update; `c2=row` is the prototype of class 2."""
+    named = {name.removeprefix("c"): row for name, row in rows.items()}
+    return {Part.BODY: BODY, Part.HEAD: {"scale": np.ones((), np.float32)}, Part.PROTOTYPES: named}
+
+
+ROW = np.ones(FEATURES, np.float32)
+
+# Announcements
+
+
+def test_an_update_as_expected_has_no_fault() -> None:
+    for payload, expected in ((MODEL, FEDAVG), ({}, SoloServer().expects(MODEL))):
+        assert manifest_problem(manifest(payload), expected) is None
+        assert size_problem(manifest(payload)) is None
+    address = codec.digest(b"a model")
+    assert base_problem(address, address) is None
+    assert base_problem(None, None) is None
+
+
+@pytest.mark.parametrize("other", [None, codec.digest(b"another")])
+def test_an_update_of_another_model_than_the_tasks_is_a_fault(other: codec.Digest | None) -> None:
+    fault = UpdateProblem(RejectionCode.BASE, "it starts from another model than the task names")
+    assert base_problem(other, codec.digest(b"a model")) == fault
+    assert base_problem(codec.digest(b"a model"), other) == fault
+
+
+@pytest.mark.parametrize("held", [(), (0,), (1, 3), (0, 1, 2, 3)])
+def test_a_prototype_may_come_for_any_class_or_none(held: tuple[int, ...]) -> None:
+    assert manifest_problem(manifest(prototypes(**{f"c{c}": ROW for c in held})), FEDNH) is None
+
+
+def without(payload: Payload, part: Part, name: str) -> Payload:
+    return {**payload, part: {key: array for key, array in payload[part].items() if key != name}}
+
+
+FAULTS: dict[str, tuple[Payload, ExpectedUpdate, str]] = {
+    "nothing": ({}, FEDAVG, "body/bn.batches is missing (3 in all)"),
+    "missing": (without(MODEL, Part.BODY, "conv.weight"), FEDAVG, "body/conv.weight is missing (1 in all)"),
+    "missing part": ({Part.BODY: BODY}, FEDAVG, "head/weight is missing (1 in all)"),
+    "extra": (body(evil=ROW), FEDAVG, "body/evil is not part of this method's update"),
+    "extra part": ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, FEDAVG, "prototypes/0 is not part of this method's update"),
+    "something for solo": (MODEL, SoloServer().expects(MODEL), "body/bn.batches is not part of this method's update"),
+    "renamed": (
+        {**MODEL, Part.BODY: {"conv.weights": BODY["conv.weight"], "bn.batches": BODY["bn.batches"]}},
+        FEDAVG,
+        "body/conv.weight is missing (1 in all)",
+    ),
+    "transposed": (
+        body(**{"conv.weight": np.zeros((3, 2), np.float32)}),
+        FEDAVG,
+        "body/conv.weight is float32 [3, 2], expected float32 [2, 3]",
+    ),
+    "flattened": (
+        body(**{"conv.weight": np.zeros(6, np.float32)}),
+        FEDAVG,
+        "body/conv.weight is float32 [6], expected float32 [2, 3]",
+    ),
+    "wrong dtype": (
+        body(**{"conv.weight": np.zeros((2, 3))}),
+        FEDAVG,
+        "body/conv.weight is float64 [2, 3], expected float32 [2, 3]",
+    ),
+    "float counter": (
+        body(**{"bn.batches": np.zeros((), np.float32)}),
+        FEDAVG,
+        "body/bn.batches is float32 [], expected int64 []",
+    ),
+    "moved to another part": (
+        {Part.BODY: {**BODY, "weight": MODEL[Part.HEAD]["weight"]}},
+        FEDAVG,
+        "head/weight is missing (1 in all)",
+    ),
+    "class behind the last": (prototypes(c4=ROW), FEDNH, "prototypes/4 is not part of this method's update"),
+    "negative class": (
+        {**prototypes(), Part.PROTOTYPES: {"_1": ROW}},
+        FEDNH,
+        "prototypes/_1 is not part of this method's update",
+    ),
+    "class with a leading zero": (prototypes(c01=ROW), FEDNH, "prototypes/01 is not part of this method's update"),
+    "class that is no number": (prototypes(mean=ROW), FEDNH, "prototypes/mean is not part of this method's update"),
+    "prototype of another length": (
+        prototypes(c1=np.ones(4, np.float32)),
+        FEDNH,
+        "prototypes/1 is float32 [4], expected float32 [3]",
+    ),
+    "head where none is sent": (
+        {**prototypes(), Part.HEAD: {"scale": np.ones((), np.float32), "weight": ROW}},
+        FEDNH,
+        "head/weight is not part of this method's update",
+    ),
+}
+
+
+@pytest.mark.parametrize(("payload", "expected", "said"), FAULTS.values(), ids=FAULTS)
+def test_each_fault_is_named(payload: Payload, expected: ExpectedUpdate, said: str) -> None:
+    assert manifest_problem(manifest(payload), expected) == UpdateProblem(RejectionCode.TENSORS, said)
+
+
+def test_a_tensor_announced_twice_is_a_fault() -> None:
+    twice = manifest(MODEL, tensors=(*describe(MODEL), describe(MODEL)[0]))
+    fault = UpdateProblem(RejectionCode.TENSORS, "a tensor is announced twice")
+    assert manifest_problem(twice, FEDAVG) == fault
+    assert first_model_problem(twice, CLASSES, 512.0) == fault
+
+
+SIZE = len(codec.encode(MODEL))
+
+
+@pytest.mark.parametrize("total", [0, SIZE - 1, SIZE + 1, SIZE + 8, SIZE + (4 << 20), 5 << 30, 2**63])
+def test_a_total_that_cannot_be_is_a_fault(total: int) -> None:
+    """Not even one byte of padding: a header of megabytes was once accepted."""
+    said = f"{total} bytes announced for tensors that are encoded to {SIZE}"
+    assert size_problem(manifest(MODEL, total_bytes=total)) == UpdateProblem(RejectionCode.SIZE, said)
+
+
+def test_an_update_of_no_bytes_at_all_is_a_fault_even_where_no_tensor_is_expected() -> None:
+    fault = size_problem(manifest({}, total_bytes=0))
+    assert fault == UpdateProblem(RejectionCode.SIZE, "0 bytes announced for tensors that are encoded to 16")
+    assert str(fault) == fault.text
+
+
+# First models
+
+
+def test_a_first_model_has_a_body_and_a_head() -> None:
+    assert first_model_problem(manifest(MODEL), CLASSES, 512.0) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ({}, "a first model needs a head with weight [4, D]"),
+        ({Part.BODY: BODY}, "a first model needs a head with weight [4, D]"),
+        ({Part.BODY: BODY, Part.HEAD: {"bias": ROW}}, "a first model needs a head with weight [4, D]"),
+        ({Part.HEAD: {"weight": np.zeros((3, 4), np.float32)}}, "a first model needs a head with weight [4, D]"),
+        ({Part.HEAD: {"weight": np.zeros(4, np.float32)}}, "a first model needs a head with weight [4, D]"),
+        ({Part.HEAD: {"weight": np.zeros((4, 3, 1), np.float32)}}, "a first model needs a head with weight [4, D]"),
+        ({Part.HEAD: {"weight": np.zeros((4, 3), np.int64)}}, "a first model needs a head with weight [4, D]"),
+        ({**MODEL, Part.PROTOTYPES: {"0": ROW}}, "a first model has only a body and a head"),
+    ],
+)
+def test_a_first_model_without_a_proper_head_is_a_fault(payload: Payload, said: str) -> None:
+    assert first_model_problem(manifest(payload), CLASSES, 512.0) == UpdateProblem(RejectionCode.TENSORS, said)
+
+
+@pytest.mark.parametrize("shape", [(2**32, 2**32), (2**20, 2**20, 2**20)])
+def test_a_first_models_size_is_not_believed(shape: tuple[int, ...]) -> None:
+    huge = manifest(MODEL, tensors=(*describe(MODEL), spec("body/huge", shape=shape)))
+    fault = size_problem(huge)
+    assert fault is not None
+    assert fault.code is RejectionCode.SIZE
+
+
+# Blobs
+
+LARGE = 1e9
+
+
+def of_bytes(payload: Payload, base: Payload | None = None, max_update_norm: float = LARGE) -> UpdateProblem | float:
+    return examined(codec.encode(payload), manifest(payload), base, max_update_norm)
+
+
+def test_a_blob_as_announced_has_no_fault() -> None:
+    assert of_bytes(MODEL) == 0.0
+    assert examined(codec.encode(MODEL), manifest(MODEL, tensors=describe(MODEL)[::-1]), None, LARGE) == 0.0
+    assert of_bytes({}) == 0.0
+
+
+@pytest.mark.parametrize("other", [{}, body(evil=ROW), {Part.BODY: BODY}, body(**{"conv.weight": np.zeros((3, 2))})])
+def test_a_blob_of_other_tensors_than_announced_is_a_fault(other: Payload) -> None:
+    said = "the upload holds other tensors than were announced"
+    assert examined(codec.encode(other), manifest(MODEL), None, LARGE) == UpdateProblem(RejectionCode.CONTENTS, said)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"PK\x03\x04" + bytes(100), b"\x7fELF" + bytes(100)])
+def test_bytes_that_are_no_payload_are_a_fault(data: bytes) -> None:
+    fault = examined(data, manifest(MODEL), None, LARGE)
+    assert isinstance(fault, UpdateProblem)
+    assert fault.code is RejectionCode.DAMAGED
+
+
+@pytest.mark.parametrize("max_update_norm", [LARGE, math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("part", [Part.BODY, Part.HEAD])
+def test_a_number_that_is_not_finite_is_a_fault_by_name(part: Part, value: float, max_update_norm: float) -> None:
+    payload = {**MODEL, part: {name: array.copy() for name, array in MODEL[part].items()}}
+    name = "conv.weight" if part is Part.BODY else "weight"
+    payload[part][name].flat[-1] = value
+    said = f"{part}/{name} has values that are not finite"
+    assert of_bytes(payload, MODEL, max_update_norm) == UpdateProblem(RejectionCode.NOT_FINITE, said)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38])
+def test_odd_but_finite_numbers_have_a_norm(value: float) -> None:
+    payload = body(**{"conv.weight": np.full((2, 3), value, np.float32)})
+    norm = of_bytes(payload, max_update_norm=1e39)
+    assert norm == pytest.approx(abs(float(np.float32(value))) * math.sqrt(6), rel=1e-12)
+
+
+# Norms
+
+
+def of_numbers(*values: float, dtype: type[np.floating[Any]] = np.float32) -> Payload:
+    return {Part.BODY: {"w": np.array(values, dtype)}}
+
+
+def test_the_norm_is_of_what_the_site_changed() -> None:
+    base = {Part.BODY: {"a": np.array([1, 1], np.float32), "b": np.array([[5]], np.float32)}}
+    update = {Part.BODY: {"a": np.array([1, 4], np.float32), "b": np.array([[1]], np.float32)}}
+    assert of_bytes(update, base) == 5.0  # sqrt(0^2 + 3^2 + 4^2)
+    assert of_bytes(update) == math.sqrt(1 + 16 + 1)
+    assert of_bytes(base, base) == 0.0
+
+
+def test_what_the_base_does_not_hold_counts_as_it_is() -> None:
+    base: Payload = {
+        Part.BODY: {"w": np.ones(2, np.float32), "shape": np.ones((2, 3), np.float32)},
+        Part.HEAD: {"p": ROW},
+    }
+    update: Payload = {
+        Part.BODY: {"w": np.ones(2, np.float32), "shape": np.full((3, 2), 2, np.float32)},  # 6 x 4
+        Part.PROTOTYPES: {"p": np.array([1, 0, 0], np.float32)},  # 1
+    }
+    assert of_bytes(update, base) == 5.0
+
+
+def test_integers_are_left_out_of_the_norm() -> None:
+    counted: Payload = {Part.BODY: {"w": np.array([3, 4], np.float32), "bn.batches": np.array([2**62], np.int64)}}
+    assert of_bytes(counted) == 5.0
+
+
+@pytest.mark.parametrize("part", sorted(NOT_A_MOVE))
+def test_what_says_who_counts_or_how_long_is_no_part_of_the_norm(part: Part) -> None:
+    payload = {**body(**{"conv.weight": np.full((2, 3), 2.0, np.float32)}), part: {"told": np.array([800.0, 3.0])}}
+    assert of_bytes(payload, MODEL, max_update_norm=5.0) == pytest.approx(2 * math.sqrt(6))
+    unreadable = of_bytes({**payload, part: {"told": np.array([800.0, np.inf])}}, MODEL, max_update_norm=5.0)
+    assert unreadable == UpdateProblem(RejectionCode.NOT_FINITE, f"{part}/told has values that are not finite")
+
+
+def test_the_norm_goes_over_every_block_once() -> None:
+    large, base = np.ones(3 * BLOCK + 7, np.float32), np.zeros(3 * BLOCK + 7, np.float32)
+    base[[0, BLOCK - 1, BLOCK, -1]] = 1
+    assert of_bytes({Part.BODY: {"w": large}}, {Part.BODY: {"w": base}}) == math.sqrt(3 * BLOCK + 3)
+
+
+def test_differences_of_the_largest_numbers_do_not_overflow() -> None:
+    assert of_bytes(of_numbers(3e38), of_numbers(-3e38), 1e39) == pytest.approx(6e38)
+    huge = of_bytes(of_numbers(1e308, dtype=np.float64), of_numbers(-1e308, dtype=np.float64), math.inf)
+    assert huge == UpdateProblem(RejectionCode.NORM, "the update's norm is inf: this run accepts at most inf")
+
+
+@pytest.mark.parametrize(("limit", "let_in"), [(5.0, True), (math.nextafter(5.0, 0), False), (1e-3, False)])
+def test_a_norm_above_the_largest_is_a_fault_with_both_numbers(limit: float, let_in: bool) -> None:
+    fault = UpdateProblem(RejectionCode.NORM, f"the update's norm is 5: this run accepts at most {limit:g}")
+    assert of_bytes(of_numbers(3, 4), max_update_norm=limit) == (5.0 if let_in else fault)
+
+
+def test_an_examination_takes_no_memory_of_the_models_size() -> None:
+    weight = np.ones(1 << 22, np.float32)  # 16 MiB
+    base: Payload = {Part.BODY: {"w": weight}}
+    data, announced = codec.encode(base), manifest(base)
+    tracemalloc.start()
+    examined(data, announced, base, LARGE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 << 20
+
+
+# Outliers
+
+
+def cohort(*norms: float) -> dict[str, float]:
+    return {f"site-{number}": norm for number, norm in enumerate(norms)}
+
+
+def test_an_update_far_from_the_cohorts_median_is_set_aside() -> None:
+    found = outliers(cohort(1.0, 2.0, 3.0, 301.0), 100.0)
+    assert found == {"site-3": "its norm of 301 is more than 100 times the cohort's median of 3"}
+    assert outliers(cohort(1.0, 2.0, 3.0, 300.0), 100.0) == {}
+
+
+def test_of_two_updates_the_larger_one_is_set_aside() -> None:
+    assert outliers(cohort(60.0, 1.0), 20.0) == {
+        "site-0": "its norm of 60 is more than 20 times the cohort's median of 1"
+    }
+
+
+NOBODY: dict[str, tuple[Mapping[str, float], float | None]] = {
+    "no updates": ({}, 100.0),
+    "one update": (cohort(1e9), 100.0),
+    "two updates alike": (cohort(1.0, 99.0), 100.0),
+    "of two updates one unchanged": (cohort(0.0, 1.0), 100.0),
+    "off": (cohort(1.0, 1.0, 1.0, 1e9), None),
+    "off by zero": (cohort(1.0, 1.0, 1.0, 1e9), 0.0),
+    "half of an even number": (cohort(1.0, 1.0, 1e9, 1e9), 100.0),
+    "all alike": (cohort(2.0, 2.0, 2.0), 1.0),
+    "too small": (cohort(0.0, 5.0, 5.0), 100.0),
+    "most unchanged": (cohort(0.0, 0.0, 0.0, 1.0), 100.0),
+    "all unchanged": (cohort(0.0, 0.0, 0.0), 100.0),
+}
+
+
+@pytest.mark.parametrize(("norms", "factor"), NOBODY.values(), ids=NOBODY)
+def test_nobody_is_set_aside(norms: Mapping[str, float], factor: float | None) -> None:
+    assert outliers(norms, factor) == {}
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from([0.0, 1e-300, 1.0, 2.0, 1e3]) | st.floats(0, 1e9), max_size=9), st.floats(1, 1e6))
+def test_fewer_than_half_or_one_of_two_are_ever_set_aside(norms: list[float], factor: float) -> None:
+    found = outliers(cohort(*norms), factor)
+    assert not found or len(found) < len(norms) / 2 or (len(found), len(norms)) == (1, 2)
+
+
+# Scalars
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.5, 2.0**53 - 1, None])
+def test_a_usable_count_is_no_fault(weight: float | None) -> None:
+    assert scalars_problem({"loss": 0.5}, weight, ExpectedUpdate(())) is None
+
+
+@pytest.mark.parametrize("weight", [0.0, -0.0, 0.5, 1e-60, -1.0, math.nan, math.inf, -math.inf, 2.0**53, 2.0**63])
+def test_a_count_that_is_none_is_a_fault(weight: float) -> None:
+    for needed in (True, False):
+        assert scalars_problem({}, weight, ExpectedUpdate((), weight=needed)) == UpdateProblem(
+            RejectionCode.COUNT, f"an example count of {weight}"
+        )
+
+
+def test_a_withheld_count_is_a_fault_only_where_it_is_needed() -> None:
+    fault = scalars_problem({}, None, ExpectedUpdate((), weight=True))
+    assert fault is not None
+    assert fault.code is RejectionCode.COUNT
+    assert "total example count is missing" in fault.text
+    assert scalars_problem({}, None, ExpectedUpdate(())) is None
+    assert FedAvgServer(weighting="examples").expects(MODEL).weight
+    assert not FedAvgServer().expects(MODEL).weight
+
+
+@pytest.mark.parametrize(
+    "metrics", [{"loss": math.nan}, {"loss": -0.5}, {"accuracy": 0.5}, {"loss": 0.5, "global.accuracy": 1.0}]
+)
+def test_numbers_that_no_training_gives_are_a_fault(metrics: dict[str, float]) -> None:
+    fault = scalars_problem(metrics, None, ExpectedUpdate(()))
+    assert fault is not None
+    assert fault.code is RejectionCode.SCALARS
+
 
 SITES = ("ann", "bob", "cyd")
 

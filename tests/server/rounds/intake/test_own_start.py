@@ -11,7 +11,7 @@ import pytest
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Verdict
 from protofed.server.methods.fedavg import FedAvgServer
-from protofed.server.rounds.aggregation.counting import outliers
+from protofed.server.rounds.aggregation.publisher import outliers
 from protofed.server.verdicts import RejectionCode, UpdateProblem
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from protofed.server.rounds.scores.best_round import (
     judged_rounds,
     means_of,
 )
-from protofed.server.rounds.scores.history import ScoreMemory
+from protofed.server.rounds.scores.scoring import ScoreMemory
 from protofed.server.verdicts import RoundOutcome
 
 if TYPE_CHECKING:

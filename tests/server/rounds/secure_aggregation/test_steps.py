@@ -1,4 +1,7 @@
-"""Whole rounds under secure sums, through the real coordinator, ledger and blobs, with sites in memory."""
+"""Whole rounds under secure sums, through the real coordinator, ledger and blobs, with sites in memory.
+
+What a server turns away of one site, so that it does not end the sum of all.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.server.conftest import Lab, daemon, recipe
+from tests.common.secure_aggregation.parties import CONTEXT, identity_of
+from tests.server.conftest import Lab, announce, daemon, recipe
 from tests.support.round_contexts import round_context
 from tests.support.sum_sites import SumSite, total_of
 
@@ -19,6 +23,7 @@ from protofed.common.errors import ConflictError, FailureReason
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Subject, Task, TaskKind, Verdict
 from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.keys import ROOT_BYTES, KeyAdvert, SiteSecrets, advertised
 from protofed.common.secure_aggregation.messages import RosterMessage, SignatureMessage, message_of, payload_of
 from protofed.common.secure_aggregation.shares import Share
 from protofed.server.access.certificates import Certificates
@@ -27,12 +32,47 @@ from protofed.server.operator.verification import VerificationResult, verify_rou
 from protofed.server.rounds.context import method_of
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rounds.machine import phases
+from protofed.server.rounds.secure_aggregation.steps import SumCheck, manifest_problem
 from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.rows import UpdateRow, one_a_site
-from protofed.server.verdicts import SetAsideCode
+from protofed.server.verdicts import RejectionCode, SetAsideCode, UpdateProblem
+
+CHECK = SumCheck(TaskKind.FIT, "ann", CONTEXT, None)
+SOUND = advertised(SiteSecrets(bytes(ROOT_BYTES), CONTEXT, "ann"), identity_of("ann"), b"")
+CHANGES = {
+    "twice the same": {"share_key": SOUND.mask_keys[0]},
+    "of no secret": {"share_key": bytes(32)},
+    "of another size": {"mask_keys": (b"short", SOUND.mask_keys[1])},
+}
+
+
+def signed(advert: KeyAdvert) -> KeyAdvert:
+    return replace(advert, signature=identity_of("ann").sign(CONTEXT.bind("keys", advert.facts)))
+
+
+def problem_of(advert: KeyAdvert) -> UpdateProblem | None:
+    manifest, data = announce(payload_of(advert))
+    return CHECK.problem(data, manifest)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_keys_that_would_end_the_sum_of_all_are_refused_to_their_site(change: dict[str, bytes]) -> None:
+    assert problem_of(signed(SOUND)) is None
+    problem = problem_of(signed(replace(SOUND, **change)))  # type: ignore[arg-type]
+    assert problem is not None
+    assert (problem.code, "key" in problem.text) == (RejectionCode.SECURE_SUM, True)
+
+
+def test_a_message_with_which_the_roster_would_be_too_large_is_refused() -> None:
+    manifest, _ = announce(payload_of(signed(replace(SOUND, endorsement=bytes(1 << 20)))))
+    problem = manifest_problem(manifest, None)
+    assert problem is not None
+    assert "uint8 [65536 at most]" in problem.text
+    assert manifest_problem(announce(payload_of(SOUND))[0], None) is None
+
 
 SITES = ("ann", "bob", "cyd", "dan", "eli")
 HELD = {"ann": (0, 1), "bob": (0,), "cyd": (0, 2), "dan": (1,), "eli": (0, 1)}  # class 2: cyd alone

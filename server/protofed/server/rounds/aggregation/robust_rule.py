@@ -23,10 +23,10 @@ from protofed.common.secure_aggregation.linear_form import SumForm, form_of
 from protofed.common.tensors import norm_of
 from protofed.server.method import OwnStartMethod, ServerMethod, sent
 from protofed.server.robust import blocks, rules
-from protofed.server.rounds.aggregation.counting import ROWS
 from protofed.server.rounds.machine.rules import min_cohort
 
 log = structlog.get_logger()
+ROWS = frozenset({Part.PROTOTYPES, Part.CLASS_GRADIENTS})  # parts of a tensor a class, named by the class's number
 CLIP_FACTOR = 2.0  # times the cohort's median: the largest norm of a move. From 1 honest sites lose rare classes
 # Krum compares directions: at their own lengths it would leave out honest sites with more images than others.
 COMPARED_FACTOR = 1.0  # times the cohort's median: lengths at which updates are compared
@@ -98,7 +98,7 @@ class RobustRule:
         Args:
             updates: those that count, in site order, as views of what is on disk: memory does not grow with their
                 number, but for methods that hold a model of each site anyway.
-            norms: of each, as `update_checks.examined` gave them; None: it is taken here.
+            norms: of each, as `intake.examined` gave them; None: it is taken here.
         """
         if self.name in CENTRES:
             centre = self._centre(state, updates)

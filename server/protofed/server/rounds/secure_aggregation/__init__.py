@@ -3,7 +3,7 @@
 Each step is a task. `machine.secure_steps` decides which step is next, and of whom; `steps.SumRounds.ask` stores what
 each site is sent, records the tasks and wakes the sites. An answer takes the way of every upload (`intake`), where
 `SumCheck` examines it. A masked vector travels beside its message. In each row, the site's functions are of the
-client's `session`, and the server's of `record`: what makes the message, and what examines the answer.
+client's `session`, and the server's of `steps`: what makes the message, and what examines the answer.
 
     step            site is sent      site's function   site sends            server's functions
     --------------  ----------------  ----------------  --------------------  --------------------------------------
@@ -23,7 +23,6 @@ client's `session`, and the server's of `record`: what makes the message, and wh
     (aggregation)                                                             SumRecord.total, totals.next_state
 
     partners  the list of sites that is offered to all; a person at each site confirms it
-    record    one sum as the ledger has it, and the examination of an upload to it
-    steps     the tasks
+    steps     the tasks, one sum as the ledger has it, and the examination of an upload to it
     totals    which runs may have secure sums, and the next state from an opened total
 """

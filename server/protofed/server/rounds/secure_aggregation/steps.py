@@ -1,15 +1,24 @@
-"""Asks sites for the steps of a run's secure sums, and says what their uploads must be."""
+"""Asks sites for the steps of a run's secure sums, and says what their uploads must be.
+
+`SumRecord` is one sum as the ledger has it: what each step's sites are sent, the total, and what is wrong with an
+upload. All of it is a function of accepted uploads alone, so a restarted server sends the same bytes and computes the
+same sum. What only the sum itself shows is not looked for in an upload.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import structlog
 
 from protofed.common import codec
-from protofed.common.codec import Digest
+from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import (
+    CodecError,
     DiskFailureError,
     FailureReason,
     OutOfSpaceError,
@@ -17,21 +26,287 @@ from protofed.common.errors import (
     StateError,
 )
 from protofed.common.failpoint import reach
-from protofed.common.payload import Payload, SiteId
-from protofed.common.protocol.messages import Subject, TaskKind
+from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
+from protofed.common.protocol.messages import HOLDERS_STEPS, Manifest, Subject, TaskKind
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation.groups import Groups, whole
+from protofed.common.secure_aggregation.holders import check_vector
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, check_keys, check_signature
 from protofed.common.secure_aggregation.linear_form import SumLayout
+from protofed.common.secure_aggregation.masking import Masks, Opened, Revealed, opened, unmasked
+from protofed.common.secure_aggregation.messages import (
+    MESSAGE,
+    VECTOR,
+    HoldersMessage,
+    Message,
+    RosterMessage,
+    SharesMessage,
+    SignatureMessage,
+    SurvivorsMessage,
+    message_of,
+    payload_of,
+)
+from protofed.common.secure_aggregation.survivors import check_signed
 from protofed.common.statistics import Spread
 from protofed.server.method import ServerMethod
 from protofed.server.rounds.context import ServerContext
-from protofed.server.rounds.invitations import Invitations
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.rules import Grouping, left_out
-from protofed.server.rounds.secure_aggregation.record import BEGINNINGS, SumCheck, SumRecord, context_of, length_of
+from protofed.server.rounds.presence import Invitations
 from protofed.server.rounds.secure_aggregation.totals import holders_of, layout_of, score_names
 from protofed.server.storage.rows import TaskRow, UpdateRow
-from protofed.server.verdicts import SetAside, SetAsideCode
+from protofed.server.verdicts import RejectionCode, SetAside, SetAsideCode, UpdateProblem
+
+M = TypeVar("M", bound=Message)
+BEGINNINGS = frozenset({TaskKind.FIT, TaskKind.SCORE_SUM})  # what begins a sum: the site has computed what is summed
+GROUPED = BEGINNINGS | {TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK}  # what whole groups do, or nobody
+_MASKED = {Vector.HOLDERS: TaskKind.HOLDERS, Vector.VALUES: TaskKind.MASK}
+_SIGNED = {Vector.HOLDERS: TaskKind.AGREE_HOLDERS, Vector.VALUES: TaskKind.AGREE}
+_REVEALED = {Vector.HOLDERS: TaskKind.REVEAL_HOLDERS, Vector.VALUES: TaskKind.REVEAL}
+MOST_SITE_BYTES = 64 << 10  # of one site's message: one made of those of all sites must not be above MOST_MESSAGE_BYTES
+_ANSWERS: dict[TaskKind, type[Message]] = {
+    TaskKind.FIT: KeyAdvert,
+    TaskKind.SCORE_SUM: KeyAdvert,
+    TaskKind.SHARE: SharesMessage,
+    TaskKind.HOLDERS: SignatureMessage,
+    TaskKind.AGREE_HOLDERS: SignatureMessage,
+    TaskKind.REVEAL_HOLDERS: Revealed,
+    TaskKind.MASK: SignatureMessage,
+    TaskKind.AGREE: SignatureMessage,
+    TaskKind.REVEAL: Revealed,
+}
+
+
+def context_of(task: TaskRow, recipe: Digest, *, holders: bool) -> SumContext:
+    """What the sum that begins with this task is about.
+
+    Args:
+        recipe: the run's fingerprint.
+    """
+    assert task.subject is not None  # noqa: S101  (it begins a sum)
+    vectors = (Vector.HOLDERS, Vector.VALUES) if holders else (Vector.VALUES,)
+    base = task.base_digest or Digest("")
+    return SumContext(task.run, task.round, task.attempt, task.subject, recipe, base, vectors)
+
+
+def vector_of(kind: TaskKind) -> Vector:
+    """The vector that a step is about; VALUES for those before either."""
+    return Vector.HOLDERS if kind in HOLDERS_STEPS else Vector.VALUES
+
+
+@dataclass(frozen=True)
+class SumRecord:
+    """One sum up to the step that its newest uploads answer.
+
+    Attributes:
+        uploads: digests of accepted ones, by step and site.
+        read: gives a blob.
+        groups: of the run's sites. Who has sent keys, shares, flags or numbers without all others of its group counts
+            as dropped out.
+    """
+
+    context: SumContext
+    uploads: Mapping[TaskKind, Mapping[SiteId, Digest]]
+    read: Callable[[Digest], Buffer]
+    groups: Groups
+
+    @classmethod
+    def of(
+        cls,
+        rows: Iterable[UpdateRow],
+        recipe: Digest,
+        read: Callable[[Digest], Buffer],
+        groups: Groups,
+        *,
+        holders: bool,
+        subject: Subject = Subject.UPDATE,
+    ) -> SumRecord:
+        """The sum of one attempt.
+
+        Args:
+            rows: all commits of the attempt.
+
+        Raises:
+            SecureSumError: no site has begun it, or two began it with different models.
+        """
+        uploads: dict[TaskKind, dict[SiteId, Digest]] = {}
+        contexts: list[SumContext] = []
+        for row in rows:
+            if row.counts and row.task.subject is subject:
+                uploads.setdefault(row.task.kind, {})[row.task.site] = row.digest
+                if row.task.kind in BEGINNINGS:
+                    contexts.append(context_of(row.task, recipe, holders=holders))
+        if not contexts:
+            raise SecureSumError("too-few-sites", "no site has sent keys")
+        if any(context != contexts[0] for context in contexts):
+            raise SecureSumError("other-base", "the sites of this sum were sent different models")
+        return cls(contexts[0], uploads, read, groups)
+
+    @cached_property
+    def roster(self) -> Roster:
+        """The keys of all sites of whole groups that sent some."""
+        begun_by = TaskKind.SCORE_SUM if self.context.subject is Subject.SCORES else TaskKind.FIT
+        adverts = self._all(begun_by, KeyAdvert)
+        groups = tuple(group for group in self.groups if adverts.keys() >= set(group))
+        return Roster(self.context, tuple(adverts.values()), groups)
+
+    def masks(self, vector: Vector) -> Masks:
+        """Which masks are in a vector: those of the sites that dealt shares; with holders, that also sent flags."""
+        counted = vector is Vector.VALUES and Vector.HOLDERS in self.context.vectors
+        return Masks(self.roster, vector, self._sites(TaskKind.HOLDERS if counted else TaskKind.SHARE))
+
+    def survivors(self, vector: Vector) -> tuple[SiteId, ...]:
+        """The sites whose masked vectors are there."""
+        return self._sites(_MASKED[vector])
+
+    def bases(self, step: TaskKind, sites: Iterable[SiteId]) -> dict[SiteId, Payload]:
+        """By site, what it is sent for a step: the same object for all, where it is the same for all.
+
+        Raises:
+            SecureSumError: what sites sent does not give it.
+        """
+        vector = vector_of(step)
+        match step:
+            case TaskKind.SHARE:
+                message: Message = RosterMessage(self.roster.adverts, self.roster.groups)
+            case TaskKind.MASK if Vector.HOLDERS in self.context.vectors:
+                message = self._holders()
+            case TaskKind.HOLDERS | TaskKind.MASK:
+                return self._deliveries(sites)
+            case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
+                message = SurvivorsMessage(self.survivors(vector), {})
+            case TaskKind.REVEAL_HOLDERS | TaskKind.REVEAL:
+                signed = self._all(_SIGNED[vector], SignatureMessage)
+                signatures = {site: told.signature for site, told in signed.items()}
+                message = SurvivorsMessage(self.survivors(vector), signatures)
+            case _:
+                raise ValueError(f"{step} is no step of a sum that is sent something of it")
+        return dict.fromkeys(sites, payload_of(message))
+
+    def total(self) -> Array:
+        """The sum [N] uint64 of the survivors' numbers.
+
+        Raises:
+            SecureSumError: what sites revealed does not open it.
+        """
+        masks, survivors = self.masks(Vector.VALUES), self.survivors(Vector.VALUES)
+        vectors = (self._vector(TaskKind.MASK, site) for site in survivors)
+        return unmasked(masks, survivors, vectors, self._opened(Vector.VALUES))
+
+    def _deliveries(self, sites: Iterable[SiteId]) -> dict[SiteId, Payload]:
+        dealt = {site: told.sealed for site, told in self._all(TaskKind.SHARE, SharesMessage).items()}
+        return {
+            site: payload_of(SharesMessage({by: sealed[site] for by, sealed in dealt.items() if by != site}))
+            for site in sites
+        }
+
+    def _holders(self) -> HoldersMessage:
+        signed = self._all(TaskKind.HOLDERS, SignatureMessage)
+        vectors = {site: self._vector(TaskKind.HOLDERS, site) for site in signed}
+        signatures = {site: told.signature for site, told in signed.items()}
+        return HoldersMessage(vectors, signatures, self._opened(Vector.HOLDERS))
+
+    def _opened(self, vector: Vector) -> Opened:
+        return opened(self.masks(vector), self.survivors(vector), self._all(_REVEALED[vector], Revealed))
+
+    def _sites(self, kind: TaskKind) -> tuple[SiteId, ...]:
+        there = self.uploads.get(kind, {}).keys()
+        return tuple(sorted(whole(self.groups, there) if kind in GROUPED else there))
+
+    def _all(self, kind: TaskKind, message: type[M]) -> dict[SiteId, M]:
+        return {site: message_of(self.read(self.uploads[kind][site]), message)[0] for site in self._sites(kind)}
+
+    def _vector(self, kind: TaskKind, site: SiteId) -> Array:
+        _, vector = message_of(self.read(self.uploads[kind][site]), SignatureMessage)
+        assert vector is not None  # noqa: S101  (`SumCheck` lets no other in)
+        return vector
+
+
+def manifest_problem(manifest: Manifest, length: int | None) -> UpdateProblem | None:
+    """Whether an upload announces a message, and a masked vector where one is asked for.
+
+    Args:
+        length: of the vector; None: there is to be none.
+    """
+    announced = {spec.name: spec for spec in manifest.tensors if spec.part is Part.SECURE_SUM}
+    names = {MESSAGE} if length is None else {MESSAGE, VECTOR}
+    if announced.keys() != names or len(manifest.tensors) != len(names):
+        text = f"expected the tensors {', '.join(sorted(names))} of part {Part.SECURE_SUM}, and no others"
+        return UpdateProblem(RejectionCode.TENSORS, text)
+    message = announced[MESSAGE]
+    if message.dtype != "uint8" or len(message.shape) != 1 or message.shape[0] > MOST_SITE_BYTES:
+        text = f"the message is {message.dtype} {list(message.shape)}, expected uint8 [{MOST_SITE_BYTES} at most]"
+        return UpdateProblem(RejectionCode.TENSORS, text)
+    if length is not None and announced[VECTOR] != TensorSpec(Part.SECURE_SUM, VECTOR, "uint64", (length,)):
+        vector = announced[VECTOR]
+        text = f"the masked vector is {vector.dtype} {list(vector.shape)}, expected uint64 [{length}]"
+        return UpdateProblem(RejectionCode.TENSORS, text)
+    return None
+
+
+@dataclass(frozen=True)
+class SumCheck:
+    """What a site's upload to one step is examined by.
+
+    Attributes:
+        record: what was sent before this step; None: the step is the first.
+    """
+
+    kind: TaskKind
+    site: SiteId
+    context: SumContext
+    record: SumRecord | None
+
+    def problem(self, data: Buffer, manifest: Manifest) -> UpdateProblem | None:
+        """The problem with an upload's bytes. May be called from any thread."""
+        try:
+            if codec.manifest(data) != tuple(sorted(manifest.tensors, key=lambda spec: spec.path)):
+                return UpdateProblem(RejectionCode.CONTENTS, "the upload holds other tensors than were announced")
+            self._check(data)
+        except CodecError as error:
+            return UpdateProblem(RejectionCode.DAMAGED, str(error))
+        except SecureSumError as error:
+            return UpdateProblem(RejectionCode.SECURE_SUM, str(error))
+        return None
+
+    def _check(self, data: Buffer) -> None:
+        """Raises: CodecError, SecureSumError."""
+        message, vector = message_of(data, _ANSWERS[self.kind])
+        if isinstance(message, KeyAdvert):
+            self._check_advert(message)
+            return
+        assert self.record is not None  # noqa: S101  (of every later step)
+        about = vector_of(self.kind)
+        masks, survivors = self.record.masks(about), self.record.survivors(about)
+        match message:
+            case SharesMessage(sealed):
+                self._check_sites("shares", sealed.keys(), self.record.roster.by_site.keys() - {self.site})
+            case SignatureMessage(signature) if self.kind is TaskKind.HOLDERS and vector is not None:
+                check_vector(masks, self.site, vector, signature)
+            case SignatureMessage(signature) if self.kind is not TaskKind.MASK:
+                check_signed(masks, survivors, self.site, signature)
+            case Revealed(self_seeds, mask_seeds):
+                self._check_sites("shares of self masks", self_seeds.keys(), set(survivors))
+                self._check_sites("shares of mask keys", mask_seeds.keys(), set(masks.included) - set(survivors))
+
+    def _check_advert(self, advert: KeyAdvert) -> None:
+        vectors = len(self.context.vectors)
+        if advert.site != self.site or (len(advert.mask_keys), len(advert.commitments)) != (vectors, vectors):
+            raise SecureSumError("bad-keys", f"expected the keys of {self.site} for {vectors} vectors")
+        check_signature(advert.identity, advert.signature, self.context.bind("keys", advert.facts), self.site)
+        check_keys(advert)  # in a roster they would end the sum of all sites
+
+    def _check_sites(self, what: str, given: object, expected: object) -> None:
+        if given != expected:
+            raise SecureSumError("bad-shares", f"{what}: expected those of this step's sites, each once")
+
+
+def length_of(kind: TaskKind, numbers: int, classes: int) -> int | None:
+    """The length of the masked vector that answers a step; None: there is none."""
+    lengths = {TaskKind.HOLDERS: classes, TaskKind.MASK: numbers}
+    return lengths.get(kind)
+
 
 log = structlog.get_logger()
 MOST_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits for the number

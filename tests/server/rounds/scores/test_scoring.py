@@ -1,25 +1,87 @@
-"""What is kept of a run's scores says what all of them say, round by round, and after each roll-back."""
+"""What speaks against a run's models, from a real coordinator's ledger: read at each round, logged once.
+
+What is kept of a run's scores says what all of them say, round by round, and after each roll-back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from protofed.common.codec import digest
 from protofed.common.protocol.messages import Scores, TaskKind
 from protofed.server.rounds.scores.best_round import best_and_former, judged_rounds
-from protofed.server.rounds.scores.history import ScoreMemory
 from protofed.server.rounds.scores.model_warnings import RunHistory, ScoredRound, model_warnings
+from protofed.server.rounds.scores.scoring import ScoreMemory, WarningLog, warnings_of
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 if TYPE_CHECKING:
     from tests.server.conftest import Lab, MakeLab
+
+TRAINERS = ("ann", "bob", "cyd")
+ONE_CLASS = {"global.recall.0": 1.0, "global.recall.1": 0.0, "global.recall.2": 0.0}
+SOUND = {"global.recall.0": 0.9, "global.recall.1": 0.8, "global.recall.2": 0.7}
+
+
+def scored_round(lab: Lab, value: float, scores: Mapping[str, float]) -> None:
+    """All sites train; the evaluator reports these scores."""
+    for site in TRAINERS:
+        lab.push(site, lab.model(value))
+    lab.intake.report_scores("eva", "daemon-eva", lab.task("eva").task_id, scores)
+    for site in TRAINERS:
+        lab.score(site)
+
+
+def logged(events: list[Any]) -> list[tuple[int, str, str | None]]:
+    return [(one["round"], one["code"], one.get("site")) for one in events if one["event"] == "model warning"]
+
+
+def test_each_thing_is_logged_once_in_the_round_in_which_it_was_seen(make: MakeLab) -> None:
+    lab = make(rounds=8).begin()
+    with capture_logs() as events:
+        for number in range(1, 8):
+            scored_round(lab, float(number), ONE_CLASS)
+    assert logged(events) == [(5, "one-class", None), (5, "unchanged", None)]
+
+
+def test_a_restarted_server_does_not_log_again_what_was_known(make: MakeLab) -> None:
+    lab = make(rounds=8).begin()
+    for number in range(1, 6):
+        scored_round(lab, float(number), ONE_CLASS)
+    with capture_logs() as events:
+        lab.restart()
+        scored_round(lab, 6.0, ONE_CLASS)
+    assert logged(events) == []
+
+
+def test_a_last_model_is_judged_when_its_run_ends_however_young(make: MakeLab) -> None:
+    lab = make(rounds=2).begin()
+    with capture_logs() as events:
+        scored_round(lab, 1.0, SOUND)
+        scored_round(lab, 2.0, ONE_CLASS)
+    assert logged(events) == [(2, "one-class", None)]
+
+
+def test_what_is_no_longer_so_is_no_longer_told(make: MakeLab) -> None:
+    lab = make(rounds=9).begin()
+    for number in range(1, 6):
+        scored_round(lab, float(number), ONE_CLASS)
+    assert [warning.code for warning in warnings_of(lab.ledger, "test")] == ["one-class", "unchanged"]
+    scored_round(lab, 6.0, SOUND)
+    assert warnings_of(lab.ledger, "test") == []
+
+
+def test_a_run_that_is_not_known_has_no_warning(lab: Lab) -> None:
+    assert warnings_of(lab.ledger, "other") == []
+    WarningLog(lab.ledger, "other", ScoreMemory(lab.ledger, "other")).look()
+
 
 RUN, SITES = "run", ("ann", "bob")
 NAMES = ("global.balanced_accuracy", "global.accuracy", "global.recall.0", "global.auroc")
@@ -128,8 +190,8 @@ def test_scores_that_came_after_a_restart_had_read_the_first_of_them_count() -> 
 
 def test_a_round_reads_no_scores_but_its_own(make: MakeLab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab = make(rounds=12, keep_rounds=1).begin()
-    scored_round(lab, 0.5)
-    scored_round(lab, 0.75)
+    scored_round(lab, 0.5, {"global.accuracy": 0.5})
+    scored_round(lab, 0.75, {"global.accuracy": 0.75})
     asked: list[int | None] = []
     read = lab.ledger.scores
 
@@ -139,19 +201,10 @@ def test_a_round_reads_no_scores_but_its_own(make: MakeLab, monkeypatch: pytest.
 
     monkeypatch.setattr(lab.ledger, "scores", spy)
     for number in range(3, 9):
-        scored_round(lab, number / 10)
+        scored_round(lab, number / 10, {"global.accuracy": number / 10})
     assert asked == [3, 4, 5, 6, 7, 8]
     memory = ScoreMemory(lab.ledger, "test")
     best, _ = best_and_former(lab.ledger, lab.blobs, "test", memory.ranking)
     every = judged_rounds(lab.ledger, "test")
     assert every is not None
     assert best == every.ranked[0]
-
-
-def scored_round(lab: Lab, value: float) -> None:
-    """All sites train; the evaluator reports a score."""
-    for site in ("ann", "bob", "cyd"):
-        lab.push(site, lab.model(value))
-    lab.intake.report_scores("eva", "daemon-eva", lab.task("eva").task_id, {"global.accuracy": value})
-    for site in ("ann", "bob", "cyd"):
-        lab.score(site)
