@@ -29,10 +29,10 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import architectures
 from protofed.client.policy.rules import Limits, PolicyRules, PrivacyBudget, Window
 from protofed.common import failpoint
-from protofed.common.config import data, notify, recipe, settings
+from protofed.common.config import data, recipe, settings
 from protofed.common.config.tables import Input
-from protofed.common.monitoring.metric import table as metrics_table
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.monitoring import table as metrics_table
+from protofed.common.protocol.messages import Telemetry
 from protofed.deploy.cli.main import app
 from protofed.deploy.doctor.diagnoses import table as doctor_table
 from protofed.server.method import server_methods
@@ -339,9 +339,9 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "server-settings": lambda: keys(settings.ServerSettings, "PROTOFED_SERVER_"),
     "client-settings": lambda: keys(settings.ClientSettings, "PROTOFED_CLIENT_"),
     "monitoring-settings": lambda: keys(settings.Monitoring),
-    "notify-settings": lambda: keys(notify.Notify),
-    "smtp-settings": lambda: keys(notify.Smtp),
-    "webhook-settings": lambda: keys(notify.Webhook),
+    "notify-settings": lambda: keys(settings.Notify),
+    "smtp-settings": lambda: keys(settings.Smtp),
+    "webhook-settings": lambda: keys(settings.Webhook),
     "policy": policy,
     "budget": budget,
     "limits": limits,

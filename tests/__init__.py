@@ -1,6 +1,6 @@
 """The tests; whatever of them imports gRPC, this comes first."""
 
 import tests.checkout  # noqa: F401  (imports of protofed work from here on, installed or not)
-from protofed.common.grpc_environment import require_tls_1_3
+from protofed.common.process import require_tls_1_3
 
 require_tls_1_3()

@@ -22,8 +22,8 @@ from protofed.client.models.catalogue import build
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.client.training.noisy_steps import PerExample
-from protofed.common.config.plan import DpPlan, Plan
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.recipe import DpPlan, Plan
+from protofed.common.config.tables import Input, NamedOptions
 
 CANARIES, OTHERS, CLASSES = 400, 100, 10
 GUESSED = 100  # of the surest, half as trained on and half as not

@@ -34,10 +34,9 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload
 from protofed.common.protocol.messages import Subject, Task, TaskKind
-from protofed.common.protocol.score_names import LOSS, ScoreNames
+from protofed.common.protocol.scores import LOSS, ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.context import SumContext, Vector
-from protofed.common.statistics import Spread
+from protofed.common.secure_aggregation.keys import SumContext, Vector
 
 SITES = 3
 BIAS = 8.0  # norms of the head; ten are refused

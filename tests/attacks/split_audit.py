@@ -41,9 +41,7 @@ from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.noisy_steps import ClippedSum, PerExample
 from protofed.common.codec import Digest
 from protofed.common.config.data import Data
-from protofed.common.config.plan import DpPlan
-from protofed.common.config.recipe import Recipe
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan, Recipe
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
 

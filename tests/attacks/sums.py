@@ -24,10 +24,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Part, Payload, SiteId, Update, describe
 from protofed.common.protocol.messages import MIN_SUMMED
-from protofed.common.secure_aggregation.fixed_point import POINT
 from protofed.common.secure_aggregation.groups import Groups, check_whole
-from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
-from protofed.common.secure_aggregation.sums import Sums
+from protofed.common.secure_aggregation.linear_form import POINT, SumForm, SumLayout, Sums
 from protofed.deploy.simulation.simulation import site_names
 
 FEDAVG = SumForm((Part.BODY, Part.HEAD))

@@ -32,7 +32,8 @@ from protofed.client.policy.policy import Policy
 from protofed.client.secure_aggregation.membership import membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.common import codec
-from protofed.common.config.recipe import Data, Recipe
+from protofed.common.config.data import Data
+from protofed.common.config.recipe import Recipe
 from protofed.common.errors import NotEnrolledError
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Activity, PauseReason, Subject, TaskKind

@@ -32,7 +32,7 @@ from protofed.client.agent.scores import is_nearly_constant, secret_half
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.common.payload import Array
 from protofed.common.protocol.messages import Activity
-from protofed.common.protocol.score_names import LOSS
+from protofed.common.protocol.scores import LOSS
 
 CONSTANT = ("always one class", "the same, by logits that hardly differ", "one class of all but a few images")
 NEVER = "a good model that never says one class"

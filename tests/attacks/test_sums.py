@@ -2,7 +2,7 @@
 
 Each attack succeeds in the same test on a run without secure sums, or on sums that nothing restricts: so it is one.
 That a masked upload is uniform, that t - 1 sites with the server open nothing, and that t do, is in
-tests/common/secure_aggregation/test_secure_aggregation.py.
+tests/common/secure_aggregation/test_masking.py.
 """
 
 from __future__ import annotations

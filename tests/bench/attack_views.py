@@ -9,8 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.common.payload import Part, Payload, Tensors
-from protofed.common.tensors import unit
+from protofed.common.payload import Part, Payload, Tensors, unit
 
 Scores: TypeAlias = NDArray[np.float64]  # [C]; NaN: nothing to say of a class
 SCALE = 10.0  # of cosines, where a method has none

@@ -36,9 +36,9 @@ from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.malloc import keep_memory
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.pki.identity import LiveIdentity, Party
+from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import Assignment, Finished, Receipt, Role, Task, TaskKind, Verdict, Wait
 from protofed.common.storage.journal import Journal
 

@@ -26,7 +26,7 @@ import numpy as np
 from google_crc32c import value as crc32c
 from tests.bench.server_process import make_identities, memory, process, processor, written
 
-from protofed.common.malloc import keep_memory
+from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.protos.v1 import federation_pb2 as pb
 

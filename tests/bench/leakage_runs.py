@@ -22,7 +22,7 @@ from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind
-from protofed.common.statistics import spreads
+from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, everything
 from protofed.server.method import OwnStartMethod, server_methods

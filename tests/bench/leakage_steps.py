@@ -10,8 +10,7 @@ from tests.bench.leakage_scores import Victim
 
 from protofed.client.training.optimizer import sgd_length
 from protofed.common.config.recipe import Plan
-from protofed.common.payload import Part
-from protofed.common.tensors import weights
+from protofed.common.payload import Part, weights
 
 MOST = 500  # steps that are tried
 

@@ -9,8 +9,7 @@ import numpy as np
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
-from protofed.common.secure_aggregation.linear_form import SumLayout
-from protofed.common.secure_aggregation.sums import Sums
+from protofed.common.secure_aggregation.linear_form import SumLayout, Sums
 from protofed.deploy.simulation.simulation import Simulation
 from protofed.server.method import server_methods
 from protofed.server.rounds.secure_aggregation.totals import layout_of, unmasked_total

@@ -18,10 +18,9 @@ from tests.support.round_contexts import round_context
 
 from protofed.common import codec
 from protofed.common.config.recipe import Robust
-from protofed.common.malloc import keep_memory
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, norm_of
+from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import TaskKind, Verdict
-from protofed.common.tensors import norm_of
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds.aggregation.publisher import Publisher
 from protofed.server.rounds.aggregation.robust_rule import RobustRule

@@ -26,15 +26,14 @@ from protofed.client.secure_aggregation import session as steps
 from protofed.client.secure_aggregation.session import Session
 from protofed.common import codec
 from protofed.common.codec import digest
-from protofed.common.config.recipe import Input, NamedOptions
-from protofed.common.malloc import keep_memory
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, describe
+from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import Subject, TaskKind
 from protofed.common.secure_aggregation import masking
-from protofed.common.secure_aggregation.context import SumContext, Vector
-from protofed.common.secure_aggregation.fixed_point import POINT
 from protofed.common.secure_aggregation.groups import alone
-from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
+from protofed.common.secure_aggregation.keys import SumContext, Vector
+from protofed.common.secure_aggregation.linear_form import POINT, SumForm, SumLayout
 
 SITES = (5, 10, 50)
 OF_GOALS = 10  # sites

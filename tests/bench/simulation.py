@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.common.config.recipe import Recipe
-from protofed.common.malloc import keep_memory
+from protofed.common.process import keep_memory
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.simulation.worker_processes import crew_of
 from protofed.server.rounds.machine.phases import Phase

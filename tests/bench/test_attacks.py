@@ -16,8 +16,7 @@ from tests.bench.leakage_steps import steps_told, told_to_a_batch
 
 from protofed.client.training.optimizer import sgd_length
 from protofed.common.config.recipe import Plan
-from protofed.common.payload import Array, Part, Payload
-from protofed.common.tensors import unit
+from protofed.common.payload import Array, Part, Payload, unit
 from protofed.deploy import shipped
 
 CLASSES, WIDTH = 6, 32

@@ -30,8 +30,7 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext, DpNoise
 from protofed.client.training.loop import Loss, Trained, train
-from protofed.common.config.recipe import DpPlan, Plan, Recipe
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan, Plan, Recipe
 from protofed.common.payload import Part, Payload, Tensors
 
 CLASSES = 10

@@ -14,8 +14,8 @@ from protofed.client.agent import scores
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.plan import Plan, Sampling
-from protofed.common.config.recipe import Input
+from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.tables import Input
 
 ONE_PIXEL = Input(shape=(1, 1, 1), mean=(0.0,), std=(1.0,))
 

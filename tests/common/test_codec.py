@@ -20,8 +20,7 @@ from safetensors.numpy import save
 from protofed.common import codec
 from protofed.common.codec import decode, encode, manifest
 from protofed.common.errors import CodecError
-from protofed.common.payload import Array, Part, Payload, TensorSpec, describe
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Array, Part, Payload, TensorSpec, describe, same_tensors
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)

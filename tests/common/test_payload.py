@@ -1,11 +1,32 @@
-"""Payloads and their manifests."""
+"""Payloads and their manifests.
+
+The verbs of the fold, worked by hand.
+"""
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from protofed.common.payload import NOT_ON_THE_WIRE, Part, Payload, TensorSpec, describe
+from protofed.common import codec
+from protofed.common.payload import (
+    NOT_ON_THE_WIRE,
+    HolderMeans,
+    Mean,
+    Part,
+    Payload,
+    TensorSpec,
+    describe,
+    same_tensors,
+    towards,
+    unit,
+)
+from protofed.common.payload import weights as weights_of
 
 
 def test_no_part_can_hold_data_or_labels() -> None:
@@ -53,3 +74,231 @@ def test_a_manifest_does_not_depend_on_the_order_of_keys() -> None:
 )
 def test_a_tensors_size_is_told_truly_however_large_it_is(dtype: str, shape: tuple[int, ...], nbytes: int) -> None:
     assert TensorSpec(Part.BODY, "x", dtype, shape).nbytes == nbytes
+
+
+def body(*values: float, dtype: str = "float32") -> Payload:
+    return {Part.BODY: {"x": np.array(values, dtype)}}
+
+
+def mean(
+    *payloads: Payload, weights: tuple[float, ...] | None = None, parts: tuple[Part, ...] = (Part.BODY,)
+) -> Payload:
+    fold = Mean(parts)
+    for payload, weight in zip(payloads, weights or (1.0,) * len(payloads), strict=True):
+        fold.add(payload, weight)
+    return fold.result()
+
+
+# Mean
+
+
+def test_a_uniform_mean_by_hand() -> None:
+    assert mean(body(1.0, 2.0), body(3.0, 6.0))[Part.BODY]["x"].tolist() == [2.0, 4.0]
+
+
+def test_a_weighted_mean_by_hand() -> None:
+    result = mean(body(1.0), body(2.0), body(8.0), weights=(1.0, 2.0, 5.0))
+    assert result[Part.BODY]["x"].tolist() == [(1 + 4 + 40) / 8]
+
+
+def test_the_same_weight_for_all_is_the_uniform_mean() -> None:
+    assert mean(body(1.0), body(4.0), weights=(64.0, 64.0))[Part.BODY]["x"].tolist() == [2.5]
+
+
+def test_a_weight_of_zero_takes_no_part() -> None:
+    assert mean(body(5.0), body(1e9), weights=(2.0, 0.0))[Part.BODY]["x"].tolist() == [5.0]
+
+
+def test_the_mean_of_one_is_that_one_bit_for_bit() -> None:
+    odd = body(0.1, -0.0, 5e-324, dtype="float64")
+    assert codec.encode(mean(odd)) == codec.encode(odd)
+
+
+def test_integers_take_the_maximum_whatever_the_weights() -> None:
+    result = mean(*(body(n, dtype="int64") for n in (3, 11, 7)), weights=(100.0, 0.5, 100.0))
+    assert (result[Part.BODY]["x"].dtype.name, result[Part.BODY]["x"].tolist()) == ("int64", [11])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_result_has_the_dtype_of_what_went_in(dtype: str) -> None:
+    result = mean(body(1.0, dtype=dtype), body(2.0, dtype=dtype), weights=(1.0, 3.0))
+    assert result[Part.BODY]["x"].dtype.name == dtype
+
+
+def test_scalars_are_averaged_to_arrays_as_others_are() -> None:
+    scales = [{Part.HEAD: {"scale": np.array(value, np.float32)}} for value in (1.0, 2.0)]
+    for weights in ((1.0, 1.0), (1.0, 3.0)):
+        scale = mean(*scales, weights=weights, parts=(Part.HEAD,))[Part.HEAD]["scale"]
+        assert isinstance(scale, np.ndarray)
+        assert (scale.shape, scale.dtype.name) == ((), "float32")
+        assert float(scale) == (1.0 * weights[0] + 2.0 * weights[1]) / sum(weights)
+
+
+def test_the_maximum_of_scalars_is_an_array_too() -> None:
+    counters = [{Part.BODY: {"batches": np.array(value)}} for value in (3, 5)]
+    largest = mean(*counters)[Part.BODY]["batches"]
+    assert isinstance(largest, np.ndarray)
+    assert (largest.shape, int(largest)) == ((), 5)
+
+
+def test_only_the_parts_that_were_asked_for_are_averaged() -> None:
+    both = {**body(1.0), Part.HEAD: {"y": np.ones(1)}, Part.PROTOTYPES: {"0": np.ones(1)}}
+    assert set(mean(both, both, parts=(Part.BODY, Part.HEAD))) == {Part.BODY, Part.HEAD}
+
+
+def test_what_goes_in_is_left_as_it_was() -> None:
+    first, second = body(1.0), body(3.0)
+    counters = body(1, dtype="int64"), body(2, dtype="int64")
+    mean(first, second, weights=(2.0, 2.0))
+    mean(*counters)
+    assert same_tensors(first, body(1.0))
+    assert same_tensors(second, body(3.0))
+    assert same_tensors(counters[0], body(1, dtype="int64"))
+
+
+def test_the_result_is_taken_once_and_shares_nothing_with_what_went_in() -> None:
+    fold, first = Mean((Part.BODY,)), body(4.0)
+    fold.add(first)
+    fold.add(body(2.0))
+    result = fold.result()
+    assert not np.shares_memory(result[Part.BODY]["x"], first[Part.BODY]["x"])
+    assert same_tensors(result, body(3.0))
+    with pytest.raises(ValueError, match="no updates"):
+        fold.result()
+    fold.add(first)  # anew
+    assert same_tensors(fold.result(), body(4.0))
+    assert same_tensors(result, body(3.0))
+
+
+def test_a_mean_of_nothing_is_no_mean() -> None:
+    with pytest.raises(ValueError, match="no updates"):
+        Mean((Part.BODY,)).result()
+    with pytest.raises(ValueError, match="no updates"):
+        mean(body(1.0), weights=(0.0,))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.integers(-1000, 1000).map(lambda n: n / 8), min_size=2, max_size=8))
+def test_dyadic_values_have_the_same_mean_in_any_order(values: list[float]) -> None:
+    forward, backward = (mean(*(body(value) for value in order)) for order in (values, values[::-1]))
+    assert codec.encode(forward) == codec.encode(backward)
+    assert codec.encode(mean(*(body(value) for value in sorted(values)))) == codec.encode(forward)
+
+
+def test_four_updates_have_one_mean_in_all_orders() -> None:
+    values = (0.5, -3.25, 1024.0, 7.125)
+    results = {codec.encode(mean(*map(body, order))) for order in itertools.permutations(values)}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_many_updates_take_the_memory_of_one_model(weight: float) -> None:
+    size = 1 << 18
+    fold, one = Mean((Part.BODY,)), {Part.BODY: {"x": np.ones(size, np.float32)}}
+    tracemalloc.start()
+    for _ in range(50):
+        fold.add(one, weight)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2.5 * 4 * size  # the sum, and one buffer for a weighted term
+    tracemalloc.start()
+    assert fold.result()[Part.BODY]["x"][0] == 1.0
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.5 * 4 * size  # in the sum's place
+
+
+# unit
+
+
+def test_rows_get_norm_one_and_keep_their_direction() -> None:
+    rows = unit(np.array([[3.0, 4.0], [0.0, -2.0], [1e-6, 0.0]]))
+    np.testing.assert_allclose(rows, [[0.6, 0.8], [0.0, -1.0], [1.0, 0.0]], rtol=1e-15)
+
+
+def test_a_zero_row_stays_zero_and_is_never_nan() -> None:
+    assert unit(np.zeros((2, 3), np.float32)).tolist() == [[0.0] * 3] * 2
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_last_axis_is_divided_and_shape_and_dtype_kept(shape: tuple[int, ...], dtype: str) -> None:
+    rows = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    result = unit(rows)
+    assert (result.shape, result.dtype.name) == (shape, dtype)
+    np.testing.assert_allclose(np.linalg.norm(result, axis=-1), 1.0, rtol=1e-6)
+
+
+# HolderMeans
+
+
+def holders(*sites: dict[str, list[float]], dtype: str = "float32") -> dict[str, list[float]]:
+    fold = HolderMeans()
+    for rows in sites:
+        fold.add({name: np.array(row, dtype) for name, row in rows.items()})
+    return {name: row.tolist() for name, row in fold.result().items()}
+
+
+def test_the_mean_of_a_class_is_over_its_holders_alone() -> None:
+    means = holders({"0": [1.0, 2.0], "3": [6.0, 0.0]}, {}, {"0": [3.0, 8.0]}, {"0": [2.0, 2.0], "10": [0.0, -1.0]})
+    assert means == {"0": [2.0, 4.0], "3": [6.0, 0.0], "10": [0.0, -1.0]}
+
+
+def test_classes_that_nobody_holds_are_not_there() -> None:
+    assert holders() == {}
+    assert holders({}, {}) == {}
+
+
+def test_a_site_without_a_class_is_no_site_with_zeros() -> None:
+    assert holders({"0": [0.0]}, {"0": [4.0]}) == {"0": [2.0]}
+    assert holders({}, {"0": [4.0]}) == {"0": [4.0]}
+
+
+def test_means_of_holders_keep_dtype_and_shape_and_share_nothing_with_what_went_in() -> None:
+    fold, rows = HolderMeans(), {"0": np.arange(6, dtype=np.float32).reshape(2, 3), "1": np.array(3.0, np.float32)}
+    fold.add(rows)
+    alone = fold.result()
+    fold.add({"0": np.ones((2, 3), np.float32), "1": np.array(4.0, np.float32)})
+    for name, row in rows.items():
+        assert isinstance(fold.result()[name], np.ndarray)
+        assert (fold.result()[name].dtype, fold.result()[name].shape) == (row.dtype, row.shape)
+        assert not np.shares_memory(alone[name], row)
+        np.testing.assert_array_equal(alone[name], row)
+    assert rows["0"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert fold.result()["1"] == 3.5
+
+
+# same_tensors
+
+
+def test_same_tensors_sees_every_difference() -> None:
+    assert same_tensors(body(1.0, 2.0), body(1.0, 2.0))
+    assert not same_tensors(body(1.0), body(2.0))
+    assert not same_tensors(body(1.0), body(1.0, 1.0))
+    assert not same_tensors(body(1.0), {})
+    assert not same_tensors(body(1.0), {Part.HEAD: body(1.0)[Part.BODY]})
+    assert not same_tensors(body(1.0), {Part.BODY: {"y": np.ones(1, np.float32)}})
+    assert not same_tensors(body(1.0), {**body(1.0), Part.HEAD: {}})
+
+
+def model(weight: float, variance: float, seen: int, scale: float) -> Payload:
+    statistics = {"bn.running_var": np.array([variance], np.float32), "bn.num_batches_tracked": np.array(seen)}
+    body = {"bn.weight": np.array([weight], np.float32), **statistics}
+    return {Part.BODY: body, Part.HEAD: {"scale": np.array(scale, np.float32)}, Part.PROTOTYPES: {"0": np.ones(2)}}
+
+
+def test_weights_go_towards_a_mean_by_any_factor_and_statistics_all_the_way() -> None:
+    moved = towards(model(1.0, 1.0, 1, 2.0), model(3.0, 4.0, 9, 1.0), 2.5, (Part.BODY, Part.HEAD))
+    expected = model(1 + 2.5 * 2, 4.0, 9, 2 - 2.5 * 1)
+    assert same_tensors(moved, {part: expected[part] for part in (Part.BODY, Part.HEAD)})
+    assert all(isinstance(array, np.ndarray) for array in moved[Part.HEAD].values())
+
+
+def test_all_the_way_is_the_mean_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    old, new = (body(*rng.standard_normal(10_000)) for _ in range(2))
+    assert same_tensors(towards(old, new, 1.0, (Part.BODY,)), new)
+
+
+def test_a_models_weights_have_their_parts_in_their_names() -> None:
+    assert weights_of(model(1.0, 1.0, 1, 2.0)).keys() == {"body.bn.weight", "head.scale"}

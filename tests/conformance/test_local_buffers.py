@@ -13,7 +13,7 @@ import pytest
 from tests.support.normed_model import NAME
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.statistics import spreads
+from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import simulation
 from protofed.testing import conformance

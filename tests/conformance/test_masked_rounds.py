@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.common.secure_aggregation.test_secure_aggregation import uniformity
+from tests.common.secure_aggregation.test_masking import uniformity
 
 from protofed.client.agent import scores
 from protofed.client.agent.computation import Computation, fit
@@ -24,8 +24,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.messages import SignatureMessage, message_of
-from protofed.common.statistics import Spread
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
 from protofed.server.operator.verification import VerificationResult, verify_round

@@ -14,7 +14,7 @@ import pytest
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.statistics import spreads
+from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import simulation
 from protofed.server.method import server_methods

@@ -15,9 +15,8 @@ from tests.support.method_facts import SUMMABLE, brief, long
 from protofed.client.policy.policy import GateContext, Policy, Released
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Array, Part, Payload, Update, describe
-from protofed.common.statistics import Spread, spreads
-from protofed.common.tensors import norm_of
+from protofed.common.payload import Array, Part, Payload, Update, describe, norm_of
+from protofed.common.protocol.scores import Spread, spreads
 from protofed.deploy.simulation.simulation import Simulation, simulation
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.testing.crew import CrewHere

@@ -13,11 +13,12 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import build
 from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.client.policy.update_checks import TELLS_STEPS
-from protofed.common.config.recipe import Data, read_recipe
+from protofed.common.config.data import Data
+from protofed.common.config.recipe import read_recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import Telemetry
 from protofed.deploy import shipped
 from protofed.server.method import server_methods
 

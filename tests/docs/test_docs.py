@@ -21,9 +21,17 @@ from tests.e2e import pilot_guide, pilot_images
 from protofed.client.agent.metrics import METRICS as CLIENT_METRICS
 from protofed.client.method import client_methods
 from protofed.client.policy.rules import Limits, PolicyRules
-from protofed.common.config.notify import Notify, Smtp, Webhook
-from protofed.common.config.recipe import Data, Evaluation, Federation, Plan, Recipe, parse
-from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings, read_settings
+from protofed.common.config.data import Data
+from protofed.common.config.recipe import Evaluation, Federation, Plan, Recipe, parse
+from protofed.common.config.settings import (
+    ClientSettings,
+    Monitoring,
+    Notify,
+    ServerSettings,
+    Smtp,
+    Webhook,
+    read_settings,
+)
 from protofed.common.config.tables import Input
 from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.messages import Role

@@ -19,8 +19,7 @@ from tests.support.raw_client import MODEL, RawClient, refused
 from protofed.client.transport.audit import ClientAudit as SiteAudit
 from protofed.common import codec, failpoint
 from protofed.common.config.recipe import Recipe
-from protofed.common.storage.journal import Journal, Record, records, verify
-from protofed.common.storage.segments import SEGMENT_BYTES, segments
+from protofed.common.storage.journal import SEGMENT_BYTES, Journal, Record, records, segments, verify
 from protofed.deploy.cli import main
 from protofed.protos.v1 import federation_pb2 as pb
 

@@ -40,7 +40,8 @@ from protofed.client.transfer import pick_device
 from protofed.client.transport import calls
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec
-from protofed.common.config.recipe import Data, Recipe
+from protofed.common.config.data import Data
+from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtofedError, UnavailableError
 from protofed.common.protocol.messages import CHUNK_BYTES, Activity, Progress, Role, Task, TaskKind, Wait

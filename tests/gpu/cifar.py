@@ -7,7 +7,8 @@ from typing import Any
 
 from protofed.client.data import sources
 from protofed.client.data.site_data import Examples
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
 
 FOLDER = "cifar-10-batches-py"  # torchvision's
 

@@ -18,8 +18,8 @@ import torch
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError
-from protofed.common.malloc import keep_memory
-from protofed.common.statistics import spreads
+from protofed.common.process import keep_memory
+from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
 from protofed.deploy.overrides import with_overrides
 from protofed.deploy.simulation.run_tables import status

@@ -15,7 +15,7 @@ from tests.gpu.report import Finding, Found, Status
 
 from protofed.client.agent.metrics import GPU, ClientMetrics
 from protofed.common.config.settings import ClientSettings
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import Telemetry
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.deploy.doctor.site import SiteUnderCheck
 

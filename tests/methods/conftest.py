@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from protofed.client.data.site_data import Augment, Batch, Examples, SiteData
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.plan import Plan, Sampling
-from protofed.common.config.recipe import Input
+from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.tables import Input
 
 
 @dataclass(frozen=True, eq=False)

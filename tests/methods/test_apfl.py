@@ -18,8 +18,7 @@ from protofed.client.methods.apfl import APFLClient
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, Tensors
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, Tensors, same_tensors
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

@@ -15,8 +15,7 @@ from protofed.client.methods.apple import APPLEClient, decay
 from protofed.client.methods.solo import SoloClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.apple import APPLEServer
 from protofed.server.methods.solo import SoloServer
 

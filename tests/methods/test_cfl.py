@@ -15,8 +15,7 @@ from protofed.client.methods.cfl import CFLClient
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Array, Part, Payload, SiteId, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.bipartition import Linkage, bipartition, inner_products
 from protofed.server.methods.cfl import CFLServer
 from protofed.server.methods.fedavg import FedAvgServer

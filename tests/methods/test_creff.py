@@ -14,8 +14,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.errors import CodecError
-from protofed.common.payload import Array, Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Array, Part, Payload, Update, same_tensors
 from protofed.server.method import sent
 from protofed.server.methods.creff import FEATURES, KNOWN, RETRAINED, CReFFServer
 from protofed.server.methods.fedavg import FedAvgServer

@@ -23,10 +23,9 @@ from protofed.client.training.context import FitContext
 from protofed.client.training.losses import class_shares
 from protofed.common import codec
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import Array, Part, Payload, Update, describe
+from protofed.common.payload import Array, Part, Payload, Update, describe, same_tensors
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Manifest
-from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg import CwFedAvgServer as Server
 from protofed.server.methods.fedavg import FedAvgServer as FedAvgServer
 from protofed.server.methods.mixtures import FACTORS

@@ -14,9 +14,8 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common import codec
-from protofed.common.payload import Part, Payload, Update, describe
+from protofed.common.payload import Part, Payload, Update, describe, same_tensors
 from protofed.common.protocol.messages import Manifest
-from protofed.common.tensors import same_tensors
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer as Server
 from protofed.server.rounds.intake import intake
 

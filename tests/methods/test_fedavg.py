@@ -13,8 +13,7 @@ from tests.support.round_contexts import round_context
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.fedavg import FedAvgServer as Server
 from protofed.server.rounds.intake import intake
 

@@ -22,9 +22,8 @@ from protofed.client.methods.solo import SoloClient
 from protofed.client.models.mixture import site_models
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Input
-from protofed.common.payload import Array, Part, Payload, SiteId, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.config.tables import Input
+from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.fedfomo import FedFomoServer
 
 LocalOf = Callable[..., FitContext]

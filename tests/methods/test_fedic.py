@@ -22,12 +22,11 @@ from protofed.client.methods.fedic import FEDICClient
 from protofed.client.models.calibration import CalibratedEnsemble, CalibrationNetwork
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import Input
+from protofed.common.config.recipe import Plan
+from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError, ConfigError
-from protofed.common.payload import Exchange, Part, Payload, Update
+from protofed.common.payload import Exchange, Part, Payload, Update, same_tensors
 from protofed.common.secure_aggregation.linear_form import form_of
-from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 from protofed.server.methods.fedic import FEDICServer
 

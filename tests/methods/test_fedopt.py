@@ -12,9 +12,8 @@ from tests.support.round_contexts import round_context
 
 from protofed.client.models.catalogue import architectures, build
 from protofed.common import codec
-from protofed.common.config.recipe import Input, NamedOptions
-from protofed.common.payload import Part, Payload, Update
-from protofed.common.tensors import is_buffer, same_tensors
+from protofed.common.config.tables import Input, NamedOptions
+from protofed.common.payload import Part, Payload, Update, is_buffer, same_tensors
 from protofed.server.method import sent
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fedopt import FedAdamServer, FedAvgMServer, FedOptServer, FedYogiServer

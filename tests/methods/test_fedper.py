@@ -11,8 +11,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedper import FedPerClient
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.shared_body import SharedBodyServer
 
 LocalOf = Callable[..., FitContext]

@@ -16,9 +16,8 @@ from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.errors import CodecError
-from protofed.common.payload import Part, Payload, Update, describe
+from protofed.common.payload import Part, Payload, Update, describe, same_tensors
 from protofed.common.protocol.messages import Manifest
-from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedproc import FedProcServer as Server
 from protofed.server.rounds.intake import intake
 

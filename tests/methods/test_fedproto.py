@@ -13,8 +13,7 @@ from protofed.client.methods.fedproto import FedProtoClient
 from protofed.client.methods.solo import SoloClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.fedproto import FedProtoServer
 
 LocalOf = Callable[..., FitContext]

@@ -13,8 +13,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.fedprox import FedProxClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, same_tensors
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

@@ -22,9 +22,8 @@ from protofed.client.training.loop import train
 from protofed.client.training.optimizer import ParameterGroup
 from protofed.common import codec
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Array, Part, Payload, Tensors, describe
+from protofed.common.payload import Array, Part, Payload, Tensors, describe, same_tensors
 from protofed.common.protocol.messages import Manifest
-from protofed.common.tensors import same_tensors
 from protofed.server.method import server_methods
 from protofed.server.methods.fedprp import FedPRPServer as Server
 from protofed.server.rounds.intake import intake

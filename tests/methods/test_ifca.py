@@ -15,8 +15,7 @@ from protofed.client.methods.ifca import IFCAClient
 from protofed.client.models.mixture import site_models
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload, SiteId, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.ifca import IFCAServer
 

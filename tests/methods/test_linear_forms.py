@@ -17,8 +17,7 @@ from protofed.common import codec
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, Update, describe
 from protofed.common.protocol.messages import MAX_SUMMED
-from protofed.common.secure_aggregation.fixed_point import POINT
-from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, SumLayout, form_of
+from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout, form_of
 from protofed.server.method import ServerMethod, server_methods
 from protofed.server.methods.mixtures import FACTORS, mixed
 from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state, unmasked_total

@@ -19,8 +19,7 @@ from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import balanced_softmax, logit_adjusted
 from protofed.common import codec
-from protofed.common.payload import Part
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, same_tensors
 from protofed.server.method import server_methods
 
 LocalOf = Callable[..., FitContext]

@@ -15,8 +15,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.moon import MOONClient
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Array, Part, Payload
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Array, Part, Payload, same_tensors
 
 LocalOf = Callable[..., FitContext]
 Linear = Callable[..., SplitModel]

@@ -20,9 +20,8 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Input, NamedOptions
-from protofed.common.payload import Array, Part, Payload, Tensors, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.config.tables import Input, NamedOptions
+from protofed.common.payload import Array, Part, Payload, Tensors, Update, same_tensors
 from protofed.deploy.export.site_state import kept
 from protofed.deploy.simulation.simulation import everything, simulation
 from protofed.server.methods.fedavg import FedAvgServer

@@ -21,10 +21,9 @@ from protofed.client.state.store import SiteState
 from protofed.client.status import DaemonStatus
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.common.payload import Array, Part, Payload, SiteId, Update
+from protofed.common.payload import Array, Part, Payload, SiteId, Update, norm_of
 from protofed.common.protocol.messages import Receipt, Role, Task, TaskKind
-from protofed.common.statistics import spreads
-from protofed.common.tensors import norm_of
+from protofed.common.protocol.scores import spreads
 from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
 from protofed.server.method import sent, server_methods

@@ -41,7 +41,8 @@ from protofed.client.state.store import SECRET_BYTES, MemoryStore, SiteState
 from protofed.client.status import DaemonStatus, TaskAbortedError
 from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
-from protofed.common.config.recipe import Input, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input
 from protofed.common.errors import ProtofedError, TaskFailedError
 from protofed.common.payload import NOT_ON_THE_WIRE, Array, Exchange, Part, Payload, Update
 from protofed.common.plugins import MethodPlugin

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext, DpNoise
-from protofed.common.config.plan import DpPlan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan
 
 VAST = DpCost(epochs=(1000,), class_releases=1000)
 

@@ -13,7 +13,8 @@ from pydicom import Dataset
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, RLELossless, SecondaryCaptureImageStorage
 
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
 
 RGB = Input(shape=(3, 4, 4))
 GREY = Input(shape=(1, 4, 4))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 
 NAME = "tests.support.normed_model:normed"
 

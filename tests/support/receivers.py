@@ -18,8 +18,7 @@ from typing import Any, Self
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from protofed.common.config.notify import NotifyEvent
-from protofed.common.config.settings import ServerSettings
+from protofed.common.config.settings import NotifyEvent, ServerSettings
 from protofed.common.config.toml_files import read_table
 from protofed.server.notifications.wording import Occurrence
 

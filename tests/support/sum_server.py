@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from protofed.common import codec
 from protofed.common.payload import Array, SiteId
 from protofed.common.protocol.messages import HOLDERS_STEPS, SUM_STEPS, TaskKind
-from protofed.common.secure_aggregation.context import SumContext, Vector
 from protofed.common.secure_aggregation.groups import Groups
-from protofed.common.secure_aggregation.holders import counted
-from protofed.common.secure_aggregation.keys import Roster
+from protofed.common.secure_aggregation.keys import Roster, SumContext, Vector
+from protofed.common.secure_aggregation.masking import counted
 from protofed.common.secure_aggregation.messages import HoldersMessage, message_of
 from protofed.server.rounds.secure_aggregation.steps import SumRecord
 

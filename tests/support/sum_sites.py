@@ -11,11 +11,9 @@ from tests.common.secure_aggregation.parties import Party
 from protofed.common.codec import Buffer, Digest
 from protofed.common.payload import Array, Payload, SiteId
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.secure_aggregation import survivors
-from protofed.common.secure_aggregation.context import SumContext, Vector
-from protofed.common.secure_aggregation.holders import counted, signed_vector
-from protofed.common.secure_aggregation.keys import Roster
-from protofed.common.secure_aggregation.masking import Masks, masked
+from protofed.common.secure_aggregation import masking
+from protofed.common.secure_aggregation.keys import Roster, SumContext, Vector
+from protofed.common.secure_aggregation.masking import Masks, counted, masked, signed_vector
 from protofed.common.secure_aggregation.messages import (
     HoldersMessage,
     RosterMessage,
@@ -80,12 +78,12 @@ class SumSite:
                 return self._masked(Masks(self.roster, Vector.VALUES, alive), counts >= self.fewest)
             case TaskKind.AGREE_HOLDERS | TaskKind.AGREE:
                 alive = message_of(base, SurvivorsMessage)[0].sites
-                return payload_of(SignatureMessage(survivors.signed(self._masks(task), alive, self.party.identity)))
+                return payload_of(SignatureMessage(masking.signed(self._masks(task), alive, self.party.identity)))
             case TaskKind.REVEAL_HOLDERS | TaskKind.REVEAL:
                 agreed, _ = message_of(base, SurvivorsMessage)
                 masks = self._masks(task)
-                survivors.check_signatures(masks, agreed.sites, agreed.signatures)
-                return payload_of(survivors.revealed(masks, agreed.sites, self.party.shares))
+                masking.check_signatures(masks, agreed.sites, agreed.signatures)
+                return payload_of(masking.revealed(masks, agreed.sites, self.party.shares))
             case _:
                 raise AssertionError(f"{self.site} was asked for {task.kind}")
 

@@ -50,13 +50,11 @@ from protofed.client.training.losses import (
 )
 from protofed.client.training.noisy_steps import label_shares
 from protofed.client.training.optimizer import ParameterGroup, sgd_length
-from protofed.common.config.plan import LocalLoss, Plan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, LocalLoss, Plan
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
-from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update
-from protofed.common.registry import Registry
+from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update, towards, weights
+from protofed.common.plugins import Registry
 from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
-from protofed.common.tensors import towards, weights
 
 __all__ = [
     "Array",

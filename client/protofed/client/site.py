@@ -28,8 +28,8 @@ from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoi
 from protofed.client.training.dp import MOST_STEPS, SIMULATED_SECRET, DpContext, DpNoise, NoiseShare, fit_seed
 from protofed.client.training.noisy_steps import check_model as check_noisy_model
 from protofed.common.codec import Digest, digest, encode
-from protofed.common.config.recipe import MOST_ROUNDS, Input, NamedOptions, Recipe, parse_json
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import MOST_ROUNDS, DpCost, Recipe, parse_json
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import (
     CodecError,
     ConfigError,
@@ -44,8 +44,7 @@ from protofed.common.errors import (
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.messages import MOST_BYTES, MOST_RECIPE_BYTES, Assignment, Role, Task, TaskKind
-from protofed.common.secure_aggregation.fixed_point import POINT
-from protofed.common.secure_aggregation.linear_form import form_of
+from protofed.common.secure_aggregation.linear_form import POINT, form_of
 from protofed.common.version import VERSION
 
 log = structlog.get_logger()

@@ -14,7 +14,7 @@ from typing import Any
 
 from protofed.client.policy.score_disclosures import is_own
 from protofed.common.protocol.messages import score_family
-from protofed.common.statistics import Spread, lower_is_better, recorded_spreads
+from protofed.common.protocol.scores import Spread, lower_is_better, recorded_spreads
 from protofed.deploy.console.run_words import NOISE_KEEPS, BestSnapshot, kept_sentence
 
 GROUPS = ("many", "medium", "few", "groups")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from protofed.common.config.paths import is_path
 from protofed.common.config.recipe import Recipe, parse, read_recipe
+from protofed.common.config.settings import is_path
 from protofed.common.config.toml_files import read_extended, read_table
 from protofed.common.errors import ConfigError, unknown
 from protofed.deploy.overrides import leaves, read_overrides, with_overrides

@@ -22,8 +22,8 @@ from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
+from protofed.common.protocol.scores import spreads
 from protofed.common.secure_aggregation.linear_form import SumForm, form_of
-from protofed.common.statistics import spreads
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, simulation
 from protofed.server.method import refining as refining_half

@@ -14,11 +14,25 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast, runtime_checkable
 
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, TensorSpec, Update, describe
-from protofed.common.registry import Method, Registry
-from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Weighting
-from protofed.common.secure_aggregation.sums import Sums
-from protofed.common.tensors import HolderMeans, Mean, is_buffer, norm_of, towards, unit, weights
+from protofed.common.payload import (
+    Array,
+    HolderMeans,
+    Mean,
+    Part,
+    Payload,
+    SiteId,
+    Tensors,
+    TensorSpec,
+    Update,
+    describe,
+    is_buffer,
+    norm_of,
+    towards,
+    unit,
+    weights,
+)
+from protofed.common.plugins import Method, Registry
+from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, Sums, Weighting
 
 __all__ = [
     "NOTHING",

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry
 
-from protofed.common.monitoring.metric import Metric
+from protofed.common.monitoring import Metric
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind, Verdict
 from protofed.common.protocol.refusal import DeniedBecause

@@ -40,10 +40,9 @@ from protofed.common.errors import (
     StateError,
     UnavailableError,
 )
-from protofed.common.payload import Part, Payload
+from protofed.common.payload import Part, Payload, same_tensors
 from protofed.common.protocol.messages import Activity, Finished, Progress, Role, Task, TaskKind, Verdict, Wait
 from protofed.common.storage import files
-from protofed.common.tensors import same_tensors
 
 
 @pytest.fixture(autouse=True)

@@ -21,15 +21,11 @@ from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.dp import MOST_STEPS, share_std
 from protofed.common import codec
-from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import Recipe
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, Plan, Recipe
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
-from protofed.common.payload import Part, Payload, describe
+from protofed.common.payload import Part, Payload, describe, norm_of
 from protofed.common.protocol.messages import Assignment, Role, Task, TaskKind
-from protofed.common.secure_aggregation.fixed_point import POINT
-from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
-from protofed.common.tensors import norm_of
+from protofed.common.secure_aggregation.linear_form import POINT, SumForm, SumLayout
 
 DP: dict[str, Any] = {"noise_multiplier": 0.5, "sampling_rate": 0.5}
 CLASSES: dict[str, Any] = {**DP, "class_noise_multiplier": 1.0}

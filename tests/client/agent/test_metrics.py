@@ -31,8 +31,7 @@ from protofed.client.training.context import RECENT_STEPS, Throughput
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update
 from protofed.common.pki.identity import LiveIdentity, Party
-from protofed.common.protocol.messages import Activity, Task, TaskKind
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import Activity, Task, TaskKind, Telemetry
 from protofed.common.version import VERSION
 
 TASK = Task(TaskKind.FIT, "run", 1, "n1", None, 0, 60.0)

@@ -21,9 +21,8 @@ from protofed.client.training.checkpointing import on_disk
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
-from protofed.common.payload import Part, Payload, Update
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.common.protocol.messages import Role, TaskKind, Verdict
-from protofed.common.tensors import same_tensors
 
 METHOD = {"name": "fedic", "steps": 4}
 OPEN: dict[str, Any] = {

@@ -20,10 +20,9 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import SUM_STEPS, Receipt, Subject, Task, TaskKind
-from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.protocol.scores import ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.context import SumContext, Vector
-from protofed.common.statistics import Spread
+from protofed.common.secure_aggregation.keys import SumContext, Vector
 from protofed.common.storage.journal import Fact
 
 READ = Recipe.model_validate(SECURE)

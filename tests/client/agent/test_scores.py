@@ -32,7 +32,8 @@ from protofed.client.state.store import MemoryStore
 from protofed.client.status import DaemonStatus
 from protofed.client.training.evaluation import Tally
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Input, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.protocol.messages import Role, Scores, Task, TaskKind
 from protofed.testing.small_recipe import small_recipe

@@ -19,7 +19,8 @@ from protofed.client.data.augmentation import (
     reflect_crop_flip,
     rotate,
 )
-from protofed.common.config.recipe import Augment, Input
+from protofed.common.config.recipe import Augment
+from protofed.common.config.tables import Input
 
 RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))
 

@@ -13,7 +13,7 @@ from tests.support.image_files import RGB, settings, shade
 from protofed.client.data.labels import LabelMap, by_number
 from protofed.client.data.site import load_sites
 from protofed.client.data.sources import load
-from protofed.common.config.recipe import Data
+from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
 NUMBERS = np.array([0, 1, 2, 1])

@@ -10,7 +10,7 @@ import pytest
 from tests.support.image_files import ramp, save, settings
 
 from protofed.client.data.sources import infer_class_names, infer_input, load
-from protofed.common.config.recipe import Data
+from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
 

@@ -12,7 +12,8 @@ import pytest
 from protofed.client.data.site import load_sites
 from protofed.common import plugins
 from protofed.common.config.data import Data
-from protofed.common.config.recipe import Input, parse
+from protofed.common.config.recipe import parse
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError
 
 GREY = Input(shape=(1, 2, 2))

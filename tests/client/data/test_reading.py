@@ -16,7 +16,7 @@ from protofed.client.data import sources
 from protofed.client.data.decoding import Pixels, decode_file
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.sources import Source, load, read_images
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 RUN = ("mel", "nv")

@@ -9,7 +9,7 @@ import torch
 
 from protofed.client.data.shared import Contents, Shared, share
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 
 INPUT = Input(shape=(1, 2, 3), mean=(0.3,), std=(0.2,))
 

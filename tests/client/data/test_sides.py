@@ -22,7 +22,7 @@ from protofed.client.data.labels import LabelsError
 from protofed.client.data.sides import check_apart, units_of_groups
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
-from protofed.common.config.recipe import Data
+from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
 NAMES = ("mel", "nv")

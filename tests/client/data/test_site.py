@@ -11,7 +11,8 @@ import torch
 
 from protofed.client.data.site import draw_auxiliary, load_site, load_sites, load_test
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 DIGITS = Input(shape=(1, 8, 8))

@@ -13,8 +13,8 @@ from torch import Tensor
 from protofed.client.data import site_data
 from protofed.client.data.augmentation import AUGMENTATIONS, normaliser
 from protofed.client.data.site_data import Augment, Examples, SiteData, class_balanced, fits
-from protofed.common.config.plan import Sampling
-from protofed.common.config.recipe import Input
+from protofed.common.config.recipe import Sampling
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 RUN = Input(shape=(3, 6, 5), mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 1.0))

@@ -16,7 +16,8 @@ from protofed.client.data.partition import hold_out, pfllib_dirichlet
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.data.sources import load
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 SHARED = Path(os.environ.get("PROTOFED_DATA", Path(__file__).parents[4] / "shared" / "data"))

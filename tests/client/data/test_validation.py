@@ -12,7 +12,8 @@ from tests.support.image_files import RGB, settings, shade
 
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.sources import load
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 DIGITS = Input(shape=(1, 8, 8))

@@ -15,10 +15,9 @@ from torch.nn.functional import cross_entropy
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import decode, encode
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
-from protofed.common.payload import Part
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, same_tensors
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 COLOUR = Input(shape=(3, 32, 32))

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import conv2d, linear, max_pool2d, relu
 
 from protofed.client.models.catalogue import build
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "pfllib_fedavgcnn_shapes.npz"
 

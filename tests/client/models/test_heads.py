@@ -15,7 +15,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.heads import CosineHead, PrototypeHead
 from protofed.client.models.split import SplitModel, dump, load, load_joined
 from protofed.common.codec import decode, encode
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from protofed.client.models.catalogue import build
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError
 
 GREY = Input(shape=(1, 8, 8))

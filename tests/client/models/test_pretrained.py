@@ -16,8 +16,7 @@ from protofed.client.policy.rules import Limits
 from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Part, Tensors
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Tensors, same_tensors
 from protofed.deploy.simulation.simulation import agents_of, everything, simulation
 from protofed.testing.live_server import LiveServer, links
 

@@ -14,7 +14,7 @@ from torch.nn.functional import conv2d, linear, max_pool2d, normalize, relu
 from protofed.client.models.catalogue import build
 from protofed.client.models.networks import Unit
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "moon_fedproc_model_shapes.npz"
 

@@ -19,8 +19,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from protofed.client.policy.dp_accountant import NoisySums, epsilon, merged, noise_for, round_events, rounds_within
-from protofed.common.config.plan import DpPlan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan
 
 GRID: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "golden/dp_epsilon_opacus.json").read_text())
 PLAN = DpPlan(noise_multiplier=1.5, sampling_rate=0.1, class_noise_multiplier=10.0)

@@ -23,15 +23,13 @@ from protofed.client.policy.policy import (
 )
 from protofed.client.policy.rules import PolicyRules
 from protofed.common import codec
-from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.config.recipe import Federation, Plan, Recipe
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.payload import Part, Tensors, Update, describe
-from protofed.common.protocol.score_names import SCALARS
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.payload import Part, Tensors, Update, describe, same_tensors
+from protofed.common.protocol.messages import Telemetry
+from protofed.common.protocol.scores import SCALARS
 from protofed.common.secure_aggregation.linear_form import form_of
-from protofed.common.tensors import same_tensors
 from protofed.deploy import shipped
 
 VALID = 'methods = ["fedavg"]\nparts = ["body", "head"]\nmetrics = ["loss"]\n'

@@ -15,7 +15,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.policy.rare_units import active_images, unit_layers, withhold_rare_units
 from protofed.client.policy.update_checks import PolicyRefusedError
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Part, Payload
 
 CLASSES, EXAMPLES = 3, 20

@@ -11,8 +11,7 @@ from protofed.client.policy.policy import GateContext, Policy, PolicyRefusedErro
 from protofed.client.policy.rules import PolicyRules
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.secure_aggregation.fixed_point import POINT
-from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.linear_form import POINT, ClassRows, SumForm, SumLayout
 from protofed.common.secure_aggregation.messages import SignatureMessage, payload_of
 
 FORM = SumForm((Part.BODY,), rows=ClassRows(Part.PROTOTYPES, (Part.PROTOTYPES, "mean")))

@@ -22,7 +22,8 @@ from protofed.client.policy.rules import Limits, PolicyRules, Window, is_open, n
 from protofed.client.policy.run_limits import RunFacts, admit, checks, step_sum, unchecked
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Model, Plan, Recipe
+from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.config.tables import Model
 from protofed.common.payload import Part
 from protofed.deploy import shipped
 

@@ -6,7 +6,7 @@ import pytest
 
 from protofed.client.policy.score_disclosures import discloses, is_own, on_own_images, tells_of_classes
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.score_names import SCALARS
+from protofed.common.protocol.scores import SCALARS
 
 NOTHING = discloses("global.accuracy")
 

@@ -14,8 +14,7 @@ from protofed.client.policy.policy import Policy, Released
 from protofed.client.policy.rules import PolicyRules
 from protofed.client.policy.update_checks import GateContext, PolicyRefusedError
 from protofed.common import codec
-from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import NOT_ON_THE_WIRE, Array, Part, Payload, Update, same_tensors
 
 CLASSES, D = 6, 8
 EXAMPLES = np.array([40, 3, 0, 12, 1, 0])

@@ -15,9 +15,8 @@ from protofed.client.secure_aggregation import membership
 from protofed.client.secure_aggregation.membership import fingerprint, membership_of
 from protofed.client.secure_aggregation.partners import CONFIRMED, MET, Partners
 from protofed.common.errors import ConfigError, SecureSumError, StateError
-from protofed.common.pki import codes
-from protofed.common.pki.endorsement import Endorsement, check_endorsement, endorsed
-from protofed.common.pki.identity import Party, read_identity
+from protofed.common.pki import certificate as codes
+from protofed.common.pki.identity import Endorsement, Party, check_endorsement, endorsed, read_identity
 from protofed.common.secure_aggregation.keys import KeyAdvert
 from protofed.common.secure_aggregation.messages import endorsement_of, packed_endorsement
 

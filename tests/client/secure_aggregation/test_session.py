@@ -22,9 +22,8 @@ from protofed.common.errors import CodecError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import Subject, TaskKind
 from protofed.common.secure_aggregation import keys
-from protofed.common.secure_aggregation.context import SumContext, Vector
 from protofed.common.secure_aggregation.groups import Group, Groups, alone, in_order
-from protofed.common.secure_aggregation.keys import KeyAdvert
+from protofed.common.secure_aggregation.keys import KeyAdvert, SumContext, Vector
 from protofed.common.secure_aggregation.linear_form import Field, SumForm, SumLayout
 from protofed.common.secure_aggregation.messages import (
     RosterMessage,

@@ -26,9 +26,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, SecureSumError
 from protofed.common.payload import Array, Part, Payload, describe
 from protofed.common.protocol.messages import Finished, Receipt, Subject, Task, TaskKind
-from protofed.common.secure_aggregation.context import SumContext, Vector
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
-from protofed.common.secure_aggregation.linear_form import SumLayout, form_of
+from protofed.common.secure_aggregation.keys import SumContext, Vector
+from protofed.common.secure_aggregation.linear_form import FixedPoint, SumLayout, form_of
 from protofed.common.secure_aggregation.messages import RosterMessage, payload_of
 from protofed.common.storage.journal import Fact
 from protofed.server.rounds.secure_aggregation.totals import check_total

@@ -27,7 +27,8 @@ from protofed.client.training.checkpointing import FOLDER, DiskCheckpoints, on_d
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.loop import train
 from protofed.common import codec
-from protofed.common.config.recipe import Input, Plan
+from protofed.common.config.recipe import Plan
+from protofed.common.config.tables import Input
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind

@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from protofed.client.training.dp import DpContext, DpNoise, NoiseShare, fit_seed, share_std
-from protofed.common.config.plan import DpPlan, Plan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan, Plan
 from protofed.common.errors import FailureReason, SecureSumError, TaskFailedError
 from protofed.common.payload import Part, Payload, Update, describe
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
-from protofed.common.secure_aggregation.linear_form import ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.linear_form import ClassRows, FixedPoint, SumForm, SumLayout
 
 CPU = torch.device("cpu")
 COUNT = 200_001  # odd: numbers are made in pairs

@@ -33,10 +33,10 @@ from protofed.client.training.evaluation import (
     scores_of,
     tally,
 )
-from protofed.common.config.recipe import Input, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, WithdrawnError
-from protofed.common.protocol.score_names import BINS
-from protofed.common.statistics import spread
+from protofed.common.protocol.scores import BINS, spread
 from protofed.testing.small_recipe import small_recipe
 
 GOLDEN = Path(__file__).parents[2] / "golden"

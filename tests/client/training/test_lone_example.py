@@ -13,8 +13,8 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext, seeded
 from protofed.client.training.loop import train, trains_on_one, without_lone
-from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.recipe import Plan
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import FailureReason, TaskFailedError
 
 COLOUR = Input(shape=(3, 32, 32))

@@ -34,7 +34,8 @@ from protofed.client.training.loop import (
     train,
 )
 from protofed.client.training.optimizer import ParameterGroup
-from protofed.common.config.recipe import Input, Plan
+from protofed.common.config.recipe import Plan
+from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError, ConfigError, DataError, FailureReason, TaskFailedError
 from protofed.common.payload import Part, Tensors
 

@@ -32,7 +32,8 @@ from protofed.client.training.losses import (
     losses_of,
     prototypical_contrast,
 )
-from protofed.common.config.recipe import Input, Plan
+from protofed.common.config.recipe import Plan
+from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload
 

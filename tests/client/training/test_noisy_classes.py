@@ -14,8 +14,7 @@ from torch import Tensor
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import class_means, frequent, means_by_class
 from protofed.client.training.noisy_steps import label_shares, noisy_matrix
-from protofed.common.config.plan import DpPlan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan
 from protofed.common.errors import ConfigError, TaskFailedError
 
 LocalOf = Callable[..., FitContext]

@@ -28,9 +28,8 @@ from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.client.training.noisy_steps import ClippedSum, PerExample, check_model
 from protofed.client.training.optimizer import ParameterGroup
-from protofed.common.config.plan import DpPlan, Plan
-from protofed.common.config.recipe import Input, NamedOptions
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan, Plan
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Task, TaskKind

@@ -21,9 +21,8 @@ from protofed.client.status import DaemonStatus
 from protofed.client.training.context import FitContext, NoCheckpoints
 from protofed.client.training.own_buffers import PREFIX, memory_with_buffers, with_own_buffers
 from protofed.common import codec
-from protofed.common.payload import Array, Part, Payload
+from protofed.common.payload import Array, Part, Payload, is_buffer, same_tensors
 from protofed.common.protocol.messages import Task, TaskKind
-from protofed.common.tensors import is_buffer, same_tensors
 from protofed.server.method import server_methods
 from protofed.testing.small_recipe import small_recipe
 

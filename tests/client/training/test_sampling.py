@@ -15,8 +15,8 @@ from tests.support.round_contexts import round_context
 from protofed.client.data.site_data import Batch, Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.training.context import FitContext
-from protofed.common.config.plan import Plan, Sampling
-from protofed.common.config.recipe import Input
+from protofed.common.config.recipe import Plan, Sampling
+from protofed.common.config.tables import Input
 from protofed.server.method import server_methods
 
 SMALL = Input(shape=(1, 2, 2))

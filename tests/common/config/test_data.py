@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from protofed.common.config.recipe import Data, parse
+from protofed.common.config.data import Data
+from protofed.common.config.recipe import parse
 from protofed.common.errors import ConfigError
 
 

@@ -1,4 +1,9 @@
-"""A recipe is read whole or refused with the key that is wrong and what was expected there."""
+"""A recipe is read whole or refused with the key that is wrong and what was expected there.
+
+A recipe's `[plan]`: schedules worked out, keys that nothing uses, and what an older daemon is not told.
+
+What a round costs in noisy mechanisms, and the recipe's `[plan.dp]`.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +26,17 @@ from protofed.common.config.data import (
     Whole,
 )
 from protofed.common.config.recipe import (
+    DpCost,
+    DpPlan,
     Federation,
-    Input,
+    Plan,
     Recipe,
     parse,
     parse_json,
     read_recipe,
     read_toml,
 )
+from protofed.common.config.tables import Input
 from protofed.common.config.toml_files import read_table
 from protofed.common.errors import ConfigError
 
@@ -544,3 +552,89 @@ def test_noise_cannot_be_shared_where_the_sum_would_not_have_it(
 ) -> None:
     with pytest.raises(ConfigError, match=re.escape(named)):
         sound(plan={"dp": SHARED, **plan}, federation={**SUMMED, **federation})
+
+
+@pytest.mark.parametrize(
+    ("keys", "needed"),
+    [({"tau": 2.0}, 'plan.loss = "logit-adjustment"'), ({"lr_steps": [0.1]}, 'plan.schedule = "step"')],
+)
+def test_a_key_of_the_plan_that_nothing_uses_is_refused(keys: dict[str, Any], needed: str) -> None:
+    with pytest.raises(ConfigError, match=needed):
+        sound(plan=keys)
+
+
+def test_a_rate_falls_after_the_rounds_whose_share_is_named_whatever_a_product_of_floats_is() -> None:
+    plan = Plan(schedule="step", lr=1.0, lr_decay=0.5, lr_steps=(0.55, 0.07))
+    assert 0.55 * 100 > 55
+    assert 0.07 * 100 > 7
+    assert [plan.learning_rate(number, 100) for number in (1, 7, 8, 55, 56, 100)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [plan.learning_rate(number, 3) for number in (1, 2, 3)] == [1, 0.5, 0.25]  # .21 and 1.65 rounds
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 7, 30])
+@pytest.mark.parametrize("schedule", ["constant", "exponential", "step", "cosine"])
+def test_the_lowest_rate_is_that_of_no_other_round(schedule: Any, warmup: int) -> None:
+    for decay in (1.0, 0.9, 0.01):
+        plan = Plan(schedule=schedule, lr=0.4, lr_decay=decay, warmup_rounds=warmup)
+        rates = [plan.learning_rate(number, 10) for number in range(1, 11)]
+        assert plan.lowest_rate(10) == min(rates)
+        assert max(rates) <= 0.4
+        after = rates[max(warmup, 1) - 1 :]
+        assert after == sorted(after, reverse=True)
+
+
+PLAN_KEYS = {
+    "loss": "balanced-softmax",
+    "sampling": "class-balanced",
+    "buffers": "local",
+    "warmup_rounds": 3,
+}
+
+
+def test_keys_of_the_plan_reach_the_wire_and_the_fingerprint() -> None:
+    for key, value in PLAN_KEYS.items():
+        used = sound(plan={key: value})
+        assert parse_json(used.wire(), Recipe, "wire").plan == used.plan != sound().plan
+        assert used.fingerprint() != sound().fingerprint()
+
+
+DP = DpPlan(noise_multiplier=1.0, sampling_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rate", "steps"), [(1, 1.0, 1), (2, 0.1, 20), (1, 0.3, 3), (1, 0.06, 17), (0, 0.5, 0), (3, 0.4, 8)]
+)
+def test_a_call_takes_as_many_steps_as_epochs_over_the_rate(epochs: int, rate: float, steps: int) -> None:
+    assert DpPlan(noise_multiplier=1.0, sampling_rate=rate).steps(epochs) == steps
+
+
+def test_a_rounds_steps_are_those_of_its_calls() -> None:
+    assert DpCost(epochs=(5, 2), class_releases=2).steps(DP) == 70
+    assert DpCost(epochs=()).steps(DP) == 0
+
+
+def test_each_call_is_rounded_for_itself_as_train_does_it() -> None:
+    rate = DpPlan(noise_multiplier=1.0, sampling_rate=0.3)
+    assert DpCost(epochs=(1, 1)).steps(rate) == 6  # not round(2 / 0.3) = 7
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"noise_multiplier": 0.0, "sampling_rate": 0.1},
+        {"noise_multiplier": 1.0, "sampling_rate": 0.0},
+        {"noise_multiplier": 1.0, "sampling_rate": 1.1},
+        {"noise_multiplier": 1.0, "sampling_rate": 0.1, "max_unit_norm": 0.0},
+        {"noise_multiplier": 1.0, "sampling_rate": 0.1, "class_noise_multiplier": 0.0},
+        {"noise_multiplier": 1.0, "sampling_rate": 0.1, "min_noisy_count": -1.0},
+        {"noise_multiplier": 1.0},
+        {"sampling_rate": 0.1},
+    ],
+)
+def test_a_plan_without_noise_or_rate_is_no_plan(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Plan.model_validate({"dp": wrong})
+
+
+def test_without_the_table_there_is_no_noise() -> None:
+    assert Plan().dp is None

@@ -11,10 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofed.common.codec import digest
 from protofed.common.payload import Array, SiteId
 from protofed.common.protocol.messages import Subject
-from protofed.common.secure_aggregation import keys, masking, shares, survivors
-from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation import keys, masking
 from protofed.common.secure_aggregation.groups import Groups, alone
-from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, SumContext, Vector
 from protofed.common.secure_aggregation.masking import Masks, Revealed
 
 CONTEXT = SumContext("run", 3, 1, Subject.UPDATE, digest(b"recipe"), digest(b"base"), (Vector.HOLDERS, Vector.VALUES))
@@ -32,7 +31,7 @@ class Party:
     site: SiteId
     context: SumContext = CONTEXT
     secrets: SiteSecrets = field(init=False)
-    shares: dict[SiteId, shares.SharesOfSite] = field(default_factory=dict)
+    shares: dict[SiteId, masking.SharesOfSite] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         root = bytes.fromhex(digest(b"root", self.site.encode()))
@@ -46,12 +45,12 @@ class Party:
         return keys.advertised(self.secrets, self.identity, b"")
 
     def deal(self, roster: Roster) -> dict[SiteId, bytes]:
-        dealt = shares.dealt(self.secrets, roster)
+        dealt = masking.dealt(self.secrets, roster)
         self.shares[self.site] = dealt[self.site]
-        return shares.sealed(self.secrets, roster, dealt)
+        return masking.sealed(self.secrets, roster, dealt)
 
     def take(self, roster: Roster, deliveries: Mapping[SiteId, bytes]) -> None:
-        self.shares |= shares.opened(self.secrets, roster, deliveries)
+        self.shares |= masking.opened_shares(self.secrets, roster, deliveries)
 
 
 @dataclass
@@ -91,15 +90,15 @@ class Sum:
 
     def signatures(self, alive: Sequence[SiteId], vector: Vector = Vector.VALUES) -> dict[SiteId, bytes]:
         masks = self.masks(vector)
-        return {site: survivors.signed(masks, alive, self.parties[site].identity) for site in alive}
+        return {site: masking.signed(masks, alive, self.parties[site].identity) for site in alive}
 
     def reveal(
         self, alive: Sequence[SiteId], by: Sequence[SiteId] | None = None, vector: Vector = Vector.VALUES
     ) -> dict[SiteId, Revealed]:
         """What sites (all survivors) reveal once they agreed."""
         masks, signatures = self.masks(vector), self.signatures(alive, vector)
-        survivors.check_signatures(masks, alive, signatures)
-        return {site: survivors.revealed(masks, alive, self.parties[site].shares) for site in by or alive}
+        masking.check_signatures(masks, alive, signatures)
+        return {site: masking.revealed(masks, alive, self.parties[site].shares) for site in by or alive}
 
     def total(
         self, numbers: Mapping[SiteId, Array], alive: Sequence[SiteId], by: Sequence[SiteId] | None = None

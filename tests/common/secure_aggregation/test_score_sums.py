@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.protocol.scores import ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.messages import MOST_ROWS
-from protofed.common.statistics import Spread
 
 NAMES = score_sums.names_of(ScoreNames(3))
 

@@ -16,8 +16,15 @@ from tests.common.storage.test_journal import Disk
 
 from protofed.common import failpoint
 from protofed.common.errors import DiskFailureError, OutOfSpaceError, StateError
-from protofed.common.storage.journal import HalfLineError, Journal, TamperedError, records, verify
-from protofed.common.storage.segments import segment_path, segments
+from protofed.common.storage.journal import (
+    HalfLineError,
+    Journal,
+    TamperedError,
+    records,
+    segment_path,
+    segments,
+    verify,
+)
 
 BYTES = 1000  # of a segment: four records
 

@@ -17,8 +17,7 @@ from tests.support.command_line import called
 
 from protofed.common.errors import StateError
 from protofed.common.storage import files
-from protofed.common.storage.journal import Journal, records
-from protofed.common.storage.segments import segments
+from protofed.common.storage.journal import Journal, records, segments
 from protofed.deploy.audit import archive as archives
 from protofed.deploy.audit.handed_in import handed_in
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.common.storage.journal import Journal, Record
-from protofed.common.storage.segments import segments
+from protofed.common.storage.journal import Journal, Record, segments
 from protofed.deploy.audit.follow import LogFollower
 
 

@@ -15,8 +15,7 @@ from tests.support.command_line import called
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
 from protofed.common.protocol.audit_fields import audit_fields
-from protofed.common.storage.journal import Journal, records, verify
-from protofed.common.storage.segments import segment_path, segments
+from protofed.common.storage.journal import Journal, records, segment_path, segments, verify
 from protofed.protos.v1 import federation_pb2 as pb
 
 KEPT = Path(__file__).parents[2] / "golden" / "v0_3_0"

@@ -14,7 +14,7 @@ import typer
 from tests.support.command_line import called
 from tests.support.operator_stub import CertificateInfo, OperatorStub
 
-from protofed.common.pki.codes import code
+from protofed.common.pki.certificate import code
 from protofed.common.pki.identity import Party, fingerprint, read_identity
 from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
 from protofed.deploy.operator import connection

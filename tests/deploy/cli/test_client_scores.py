@@ -16,7 +16,7 @@ from protofed.client.transport.audit import FILE as AUDIT_FILE
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.score_names import FAMILIES
+from protofed.common.protocol.scores import FAMILIES
 from protofed.common.storage.journal import Journal
 from protofed.deploy.cli import client
 from protofed.deploy.site.score_words import meaning

@@ -30,8 +30,7 @@ from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, Monitoring, read_settings
 from protofed.common.errors import ConfigError, DataError, RevokedError
-from protofed.common.protocol.messages import Activity, Finished, Task, TaskKind, Wait
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import Activity, Finished, Task, TaskKind, Telemetry, Wait
 from protofed.common.storage import journal
 from protofed.deploy import shipped
 from protofed.deploy.daemons import client, client_resources, metrics_endpoint, signals

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from tests.support.pki import Authority
 
 from protofed.common.config.settings import Monitoring
-from protofed.common.monitoring.http import Monitor
+from protofed.common.monitoring import Monitor
 from protofed.common.pki.identity import Party
 from protofed.deploy.cli.main import main
 from protofed.deploy.daemons import readyz

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.support.pki import Authority
 
-from protofed.common.clock import stamp
+from protofed.common.forms import stamp
 from protofed.common.pki.identity import Party
 from protofed.deploy.operator.connection import Operator
 

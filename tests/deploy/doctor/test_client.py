@@ -24,10 +24,10 @@ from protofed.client.policy.policy import Policy
 from protofed.client.transport import diagnosis
 from protofed.client.transport.channels import BusyError
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
-from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError, UnavailableError
+from protofed.common.forms import utc_now
 from protofed.common.pki.identity import Party, read_certificate
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.server_info import ServerInfo

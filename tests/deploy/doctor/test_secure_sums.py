@@ -16,7 +16,7 @@ from protofed.client.secure_aggregation import membership
 from protofed.client.secure_aggregation.membership import fingerprint
 from protofed.client.secure_aggregation.partners import MET, OFFERED
 from protofed.common.config.recipe import Recipe
-from protofed.common.pki import codes
+from protofed.common.pki import certificate
 from protofed.common.pki.identity import Identity, Party, read_identity
 from protofed.deploy import shipped
 from protofed.deploy.doctor.checks import CheckFailedError
@@ -46,7 +46,7 @@ def refused(state: Path, **told: Any) -> tuple[str, str]:
 
 
 def code_of(state: Path) -> str:
-    return codes.code(fingerprint(membership.load_identity(state).public_key().public_bytes_raw()))
+    return certificate.code(fingerprint(membership.load_identity(state).public_key().public_bytes_raw()))
 
 
 def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from protofed.common.errors import DataError
-from protofed.common.statistics import spread, spreads
+from protofed.common.protocol.scores import spread, spreads
 from protofed.deploy.experiments.summary import OWN_LOCAL as LOCAL
 from protofed.deploy.experiments.summary import (
     LocalAccuracy,

@@ -16,7 +16,8 @@ from tests.support.finished_runs import ROUNDS, FinishedRun, accuracy, finished_
 
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
-from protofed.common.config.recipe import Input, NamedOptions, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError, DataError, ProtofedError, StateError
 from protofed.common.storage.journal import Journal
 from protofed.deploy.export import model_folder, published_states

@@ -8,8 +8,7 @@ import pytest
 from tests.support.run_records import BEGAN_AT, ROUND_S, attempt, intervention, run_record, task, warning
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Input
-from protofed.common.config.tables import NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Payload
 from protofed.deploy.export.export import _scored
 from protofed.deploy.export.model_card import Choice, card, choice

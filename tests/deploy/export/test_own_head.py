@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from protofed.client.method import Declaration, FitContext, MethodHead, Part, Payload, Update, dump, load
 from protofed.client.models.heads import blank_head
 from protofed.common import plugins
-from protofed.common.config.recipe import NamedOptions, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.plugins import MethodPlugin
 from protofed.deploy.export import model_folder

@@ -22,7 +22,8 @@ from tests.support.image_files import dicom
 
 from protofed.client.data.decoding import decode
 from protofed.common import codec
-from protofed.common.config.recipe import Input, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, OutOfSpaceError
 from protofed.deploy.cli import main
 from protofed.deploy.export import model_folder

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import NamedOptions, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import Part
 from protofed.deploy import shipped

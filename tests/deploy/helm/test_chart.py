@@ -26,10 +26,9 @@ from tests.support.helm_chart import (
 )
 from tests.support.pki import Authority
 
-from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
-from protofed.common.pki.https import read_secret
-from protofed.common.pki.identity import IdentityError, IdentityProblem, Party, read_identity
+from protofed.common.forms import utc_now
+from protofed.common.pki.identity import IdentityError, IdentityProblem, Party, read_identity, read_secret
 
 pytestmark = rendering
 CASES = sorted(path.stem for path in VALUES.glob("*.yaml"))

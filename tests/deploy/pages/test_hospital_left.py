@@ -12,8 +12,7 @@ import pytest
 from tests.support.browser_client import Browser
 
 from protofed.client.transport.audit import FILE as AUDIT
-from protofed.common.storage.journal import Journal, records
-from protofed.common.storage.segments import segment_path
+from protofed.common.storage.journal import Journal, records, segment_path
 from protofed.deploy.audit.archive import archive
 from protofed.deploy.pages.formats import stamp
 from protofed.deploy.pages.hospital import site_log

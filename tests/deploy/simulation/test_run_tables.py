@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.statistics import Spread
+from protofed.common.protocol.scores import Spread
 from protofed.deploy.simulation.run_tables import (
     KEEPS_OWN,
     RELEASES_ALL,

@@ -20,7 +20,8 @@ from protofed.client.policy.rules import Limits, PolicyRules
 from protofed.client.policy.run_limits import RunFacts, unchecked
 from protofed.common import codec
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Model, NamedOptions, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Model, NamedOptions
 from protofed.common.errors import ConfigError, PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, TensorSpec, Update
 from protofed.common.protocol.messages import Task, TaskKind

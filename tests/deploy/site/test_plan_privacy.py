@@ -13,8 +13,8 @@ from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules, PrivacyBudget
 from protofed.client.state.dp_ledger import FILE, DpLedger, read
 from protofed.common.codec import Digest
-from protofed.common.config.plan import Plan
-from protofed.common.config.recipe import Model, NamedOptions, Recipe
+from protofed.common.config.recipe import Plan, Recipe
+from protofed.common.config.tables import Model, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped

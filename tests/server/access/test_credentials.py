@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from protofed.common.grpc_environment import check_in_time, require_tls_1_3
+from protofed.common.process import check_in_time, require_tls_1_3
 from protofed.server.access.credentials import HandshakeCounter
 from protofed.server.rpc import server
 
@@ -70,7 +70,7 @@ def test_who_imports_grpc_too_early_is_told_so() -> None:
     script = (
         "import grpc\n"
         "from protofed.common.errors import ConfigError\n"
-        "from protofed.common.grpc_environment import check_in_time, require_tls_1_3\n"
+        "from protofed.common.process import check_in_time, require_tls_1_3\n"
         "require_tls_1_3()\n"
         "try:\n"
         "    check_in_time()\n"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from tests.support.round_contexts import round_context
 
-from protofed.common.payload import Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.fedprp import FedPRPServer as Server
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from protofed.common import codec
-from protofed.common.payload import Array, Part, Payload
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Array, Part, Payload, same_tensors
 from protofed.server.methods.mixtures import FACTORS, distribution, mixed, row, stacked
 
 MODEL = (Part.BODY, Part.HEAD)

@@ -7,8 +7,7 @@ import pytest
 from tests.support.half_rounds import model
 
 from protofed.common import codec
-from protofed.common.payload import Part, Payload, Update
-from protofed.common.tensors import same_tensors
+from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.server.methods.mixtures import row
 from protofed.server.methods.site_rows import distance, model_of, row_numbers, rows_of, with_newest, with_rows
 

@@ -20,11 +20,10 @@ from tests.support.raw_client import MODEL, RawClient
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import Monitoring
-from protofed.common.monitoring.http import Monitor
+from protofed.common.monitoring import Monitor
 from protofed.common.payload import Part, Payload
 from protofed.common.pki.identity import Party
-from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Verdict
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import CHUNK_BYTES, Finished, Telemetry, Verdict
 from protofed.deploy.simulation.simulation import agents_of
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.metrics import METRICS, NOTIFICATIONS, OPENED, SUM_SECONDS, SUM_SITES, SUM_STEP

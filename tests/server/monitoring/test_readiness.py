@@ -19,11 +19,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.support.pki import Authority
 from tests.support.raw_client import credentials
 
-from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import OutOfSpaceError
-from protofed.common.monitoring.http import Monitor
+from protofed.common.forms import utc_now
+from protofed.common.monitoring import Monitor
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.monitoring import readiness
 from protofed.server.monitoring.readiness import (

@@ -15,7 +15,7 @@ from tests.server.conftest import recipe
 from tests.support.operator_lab import OperatorLab
 from tests.support.receivers import ARRIVES_S, RUN_FAILED, MailReceiver, WebhookReceiver, secret_file, settings_of
 
-from protofed.common.config.notify import Notify, NotifyEvent
+from protofed.common.config.settings import Notify, NotifyEvent
 from protofed.server.metrics import SendOutcome, ServerMetrics
 from protofed.server.notifications.channels import NotSentError, open_channels
 from protofed.server.notifications.notice import Notice

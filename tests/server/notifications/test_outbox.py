@@ -11,7 +11,7 @@ import pytest
 import structlog
 from tests.support.receivers import RUN_FAILED
 
-from protofed.common.config.notify import NotifyEvent
+from protofed.common.config.settings import NotifyEvent
 from protofed.common.storage.journal import verify
 from protofed.server.notifications import outbox as module
 from protofed.server.notifications.notice import Notice

@@ -10,7 +10,7 @@ import pytest
 from tests.server.conftest import Clock
 from tests.support.operator_lab import operator_lab
 
-from protofed.common.config.notify import Notify, NotifyEvent
+from protofed.common.config.settings import Notify, NotifyEvent
 from protofed.server.notifications.notice import Notice
 from protofed.server.notifications.notifier import Notifier
 from protofed.server.notifications.outbox import JOURNAL_FILE, Outbox

@@ -15,7 +15,7 @@ from tests.support.dashboards import rules
 from tests.support.operator_lab import OperatorLab, operator_lab
 from tests.support.pki import Authority
 
-from protofed.common.config.notify import Notify, NotifyEvent
+from protofed.common.config.settings import Notify, NotifyEvent
 from protofed.common.errors import OutOfSpaceError
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.server.access.certificates import Certificates

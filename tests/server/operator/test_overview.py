@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from protofed.common.protocol.messages import Activity, Role
-from protofed.common.statistics import Spread, spread, spreads
+from protofed.common.protocol.scores import Spread, spread, spreads
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RejectionCode, RoundOutcome, UpdateProblem

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.common.payload import Array, Part, Payload
-from protofed.common.tensors import norm_of
+from protofed.common.payload import Array, Part, Payload, norm_of
 from protofed.server.robust import blocks
 from protofed.server.robust.rules import squared_distances
 

@@ -7,7 +7,7 @@ from tests.server.conftest import Lab
 from tests.server.rounds.secure_aggregation.test_steps import SITES, Secure
 
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind
-from protofed.common.secure_aggregation.shares import Share
+from protofed.common.secure_aggregation.masking import Share
 from protofed.server.metrics import COUNTED_STEPS, ServerMetrics, SumFailure
 from protofed.server.monitoring import collector
 from protofed.server.rounds.machine import phases

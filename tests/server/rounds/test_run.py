@@ -11,7 +11,7 @@ import pytest
 
 from protofed.common import codec
 from protofed.common.errors import ConfigError, FailureReason, FencedError, NotEnrolledError, ProtocolError
-from protofed.common.payload import Part
+from protofed.common.payload import Part, same_tensors
 from protofed.common.protocol.messages import (
     Activity,
     Finished,
@@ -23,7 +23,6 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.common.tensors import same_tensors
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Subject, TaskKind, Verdict
-from protofed.common.statistics import Spread
+from protofed.common.protocol.scores import Spread
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader

@@ -22,10 +22,9 @@ from protofed.client.training.own_buffers import memory_with_buffers, with_own_b
 from protofed.common import codec
 from protofed.common.config.recipe import Federation
 from protofed.common.failpoint import reach
-from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, norm_of, relative_bound
 from protofed.common.protocol.messages import Scores, Task
 from protofed.common.secure_aggregation.score_sums import LARGEST
-from protofed.common.tensors import norm_of, relative_bound
 
 
 class ScoredModel(StrEnum):

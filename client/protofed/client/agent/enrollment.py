@@ -12,8 +12,8 @@ from protofed.client.policy.pause import Pause, SitePause
 from protofed.client.policy.policy import UNREADABLE, PolicyOrigin
 from protofed.client.policy.rules import PolicyRules, Window, is_open, next_opening
 from protofed.client.transport.link import Link
-from protofed.common.clock import utc_now
 from protofed.common.errors import StateError
+from protofed.common.forms import utc_now
 from protofed.common.protocol.messages import Assignment, Finished, PauseReason, Wait
 
 log = structlog.get_logger()

@@ -23,11 +23,10 @@ from prometheus_client.core import Metric as Family
 from protofed.client.policy.policy import PolicyRefusedError, Released
 from protofed.client.status import DaemonStatus
 from protofed.common.errors import PolicyViolationError
-from protofed.common.monitoring.metric import Metric
+from protofed.common.monitoring import Metric
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, SiteId
 from protofed.common.pki.identity import LiveIdentity
-from protofed.common.protocol.messages import Activity, Task, TaskKind
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import Activity, Task, TaskKind, Telemetry
 from protofed.common.version import VERSION
 
 ANSWERED_WITHIN_S = 180.0  # generous: an idle daemon asks every few seconds, a working one sends heartbeats

@@ -32,7 +32,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import StateError
 from protofed.common.protocol.messages import Activity, Role, Scores, Task, TaskKind, score_family
-from protofed.common.protocol.score_names import LOSS
+from protofed.common.protocol.scores import LOSS
 from protofed.common.secure_aggregation import score_sums
 
 log = structlog.get_logger()

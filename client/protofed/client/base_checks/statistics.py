@@ -16,8 +16,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from protofed.common.payload import Array, Part, Payload, Tensors
-from protofed.common.tensors import is_buffer
+from protofed.common.payload import Array, Part, Payload, Tensors, is_buffer
 
 # Between platforms the same seed gives the same numbers, but for the last digits of a few functions (log, sqrt of a
 # vectorised library, an SVD): 1e-4 of a tensor's norm is far above these, and far below one step of training.

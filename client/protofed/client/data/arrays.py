@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data.site_data import Examples
 from protofed.client.data.split import Column, DataSplit
-from protofed.common.config.data import SOURCES
-from protofed.common.config.recipe import Data
+from protofed.common.config.data import SOURCES, Data
 from protofed.common.errors import DataError, unknown
 from protofed.common.plugins import PluginKind, error_line, load
 from protofed.common.version import install_hint

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from protofed.common.config.recipe import Augment, Input
+from protofed.common.config.recipe import Augment
+from protofed.common.config.tables import Input
 
 PADDING = 4  # pixels that are added on every side before a crop
 LARGEST_TURN = 15.0  # degrees, to either side

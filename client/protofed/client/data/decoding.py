@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data import dicom
 from protofed.client.data.image_error import MOST_FILE_BYTES, MOST_PIXELS, UnreadableImageError
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 if TYPE_CHECKING:

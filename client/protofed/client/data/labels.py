@@ -13,7 +13,7 @@ import numpy as np
 
 from protofed.client.data.file_entry import split_of
 from protofed.client.data.partition import Indices, Labels
-from protofed.common.config.recipe import Data
+from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
 
 MOST_NAMED = 50  # labels in one error: a wrong column may have as many as rows

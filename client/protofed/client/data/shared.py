@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protofed.client.data.augmentation import normaliser
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 from protofed.common.payload import SiteId
 
 _ALIGNMENT = 64  # bytes: PyTorch's own, so that every kernel takes the path that it takes for a tensor of its own

@@ -20,8 +20,8 @@ from protofed.client.data.sides import held_out
 from protofed.client.data.site_data import Examples, SiteData, check_labels
 from protofed.client.data.sources import LABELLED_BY_NAME, Column, Source, load
 from protofed.common.config import data as kinds
-from protofed.common.config.data import SOURCES
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import SOURCES, Data
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 from protofed.common.plugins import PluginKind, error_line
 from protofed.common.plugins import load as load_plugin

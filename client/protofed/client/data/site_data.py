@@ -14,9 +14,9 @@ from torch import Tensor
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
 from protofed.client.data.partition import stratified_sample, stratified_share
 from protofed.client.transfer import page_locked
-from protofed.common.config.plan import Sampling
 from protofed.common.config.recipe import Augment as Augment
-from protofed.common.config.recipe import Input
+from protofed.common.config.recipe import Sampling
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 Batch: TypeAlias = tuple[Tensor, Tensor]  # [B, channels, H, W] normalised float32, [B] int64, on the site's device

@@ -32,8 +32,8 @@ from protofed.client.data.sides import Units, check_apart, units_of_files, units
 from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
-from protofed.common.config.recipe import Data, Input
-from protofed.common.config.tables import MAX_IMAGE_VALUES
+from protofed.common.config.data import Data
+from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError
 
 MOST_THREADS = 8

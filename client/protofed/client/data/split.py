@@ -15,7 +15,7 @@ from protofed.client.data.labels import by_number
 from protofed.client.data.partition import Indices, Labels
 from protofed.client.data.sides import Units, held_out, units_of_groups, units_of_images
 from protofed.client.data.site_data import Examples
-from protofed.common.config.recipe import Data
+from protofed.common.config.data import Data
 from protofed.common.errors import DataError
 
 Column: TypeAlias = NDArray[Any]  # [N], one value an example

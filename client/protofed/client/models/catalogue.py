@@ -15,13 +15,13 @@ from protofed.client.models.networks import MLP, Conv2Cifar, DigitsCNN, FedAvgCN
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.common.codec import Digest, digest, first_not_finite
 from protofed.common.config.data import data_folder
-from protofed.common.config.recipe import Input, NamedOptions, Recipe
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload, Tensors
-from protofed.common.plugins import PluginKind, error_line
+from protofed.common.plugins import PluginKind, Registry, error_line
 from protofed.common.plugins import load as load_plugin
 from protofed.common.protocol.messages import MOST_BYTES
-from protofed.common.registry import Registry
 
 FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
 

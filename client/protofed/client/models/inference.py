@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofed.client.models.catalogue import build
 from protofed.client.models.heads import MethodHead, blank_head, kind_of
 from protofed.client.models.split import SplitModel, dump, load
-from protofed.common.config.recipe import Input, NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload
 

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from protofed.client.models.split import SplitModel
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 
 CONVOLVED = 16  # pixels a side that `convolutions` needs: 16 -> 12 -> 6 -> 2 -> 1
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from protofed.common.config.plan import DpPlan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

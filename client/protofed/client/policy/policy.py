@@ -21,7 +21,8 @@ from protofed.client.policy.update_checks import GateContext as GateContext
 from protofed.client.policy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec, plugins
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import NamedOptions, Recipe, read_toml
+from protofed.common.config.recipe import Recipe, read_toml
+from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
 from protofed.common.payload import (
     NOT_ON_THE_WIRE,
@@ -33,11 +34,9 @@ from protofed.common.payload import (
     Update,
     describe,
 )
-from protofed.common.protocol.messages import Manifest, Scores, score_family
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import Manifest, Scores, Telemetry, score_family
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
-from protofed.common.secure_aggregation.linear_form import SumForm, SumLayout
+from protofed.common.secure_aggregation.linear_form import FixedPoint, SumForm, SumLayout
 
 _GATE = object()
 # Numbers of the machine from which the number of examples follows, which noise hides.

@@ -14,12 +14,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from protofed.common.config.plan import LocalLoss, Sampling
-from protofed.common.config.recipe import MOST_ROUNDS, Robust
+from protofed.common.config.recipe import MOST_ROUNDS, LocalLoss, Robust, Sampling
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
 from protofed.common.payload import Exchange, Part
-from protofed.common.protocol.messages import MAX_SUMMED
-from protofed.common.protocol.telemetry import Telemetry
+from protofed.common.protocol.messages import MAX_SUMMED, Telemetry
 
 
 class Day(StrEnum):

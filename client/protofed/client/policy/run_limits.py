@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from protofed.client.policy.rules import Limits
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.codec import Digest
-from protofed.common.config.plan import LocalLoss
-from protofed.common.config.recipe import Input, NamedOptions, Plan, Recipe
+from protofed.common.config.recipe import LocalLoss, Plan, Recipe
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import short
 from protofed.common.payload import Part
 

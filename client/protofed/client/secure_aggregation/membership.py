@@ -19,12 +19,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from protofed.client.secure_aggregation.partners import Partners
 from protofed.client.secure_aggregation.sessions import FOLDER, Sessions
-from protofed.common.clock import utc_now
 from protofed.common.errors import CodecError, SecureSumError, StateError
+from protofed.common.forms import utc_now
 from protofed.common.payload import SiteId
-from protofed.common.pki import codes
-from protofed.common.pki.endorsement import check_endorsement, endorsed
-from protofed.common.pki.identity import Identity
+from protofed.common.pki import certificate
+from protofed.common.pki.identity import Identity, check_endorsement, endorsed
 from protofed.common.protocol.consortium import Member
 from protofed.common.secure_aggregation.keys import KeyAdvert
 from protofed.common.secure_aggregation.messages import endorsement_of, packed_endorsement
@@ -113,7 +112,7 @@ def membership_of(
         check_endorsement(endorsement, advert.site, advert.identity, own.authorities_pem, now())
 
     def met(peer: SiteId, identity: str) -> None:
-        record("met", {"site": peer, "code": codes.code(fingerprint(bytes.fromhex(identity)))})
+        record("met", {"site": peer, "code": certificate.code(fingerprint(bytes.fromhex(identity)))})
 
     identity = load_or_create_identity(state)
     partners = Partners(state, check, now, lambda peer, one: met(peer, one.identity))
@@ -136,7 +135,7 @@ def load_or_create_identity(folder: Path) -> Ed25519PrivateKey:
     if not path.exists():
         made = Ed25519PrivateKey.generate()
         files.write(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        code = codes.code(fingerprint(made.public_key().public_bytes_raw()))
+        code = certificate.code(fingerprint(made.public_key().public_bytes_raw()))
         why = "new in this state folder: if partners have confirmed another one of this site's, they need a new list"
         log.info("identity for secure sums made", code=code, folder=str(folder), why=why)
     return load_identity(folder)

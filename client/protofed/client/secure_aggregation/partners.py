@@ -17,8 +17,8 @@ from typing import TypeAlias, TypeVar
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, SecureSumError, StateError
+from protofed.common.forms import stamp, utc_now
 from protofed.common.payload import SiteId
 from protofed.common.protocol import consortium
 from protofed.common.protocol.consortium import Consortium

@@ -21,10 +21,9 @@ from protofed.common.codec import Buffer, Digest, digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, Payload, SiteId
 from protofed.common.protocol.messages import Subject
-from protofed.common.secure_aggregation import holders, keys, masking, shares, survivors
-from protofed.common.secure_aggregation.context import SumContext, Vector
+from protofed.common.secure_aggregation import keys, masking
 from protofed.common.secure_aggregation.groups import Group, check_own, group_of
-from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, SumContext, Vector
 from protofed.common.secure_aggregation.linear_form import SumLayout
 from protofed.common.secure_aggregation.masking import Masks
 from protofed.common.secure_aggregation.messages import (
@@ -159,9 +158,9 @@ def share(
     check_own(roster.groups, session.site, pinned, fewest)
     roster.check_signatures()
     trust([advert for advert in adverts if advert.site != session.site])
-    dealt = shares.dealt(session.secrets, roster)
-    payload = payload_of(SharesMessage(shares.sealed(session.secrets, roster, dealt)))
-    kept = shares.packed(dealt[session.site])
+    dealt = masking.dealt(session.secrets, roster)
+    payload = payload_of(SharesMessage(masking.sealed(session.secrets, roster, dealt)))
+    kept = masking.packed(dealt[session.site])
     group = group_of(roster.groups, session.site)
     return replace(session, roster=bytes(blob), group=group, dealt=codec.encode(payload), kept=kept), payload
 
@@ -175,7 +174,7 @@ def send_flags(session: Session, blob: Buffer, flags: Array, identity: Ed25519Pr
     session = _with_shares(session, blob)
     masks = _masks(session, Vector.HOLDERS)
     vector = masking.masked(masks, session.secrets, flags)
-    signature = holders.signed_vector(masks, vector, identity)
+    signature = masking.signed_vector(masks, vector, identity)
     return _sends(session, Vector.HOLDERS, vector), payload_of(SignatureMessage(signature), vector)
 
 
@@ -197,7 +196,7 @@ def open_flags(session: Session, blob: Buffer, flags: Array, fewest: int) -> Arr
     if agreed is None or tuple(message.vectors) != agreed:
         raise SecureSumError("second-survivors", "the flags are not those of the sites that this site agreed to")
     _sends(session, Vector.HOLDERS, masking.masked(masks, session.secrets, flags))
-    counts = holders.counted(masks, agreed, message.vectors, message.signatures, message.seeds)
+    counts = masking.counted(masks, agreed, message.vectors, message.signatures, message.seeds)
     return np.asarray(counts >= max(fewest, 2))
 
 
@@ -234,7 +233,7 @@ def agree(
     """
     message = _message(blob, SurvivorsMessage)
     session = _agreed(session, message.sites, vector, before)
-    return session, payload_of(SignatureMessage(survivors.signed(_masks(session, vector), message.sites, identity)))
+    return session, payload_of(SignatureMessage(masking.signed(_masks(session, vector), message.sites, identity)))
 
 
 def reveal(
@@ -248,8 +247,8 @@ def reveal(
     message = _message(blob, SurvivorsMessage)
     session = _agreed(session, message.sites, vector, before)
     masks = _masks(session, vector)
-    survivors.check_signatures(masks, message.sites, message.signatures)
-    told = survivors.revealed(masks, message.sites, _all_shares(session))
+    masking.check_signatures(masks, message.sites, message.signatures)
+    told = masking.revealed(masks, message.sites, _all_shares(session))
     return replace(session, revealed=tuple(sorted({*session.revealed, vector}))), payload_of(told)
 
 
@@ -257,7 +256,7 @@ def _agreed(session: Session, sites: tuple[SiteId, ...], vector: Vector, before:
     if vector not in session.sent:
         raise SecureSumError("out-of-order", f"survivors are asked for before this site sent its {vector}")
     masks = _masks(session, vector)
-    survivors.check_survivors(masks, sites)
+    masking.check_survivors(masks, sites)
     if session.survivors.get(vector, sites) != sites:
         raise SecureSumError("second-survivors", "the server named a second, other set of survivors for the same sum")
     if session.site not in sites:
@@ -298,14 +297,14 @@ def _with_shares(session: Session, blob: Buffer) -> Session:
     if session.site in sealed:
         raise SecureSumError("bad-shares", "the server sent shares in this site's own name")
     keys.check_members(roster, sorted({*sealed, session.site}), "sites that dealt shares")
-    shares.opened(session.secrets, roster, sealed)
+    masking.opened_shares(session.secrets, roster, sealed)
     return replace(session, delivered=bytes(blob))
 
 
-def _all_shares(session: Session) -> dict[SiteId, shares.SharesOfSite]:
+def _all_shares(session: Session) -> dict[SiteId, masking.SharesOfSite]:
     sealed = _message(session.delivered, SharesMessage).sealed
-    own = shares.unpacked(session.kept, session.vectors)
-    return {**shares.opened(session.secrets, _roster(session), sealed), session.site: own}
+    own = masking.unpacked(session.kept, session.vectors)
+    return {**masking.opened_shares(session.secrets, _roster(session), sealed), session.site: own}
 
 
 def _masks(session: Session, vector: Vector) -> Masks:

@@ -30,11 +30,10 @@ from protofed.common.protocol.messages import (
     TaskKind,
     Verdict,
 )
-from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.context import SumContext, Vector
-from protofed.common.secure_aggregation.fixed_point import POINT
-from protofed.common.secure_aggregation.linear_form import SumLayout, form_of
+from protofed.common.secure_aggregation.keys import SumContext, Vector
+from protofed.common.secure_aggregation.linear_form import POINT, SumLayout, form_of
 from protofed.common.storage.journal import Fact
 
 log = structlog.get_logger()

@@ -11,9 +11,8 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.policy.score_disclosures import is_own
-from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError, StateError, unknown
-from protofed.common.ids import check_id
+from protofed.common.forms import check_id, utc_now
 from protofed.common.protocol.messages import Scores
 from protofed.common.storage import files
 

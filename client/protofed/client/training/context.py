@@ -17,7 +17,7 @@ from protofed.client.models.split import SplitModel
 from protofed.client.training.dp import DpContext
 from protofed.common.config.recipe import Plan
 from protofed.common.payload import Part, Payload, SiteId, Tensors, Update
-from protofed.common.protocol.score_names import LOSS
+from protofed.common.protocol.scores import LOSS
 
 RECENT_STEPS = 64  # that `step_seconds` averages
 

@@ -25,13 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.common.config.plan import DpPlan, Plan
-from protofed.common.dp import DpCost
+from protofed.common.config.recipe import DpCost, DpPlan, Plan
 from protofed.common.errors import FailureReason, SecureSumError, TaskFailedError
-from protofed.common.payload import Array, Payload
+from protofed.common.payload import Array, Payload, norm_of
+from protofed.common.secure_aggregation.keys import add_mask
 from protofed.common.secure_aggregation.linear_form import MEAN, WEIGHT, SumLayout
-from protofed.common.secure_aggregation.masks import add_mask
-from protofed.common.tensors import norm_of
 
 SIMULATED_SECRET = bytes(32)  # of all sites of a simulation, whose runs repeat: it protects nobody
 _FRACTION_BITS = 53  # of a float64 below 1

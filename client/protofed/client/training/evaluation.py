@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError
-from protofed.common.protocol.score_names import BINS, MAJORITY
+from protofed.common.protocol.scores import BINS, MAJORITY
 
 ROWS = 1024  # of logits that are in float64 at a time
 BELOW_ONE = 1 - 2**-53  # the largest confidence of the last bin: torchmetrics gives exactly 1 a bin of its own

@@ -16,8 +16,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy, kl_div, log_so
 from protofed.client.data.site_data import Examples
 from protofed.client.models.split import load
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Part, Payload
-from protofed.common.tensors import norm_of
+from protofed.common.payload import Part, Payload, norm_of
 
 Distance: TypeAlias = Literal["euclidean", "cosine", "negated-cosine"]
 TINY = 1e-12

@@ -16,7 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from protofed.common.config.plan import OptimizerName, Plan
+from protofed.common.config.recipe import OptimizerName, Plan
 
 Moments = dict[str, Tensor]  # of one parameter, by the names in `torch.optim`: averages of its shape, and `step` []
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from protofed.client.training.context import FitContext
-from protofed.common.payload import Array, Part, Payload, Tensors
-from protofed.common.tensors import is_buffer
+from protofed.common.payload import Array, Part, Payload, Tensors, is_buffer
 
 PREFIX = "buffers."  # of their names in the site's memory: `buffers.body.bn1.running_mean`
 MODEL = (Part.BODY, Part.HEAD)

@@ -5,10 +5,16 @@
 
 A renewal's key waits as `key.next.pem` and is used as soon as cert.pem is its certificate, so every step of an
 installation leaves a usable folder.
+
+An `Endorsement` ties a site's identity for secure sums to its certificate, whose key signs the site and the identity.
+That identity outlives certificates, which are renewed; who has pinned it needs the endorsement no more.
+
+An HTTPS endpoint has its certificate from such a folder, too, and loads it again when it is renewed.
 """
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,10 +24,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import structlog
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from protofed.common.clock import stamp
-from protofed.common.errors import ConfigError
+from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.forms import stamp
+from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import (
     UNREADABLE,
     Certificate,
@@ -308,3 +318,159 @@ def _usage(party: Party) -> str:
 
 def _advice(folder: Path) -> str:
     return f"ask for a new one by `protofed certs renew --identity {folder}`"
+
+
+_PURPOSE = b"protofed secure sum identity"
+
+
+@dataclass(frozen=True)
+class Endorsement:
+    """A site's certificate, PEM, and the signature by its key; both public."""
+
+    certificate: bytes
+    signature: bytes
+
+
+def endorsed(identity: Identity, key: bytes) -> Endorsement:
+    """The site's endorsement of its identity for sums. ECDSA draws at random: other bytes at each call.
+
+    Args:
+        key: public half of the identity, Ed25519, raw.
+
+    Raises:
+        ConfigError: the certificate's key is not of an elliptic curve.
+    """
+    private = load_pem_private_key(identity.key_pem, None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ConfigError(
+            f"the key of the {identity.certificate} cannot endorse this site's identity for secure sums: expected one "
+            "of an elliptic curve, as `protofed certs request` makes it"
+        )
+    signature = private.sign(_statement(identity.certificate.name, key), ec.ECDSA(SHA256()))
+    return Endorsement(identity.certificate_pem, signature)
+
+
+def check_endorsement(endorsement: Endorsement, site: SiteId, key: bytes, authorities: bytes, now: datetime) -> None:
+    """Check that the holder of a site's certificate has said that this is the site's identity.
+
+    Args:
+        key: as of `endorsed`.
+        authorities: the CAs that this site trusts, PEM.
+
+    Raises:
+        SecureSumError: the certificate is not that site's, not valid now or of another CA; or its key did not sign.
+    """
+    try:
+        certificate = read_certificate(endorsement.certificate, f"the certificate in the name of {site}")
+        x509 = load(endorsement.certificate, "certificate")[0]
+        trusted = signer(x509, load(authorities, "ca.pem")) is not None
+    except ConfigError as error:
+        raise _unendorsed(site, str(error)) from error
+    if (certificate.party, certificate.name) != (Party.SITE, site) or not has_usage(x509, Party.SITE):
+        raise _unendorsed(site, f"it comes with the {certificate}")
+    if not trusted or not certificate.not_before <= now <= certificate.not_after:
+        raise _unendorsed(site, f"the {certificate} is of another CA than this site's, or not valid now")
+    public = x509.public_key()
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise _unendorsed(site, "its certificate's key is not of an elliptic curve")
+    try:
+        public.verify(endorsement.signature, _statement(site, key), ec.ECDSA(SHA256()))
+    except InvalidSignature as error:
+        raise _unendorsed(site, "its certificate's key did not sign it") from error
+
+
+def _statement(site: SiteId, key: bytes) -> bytes:
+    return b"\0".join((_PURPOSE, site.encode(), key))  # no site's id has a zero byte, and keys have one length
+
+
+def _unendorsed(site: SiteId, why: str) -> SecureSumError:
+    return SecureSumError("unendorsed", f"the identity in the name of {site} is not endorsed by that site: {why}")
+
+
+class Https:
+    """A folder's certificate and key, reloaded when they change.
+
+    New files that cannot be used are logged, and the last usable ones stay. Threads may share it.
+
+    Raises:
+        ConfigError: at the start, they cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, threading.Lock()
+        self._version = self._file_versions()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """A TLS context with the newest usable certificate; called for every connection."""
+        with self._lock:
+            if (version := self._file_versions()) != self._version:
+                self._version = version
+                try:
+                    self._context = self._load()
+                except ConfigError as error:
+                    log.warning("the new certificate for https cannot be used; the last one stays", why=str(error))
+            return self._context
+
+    def _file_versions(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_file_stamp(self._folder / name) for name in (CERTIFICATE, KEY, NEXT_KEY))
+
+    def _load(self) -> ssl.SSLContext:
+        certificate = self._folder / CERTIFICATE
+        keys = [path for name in (KEY, NEXT_KEY) if (path := self._folder / name).exists()]
+        # Either key, as in `identity`: a renewal installs the certificate before it replaces the key.
+        for key in keys:
+            check_private(key, "`chmod 600` it")
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            try:
+                # An empty password: without one, OpenSSL would ask on the terminal.
+                context.load_cert_chain(certificate, key, password=lambda: "")
+            except (OSError, ValueError):  # no PEM, not the certificate's key, or with a passphrase
+                continue
+            return context
+        raise ConfigError(f"{self._folder}: expected {CERTIFICATE}, and its private key in {KEY} without a passphrase")
+
+
+def check_private(path: Path, remedy: str) -> None:
+    """Check that only the owner can read or change a file.
+
+    Args:
+        remedy: what to do about it, for the error.
+
+    Raises:
+        ConfigError: others can, or the file is missing.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a file of this account's") from error
+    if mode & 0o077:
+        raise ConfigError(f"{path} can be read or changed by others (mode {mode:04o}); expected 0600: {remedy}")
+
+
+def read_secret(path: Path, what: str) -> str:
+    """The one line of a file that only its owner can read, such as a token.
+
+    Args:
+        what: it holds, for errors, which never repeat it.
+
+    Raises:
+        ConfigError: others can read it, it is missing, or it is not one line of printable ASCII.
+    """
+    check_private(path, f"`chmod 600 {path}`, and if somebody may have read it, write another one")
+    try:
+        text = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a file with the {what}") from error
+    if not text or not text.isascii() or not text.decode("ascii").isprintable():
+        raise ConfigError(f"{path}: expected one line with the {what}, in printable ASCII")
+    return text.decode("ascii")
+
+
+def _file_stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -20,9 +20,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import ConfigError, short
-from protofed.common.ids import check_id
+from protofed.common.forms import check_id
 from protofed.common.payload import SiteId
-from protofed.common.pki import codes
+from protofed.common.pki import certificate
 from protofed.common.protocol.messages import MIN_SUMMED
 
 MAX_PARTNERS, MAX_NAME = 1000, 100
@@ -94,7 +94,7 @@ class Consortium:
     @property
     def code(self) -> str:
         """What people read out: four groups of four. It takes a third of a second and 128 MiB."""
-        return codes.code(_stretched(self.document))
+        return certificate.code(_stretched(self.document))
 
     @cached_property
     def identities(self) -> dict[SiteId, str]:
@@ -113,7 +113,7 @@ class Consortium:
         Raises:
             ConfigError: it is no code.
         """
-        return codes.differences(given, _stretched(self.document))
+        return certificate.differences(given, _stretched(self.document))
 
     def named(self, sites: Iterable[SiteId]) -> str:
         """These sites with their institutions, in words; one that is not in the list by its id alone."""

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from protofed.common.clock import stamp
 from protofed.common.errors import short
+from protofed.common.forms import stamp
 
 TIME, SOFTWARE, PROTOCOL, STATUS = "protofed-time", "protofed-version", "protofed-protocol", "protofed-certificate"
 ROLES = "protofed-roles"

@@ -14,7 +14,7 @@ from google_crc32c import value as crc32c
 
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, digest, is_digest
 from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtocolError
-from protofed.common.ids import read_id
+from protofed.common.forms import read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol.consortium import Member, check_identity, check_name
 from protofed.common.protocol.messages import (
@@ -33,8 +33,8 @@ from protofed.common.protocol.messages import (
     TaskKind,
     Verdict,
     Wait,
+    read_telemetry,
 )
-from protofed.common.protocol.telemetry import read_telemetry
 from protofed.protos.v1 import federation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)

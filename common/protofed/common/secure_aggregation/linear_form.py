@@ -1,6 +1,9 @@
 """A method's linear form: what of an update is summed, and where each number stands in a site's vector.
 
 Both halves of a method name the same form, so that site and server agree on the vector without a word about it.
+
+`FixedPoint` brings numbers to integers of the ring modulo 2**64, whose sums are exact and do not depend on order.
+`Sums` is what a server computes from an opened sum: means, class rows and mixtures, never what one site sent.
 """
 
 from __future__ import annotations
@@ -13,9 +16,67 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from protofed.common.errors import ConfigError, SecureSumError
+from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Part, Payload, Tensors, TensorSpec, Update, dtype_name
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
+from protofed.common.protocol.messages import MAX_SUMMED
+
+WORD_BITS = 64
+_BLOCK = 1 << 15  # numbers: temporaries of the vector's size would be new pages, ten times the arithmetic's time
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """A number x is round(x * 2**bits); its magnitude is at most `limit`, which keeps every sum within the ring.
+
+    Attributes:
+        limit: largest magnitude of a number of one site.
+        bits: of the fraction.
+        most: sites of one sum.
+
+    Raises:
+        ConfigError: a sum of so many such numbers could overflow.
+    """
+
+    limit: float
+    bits: int
+    most: int
+
+    def __post_init__(self) -> None:
+        needed = math.log2(self.limit) + self.bits + math.log2(self.most) + 1  # and the sign
+        if needed > WORD_BITS or self.most * round(math.ldexp(self.limit, self.bits)) >= 2 ** (WORD_BITS - 1):
+            raise ConfigError(
+                f"a sum over {self.most} sites of numbers up to {self.limit:g} with {self.bits} bits of a fraction "
+                f"needs {needed:.1f} bits; expected at most {WORD_BITS}: make the limit or the number of bits smaller"
+            )
+
+    def encoded(self, numbers: Array) -> Array:
+        """Floats of any shape as uint64 of that shape, clipped to the limit.
+
+        Who refused a number beyond it would tell the server, which chooses the limit, one bit of one site.
+
+        Raises:
+            SecureSumError: a number is none.
+        """
+        wide = np.asarray(numbers, dtype=np.float64)
+        if math.isnan(float(np.min(wide, initial=0.0))):
+            raise SecureSumError("no-number", "a sum takes numbers alone, and one is none")
+        flat, words, scaled = wide.reshape(-1), np.empty(wide.size, dtype=np.int64), np.empty(_BLOCK)
+        for begin in range(0, len(flat), _BLOCK):
+            piece = flat[begin : begin + _BLOCK]
+            block = np.clip(piece, -self.limit, self.limit, out=scaled[: len(piece)])
+            np.multiply(block, 2.0**self.bits, out=block)  # exact
+            words[begin : begin + _BLOCK] = np.rint(block, out=block)
+        return words.view(np.uint64).reshape(wide.shape)
+
+    def decoded(self, total: Array) -> Array:
+        """A sum as float64."""
+        return np.multiply(total.view(np.int64), 2.0**-self.bits, dtype=np.float64)
+
+
+# Of every run: a server that could make it coarse, or the limit low, would have each site add a threshold of what it
+# learnt, which adding up does not hide. A step is below float32's own of all numbers from 2^-16 on.
+POINT = FixedPoint(limit=65536.0, bits=40, most=MAX_SUMMED)
+
 
 Weighting: TypeAlias = Literal["uniform", "examples"]  # p_k: 1/K, or n_k/n from sites that disclose n_k
 EXAMPLES = 2.0**20  # that weigh 1 in a sum: fewer weigh less, so that weighted numbers stay within the fixed point
@@ -254,3 +315,67 @@ def _matrix(sent: Payload, part: Part, name: str) -> Array:
     if matrix is None or matrix.ndim != 2:
         raise SecureSumError("other-form", f"the model has no {part}/{name} [C, D], by whose rows the sum is laid out")
     return matrix
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of one round.
+
+    Attributes:
+        numbers: [N] float64, in the order of the layout.
+    """
+
+    layout: SumLayout
+    numbers: Array
+
+    @classmethod
+    def opened(cls, layout: SumLayout, total: Array, fixed_point: FixedPoint) -> Sums:
+        """Those of a total [N] uint64."""
+        return cls(layout, fixed_point.decoded(total))
+
+    @property
+    def weight(self) -> float:
+        """What the weights of all means add up to: of uniform ones, how many sites were summed."""
+        return float(self._tensors.get(WEIGHT, np.zeros(())))
+
+    def mean(self, part: Part) -> dict[str, Array]:
+        """The (weighted) mean of a part's tensors, each of its own shape and dtype; integer ones are not there.
+
+        Raises:
+            StateError: nothing was summed, or all weights were zero.
+        """
+        if not (weight := self.weight) > 0:
+            raise StateError("a secure sum of no updates: its weights add up to nothing")
+        return {name: (total / weight).astype(dtype) for name, total, dtype in self._of(f"{MEAN}{part}/")}
+
+    def averaged(self, state: Payload) -> dict[Part, Tensors]:
+        """All parts of which there are means, with the state's own integer tensors (BatchNorm's counters)."""
+        return {part: {**state[part], **self.mean(part)} for part in self.layout.form.means if part in state}
+
+    def row_means(self) -> dict[str, Array]:
+        """The mean row, [D] or [C, D], over its holders by class; classes that nobody holds, or too few, are absent."""
+        holders, rows = self._tensors[HOLDERS], self._tensors[ROWS]
+        dtype = next(field.dtype for field in self.layout.fields if field.key == ROWS)
+        return {str(c): (rows[c] / holders[c]).astype(dtype) for c in np.flatnonzero(holders > 0)}
+
+    def mixture_mass(self) -> Array:
+        """What the sites' shares of each class add up to, [C] float64; 0: nobody holds it, or too few."""
+        return self._tensors[MASS]
+
+    def mixtures(self, part: Part) -> dict[str, Array]:
+        """The mean of a part's tensors by the sites' shares of each class, [C, ...]; zeros for a class without mass."""
+        mass = self.mixture_mass()
+        divisor = np.where(mass > 0, mass, 1.0)
+        return {
+            name: (total / divisor.reshape(-1, *(1,) * (total.ndim - 1))).astype(dtype)
+            for name, total, dtype in self._of(f"{MIXTURE}{part}/")
+        }
+
+    @cached_property
+    def _tensors(self) -> dict[str, Array]:
+        return self.layout.named(self.numbers)
+
+    def _of(self, prefix: str) -> list[tuple[str, Array, str]]:
+        """Name, sum and dtype of the tensors whose keys begin like this."""
+        fields = [field for field in self.layout.fields if field.key.startswith(prefix)]
+        return [(field.key.removeprefix(prefix), self._tensors[field.key], field.dtype) for field in fields]

@@ -1,20 +1,127 @@
-"""A site's vector under its masks, and the sum of the sites' vectors without them."""
+"""A site's vector under its masks, and the sum of the sites' vectors without them.
+
+First the seeds of a site's masks are split into shares and sealed for each other site. Then the vectors are masked, and
+the set of sites whose vectors are summed is agreed by signatures before anything is revealed.
+
+How many sites hold each row is opened for all of them before any row is sent: a row of too few is sent by nobody. A
+server that lied about the counts could have a row that one site alone holds sent as the "sum" of it. So each site is
+given all masked flags, each signed by its site, with the seeds that open them, and counts for itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from protofed.common.codec import digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, SiteId
-from protofed.common.secure_aggregation.context import SumContext, Vector, site_list
-from protofed.common.secure_aggregation.keys import Roster, SiteSecrets, agreed, commitment, mask_key, public_bytes
-from protofed.common.secure_aggregation.masks import add_mask, derived
-from protofed.common.secure_aggregation.shamir import combined
+from protofed.common.secure_aggregation.keys import (
+    SEED_BYTES,
+    Roster,
+    SiteSecrets,
+    SumContext,
+    Vector,
+    add_mask,
+    agreed,
+    check_members,
+    check_signature,
+    combined,
+    commitment,
+    derived,
+    mask_key,
+    public_bytes,
+    site_list,
+    split,
+)
+
+_NONCE = bytes(12)  # each key seals one message
+
+
+class Share(NamedTuple):
+    """One site's shares of another's secrets for one vector."""
+
+    self_seed: bytes
+    mask_seed: bytes
+
+
+SharesOfSite = Mapping[Vector, Share]
+
+
+def dealt(secrets: SiteSecrets, roster: Roster) -> dict[SiteId, SharesOfSite]:
+    """By site, its shares of this site's seeds, its own among them. Drawn anew at each call: what was sent is kept."""
+    count, needed, vectors = len(roster.adverts), roster.threshold, secrets.context.vectors
+    split_seeds = {
+        vector: (
+            split(secrets.self_seed(vector), needed, count),
+            split(secrets.mask_seed(vector), needed, count),
+        )
+        for vector in vectors
+    }
+    return {
+        site: {vector: Share(*(shares[place] for shares in split_seeds[vector])) for vector in vectors}
+        for site, place in roster.places.items()
+    }
+
+
+def sealed(secrets: SiteSecrets, roster: Roster, dealt_shares: Mapping[SiteId, SharesOfSite]) -> dict[SiteId, bytes]:
+    """By each other site, its shares so that only it can read them."""
+    return {
+        site: _seal(secrets, roster, secrets.site, site).encrypt(_NONCE, packed(shares), None)
+        for site, shares in dealt_shares.items()
+        if site != secrets.site
+    }
+
+
+def opened_shares(
+    secrets: SiteSecrets, roster: Roster, deliveries: Mapping[SiteId, bytes]
+) -> dict[SiteId, SharesOfSite]:
+    """By site that dealt them, the shares that this site was sent.
+
+    Raises:
+        SecureSumError: one was not sealed by the site that it is said to come from, for this roster and this site.
+    """
+    found = {}
+    for site, ciphertext in deliveries.items():
+        try:
+            plain = _seal(secrets, roster, site, secrets.site).decrypt(_NONCE, ciphertext, None)
+        except InvalidTag as error:
+            raise SecureSumError("bad-shares", f"the shares in the name of {site} were not sealed by it") from error
+        found[site] = unpacked(plain, secrets.context.vectors)
+    return found
+
+
+def packed(shares: SharesOfSite) -> bytes:
+    """Shares of one site as bytes."""
+    return b"".join(seed for share in shares.values() for seed in share)
+
+
+def unpacked(data: bytes, vectors: tuple[Vector, ...]) -> SharesOfSite:
+    """What `packed` gave.
+
+    Raises:
+        SecureSumError: it has another size.
+    """
+    if len(data) != 2 * SEED_BYTES * len(vectors):
+        raise SecureSumError("bad-shares", f"{len(data)} bytes are no shares of {len(vectors)} vectors")
+    seeds = [data[begin : begin + SEED_BYTES] for begin in range(0, len(data), SEED_BYTES)]
+    return {vector: Share(*seeds[2 * number : 2 * number + 2]) for number, vector in enumerate(vectors)}
+
+
+def _seal(secrets: SiteSecrets, roster: Roster, sender: SiteId, receiver: SiteId) -> ChaCha20Poly1305:
+    other = receiver if sender == secrets.site else sender
+    if other not in roster.by_site:
+        raise SecureSumError("bad-shares", f"{other} is not in the roster")
+    secret = agreed(secrets.share_key, roster.by_site[other].share_key)
+    return ChaCha20Poly1305(derived(secret, roster.context.bind("shares", roster.digest, sender, receiver)))
 
 
 @dataclass(frozen=True)
@@ -169,3 +276,109 @@ def _add_pairs(total: Array, masks: Masks, site: SiteId, private: X25519PrivateK
     for other in others:
         if other != site:
             add_mask(total, masks.pair_key(site, private, other), subtract=site > other)
+
+
+def signed_vector(masks: Masks, vector: Array, identity: Ed25519PrivateKey) -> bytes:
+    """A site's signature under its masked flags [N] uint64."""
+    return identity.sign(_statement(masks, vector))
+
+
+def check_vector(masks: Masks, site: SiteId, vector: Array, signature: bytes) -> None:
+    """Check that masked flags are those that a site sent.
+
+    Raises:
+        SecureSumError: they are not.
+    """
+    check_signature(masks.roster.by_site[site].identity, signature, _statement(masks, vector), site)
+
+
+def counted(
+    masks: Masks,
+    survivors: Sequence[SiteId],
+    vectors: Mapping[SiteId, Array],
+    signatures: Mapping[SiteId, bytes],
+    seeds: Opened,
+) -> Array:
+    """The number of holders [N] int64 of each row, computed from what the sites sent.
+
+    Raises:
+        SecureSumError: something is not what its site sent or promised, or the sum is no count of these sites.
+    """
+    if not (set(survivors) == vectors.keys() == signatures.keys()):
+        raise SecureSumError("other-survivors", "the masked flags are not those of the survivors")
+    for site in survivors:
+        check_vector(masks, site, vectors[site], signatures[site])
+    check_opened(masks, survivors, seeds)
+    counts = unmasked(masks, survivors, (vectors[site] for site in survivors), seeds).view(np.int64)
+    if len(counts) and not 0 <= counts.min() <= counts.max() <= len(survivors):
+        raise SecureSumError("bad-vector", "the numbers of holders are none: a site sent no flags")
+    return counts
+
+
+def _statement(masks: Masks, vector: Array) -> bytes:
+    facts = (masks.roster.digest, masks.vector, site_list(masks.included), digest(vector.tobytes()))
+    return masks.context.bind("holders", *facts)
+
+
+def signed(masks: Masks, survivors: Sequence[SiteId], identity: Ed25519PrivateKey) -> bytes:
+    """A site's signature under the survivors; it signs one set for each vector, and never another.
+
+    Raises:
+        SecureSumError: they are too few, split a group, or are not among those that are masked.
+    """
+    check_survivors(masks, survivors)
+    return identity.sign(_agreement(masks, survivors))
+
+
+def check_survivors(masks: Masks, survivors: Sequence[SiteId]) -> None:
+    """Check that survivors are enough, whole groups, and all of those whose masks are in.
+
+    Raises:
+        SecureSumError: they are not.
+    """
+    check_members(masks.roster, survivors, "survivors")
+    if not set(survivors) <= set(masks.included):
+        raise SecureSumError("other-survivors", "a survivor is not among the sites that dealt shares")
+
+
+def check_signatures(masks: Masks, survivors: Sequence[SiteId], signatures: Mapping[SiteId, bytes]) -> None:
+    """Check that so many survivors have signed this set that no other one can have as many.
+
+    Raises:
+        SecureSumError: there are too few signatures, or one is false.
+    """
+    check_survivors(masks, survivors)
+    if not signatures.keys() <= set(survivors) or len(signatures) < masks.roster.threshold:
+        raise SecureSumError(
+            "too-few-sites", f"{len(signatures)} survivors agreed on who they are; {masks.roster.threshold} are needed"
+        )
+    statement = _agreement(masks, survivors)
+    for site, signature in signatures.items():
+        check_signature(masks.roster.by_site[site].identity, signature, statement, site)
+
+
+def check_signed(masks: Masks, survivors: Sequence[SiteId], site: SiteId, signature: bytes) -> None:
+    """Check that a site of the roster has signed these survivors.
+
+    Raises:
+        SecureSumError: it has not.
+    """
+    check_signature(masks.roster.by_site[site].identity, signature, _agreement(masks, survivors), site)
+
+
+def revealed(masks: Masks, survivors: Sequence[SiteId], shares: Mapping[SiteId, SharesOfSite]) -> Revealed:
+    """What a site reveals once the survivors are agreed: of each included site one share, never both.
+
+    Args:
+        shares: by site that dealt them, the shares that this site has, its own among them.
+    """
+    alive = set(survivors)
+    return Revealed(
+        {site: shares[site][masks.vector].self_seed for site in masks.included if site in alive},
+        {site: shares[site][masks.vector].mask_seed for site in masks.included if site not in alive},
+    )
+
+
+def _agreement(masks: Masks, survivors: Sequence[SiteId]) -> bytes:
+    facts = (masks.roster.digest, masks.vector, site_list(masks.included), site_list(survivors))
+    return masks.context.bind("survivors", *facts)

@@ -15,9 +15,9 @@ from google.protobuf.message import DecodeError
 from protofed.common import codec
 from protofed.common.codec import Buffer
 from protofed.common.errors import CodecError
-from protofed.common.ids import is_id
+from protofed.common.forms import is_id
 from protofed.common.payload import Array, Part, Payload, SiteId
-from protofed.common.pki.endorsement import Endorsement
+from protofed.common.pki.identity import Endorsement
 from protofed.common.protocol.messages import MAX_SUMMED
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import KeyAdvert

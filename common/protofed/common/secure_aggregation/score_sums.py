@@ -17,12 +17,10 @@ import numpy as np
 
 from protofed.common.payload import Array, Part, Update
 from protofed.common.protocol.messages import MIN_SUMMED, Role, Scores
-from protofed.common.protocol.score_names import FAMILIES, LOSS, ONE, ScoreNames
-from protofed.common.secure_aggregation.fixed_point import POINT
+from protofed.common.protocol.scores import FAMILIES, LOSS, ONE, ScoreNames, Spread
 from protofed.common.secure_aggregation.linear_form import HOLDERS as COUNTS
-from protofed.common.secure_aggregation.linear_form import ROWS, ClassRows, SumForm, SumLayout
+from protofed.common.secure_aggregation.linear_form import POINT, ROWS, ClassRows, SumForm, SumLayout
 from protofed.common.secure_aggregation.messages import MOST_ROWS
-from protofed.common.statistics import Spread
 
 HOLDERS = MIN_SUMMED  # of two, each knows the other's
 STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.storage import files
-from protofed.common.storage.segments import COMPRESSED, Segment, compressed_path, segments
+from protofed.common.storage.journal import COMPRESSED, Segment, compressed_path, segments
 from protofed.deploy.audit.verify import AuditError, AuditStatus, verify
 
 PIECE_BYTES = 1 << 20

@@ -19,11 +19,12 @@ from protofed.common.storage.journal import (
     SEGMENT,
     HalfLineError,
     Record,
+    Segment,
     TamperedError,
     following,
     records,
+    segments,
 )
-from protofed.common.storage.segments import Segment, segments
 
 
 @dataclass(frozen=True)

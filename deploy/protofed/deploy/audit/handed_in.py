@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.common.errors import StateError
-from protofed.common.storage.segments import segments
+from protofed.common.storage.journal import segments
 
 # Others move chunks, or nothing of the data; `BeginUpload` may be answered by the receipt of an earlier attempt.
 _CALLS = ("CommitUpload", "ReportScores", "BeginUpload")

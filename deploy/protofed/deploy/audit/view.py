@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.storage.segments import SEGMENT_BYTES
+from protofed.common.storage.journal import SEGMENT_BYTES
 from protofed.deploy.audit.archive import Moved
 from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
 from protofed.deploy.audit.verify import AuditStatus

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError, short
+from protofed.common.forms import stamp
 from protofed.common.pki.certificate import USAGES, load
 from protofed.common.storage import files as storage_files
 from protofed.deploy.certs import files as certs_files

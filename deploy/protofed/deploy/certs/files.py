@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.pki.certificate import UNREADABLE
-from protofed.common.pki.codes import code
+from protofed.common.pki.certificate import UNREADABLE, code
 from protofed.common.storage import files
 
 LONGEST = 256 << 10  # bytes; a larger file cannot be a certificate and is not read

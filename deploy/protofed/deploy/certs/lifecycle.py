@@ -18,11 +18,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
-from protofed.common.ids import check_id
-from protofed.common.pki.certificate import is_authority, load
-from protofed.common.pki.codes import differences
+from protofed.common.forms import check_id, stamp
+from protofed.common.pki.certificate import differences, is_authority, load
 from protofed.common.pki.identity import (
     AUTHORITIES,
     CERTIFICATE,

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from protofed.common.errors import ConfigError, short
-from protofed.common.ids import check_id
-from protofed.common.pki.certificate import SCHEME, UNREADABLE, Party, read_names
-from protofed.common.pki.codes import code, differences
+from protofed.common.forms import check_id
+from protofed.common.pki.certificate import SCHEME, UNREADABLE, Party, code, differences, read_names
 from protofed.deploy.certs.files import key_code, key_fingerprint, refuse_keys
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
+from protofed.common.forms import utc_now
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import PlanView, check, plan_view
 from protofed.deploy.cli.client_consortium import client_consortium
@@ -78,11 +78,11 @@ def start(
 
     Example: `protofed client start --settings site.toml`
     """
-    from protofed.common.quick_imports import quick_imports
+    from protofed.common.process import quick_imports
 
     with quick_imports():
         from protofed.common.config.settings import ClientSettings, read_settings
-        from protofed.common.malloc import keep_memory
+        from protofed.common.process import keep_memory
         from protofed.deploy.daemons.client import run_client
 
     log_as_daemon(context)

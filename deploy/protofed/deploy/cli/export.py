@@ -15,7 +15,8 @@ from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
 from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe
 
 if TYPE_CHECKING:
-    from protofed.common.config.recipe import Data, Recipe
+    from protofed.common.config.data import Data
+    from protofed.common.config.recipe import Recipe
     from protofed.deploy.export.export import Exported, ExportRequest
     from protofed.deploy.export.predict import Predicted
 
@@ -190,7 +191,7 @@ def _list_unreadable(result: Predicted, limit: int) -> None:
 
 
 def _run(name: str) -> str:
-    from protofed.common.ids import check_id
+    from protofed.common.forms import check_id
 
     return check_id("run", name)
 
@@ -216,7 +217,8 @@ def _recipe(name: str | None, assignments: list[str] | None) -> Recipe | None:
 
 def _site_data(file: Path | None, partition_index: int | None) -> tuple[Data, int] | None:
     """The data of the site's daemon and its partition index, from the daemon's settings file."""
-    from protofed.common.config.recipe import Data, parse
+    from protofed.common.config.data import Data
+    from protofed.common.config.recipe import parse
     from protofed.common.config.toml_files import read_table
 
     if file is None:

@@ -8,7 +8,7 @@ import sys
 def run() -> None:
     """Import the command line, then run it; always ends in SystemExit."""
     try:
-        from protofed.common.quick_imports import quick_imports
+        from protofed.common.process import quick_imports
 
         with quick_imports():
             from protofed.deploy.cli.main import main

@@ -68,11 +68,11 @@ def start(
 
     Example: `protofed server start --settings server.toml --recipe recipe.toml`
     """
-    from protofed.common.quick_imports import quick_imports
+    from protofed.common.process import quick_imports
 
     with quick_imports():
         from protofed.common.config.settings import ServerSettings, read_settings
-        from protofed.common.malloc import keep_memory
+        from protofed.common.process import keep_memory
         from protofed.deploy.daemons.server import checked, run_server
         from protofed.deploy.simulation.start_check import check_queue
 

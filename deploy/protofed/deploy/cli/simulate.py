@@ -54,10 +54,10 @@ def simulate(
 
     Example: `protofed simulate digits-fednh`
     """
-    from protofed.common.quick_imports import quick_imports
+    from protofed.common.process import quick_imports
 
     with quick_imports():
-        from protofed.common.malloc import keep_memory
+        from protofed.common.process import keep_memory
         from protofed.deploy import shipped
         from protofed.deploy.experiments.crews import crew
         from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress

@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protofed.client.distributed.launch import Launch, launched
-from protofed.common.address import check_connection
-from protofed.common.clock import stamp
-from protofed.common.config.recipe import Input, Recipe
+from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, PolicyViolationError, RevokedError, UnavailableError
-from protofed.common.monitoring.http import Monitor
+from protofed.common.forms import check_connection, stamp
+from protofed.common.monitoring import Monitor
 from protofed.common.pki.identity import LiveIdentity
+from protofed.common.process import quick_imports
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
-from protofed.common.quick_imports import quick_imports
-from protofed.common.storage.journal import Journal
-from protofed.common.storage.segments import SEGMENT_BYTES
+from protofed.common.storage.journal import SEGMENT_BYTES, Journal
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
 from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError
+from protofed.common.forms import utc_now
 from protofed.common.pki.identity import IdentityError, IdentityProblem, LiveIdentity, Party
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import structlog
 
-from protofed.common.monitoring.http import Monitor
+from protofed.common.monitoring import Monitor
 from protofed.common.storage import files
 
 log = structlog.get_logger()

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError, SecureSumError, StateError, count
 from protofed.common.payload import Part, SiteId
-from protofed.common.pki import codes
-from protofed.common.pki.endorsement import check_endorsement, endorsed
-from protofed.common.pki.identity import Identity
-from protofed.common.secure_aggregation.context import threshold
+from protofed.common.pki import certificate
+from protofed.common.pki.identity import Identity, check_endorsement, endorsed
 from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.keys import threshold
 from protofed.deploy.doctor.checks import CheckFailedError
 from protofed.server.rounds.machine import rules
 
@@ -185,4 +184,4 @@ def dropouts(sites: int) -> str:
 def _code(key: Ed25519PrivateKey) -> str:
     from protofed.client.secure_aggregation.membership import fingerprint
 
-    return codes.code(fingerprint(key.public_key().public_bytes_raw()))
+    return certificate.code(fingerprint(key.public_key().public_bytes_raw()))

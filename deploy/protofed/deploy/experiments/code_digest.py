@@ -20,7 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protofed.common.codec import Digest, digest
-from protofed.common.config.recipe import Recipe, StrictModel
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import StrictModel
 from protofed.common.plugins import PluginKind, path_of
 
 # Of what reads the numbers off a run only itself counts: it imports what shows them, too.

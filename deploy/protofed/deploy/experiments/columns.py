@@ -9,8 +9,7 @@ from functools import partial
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.score_names import LOSS, OWN_METRIC, SCALARS, ScoreNames
-from protofed.common.statistics import lower_is_better
+from protofed.common.protocol.scores import LOSS, OWN_METRIC, SCALARS, ScoreNames, lower_is_better
 from protofed.deploy.experiments.cost import Cost, Target, costs
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.summary import OWN_LOCAL, LocalAccuracy, Summary, best_round, summary

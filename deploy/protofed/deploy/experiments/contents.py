@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from protofed.common.config.recipe import StrictModel, parse_json
+from protofed.common.config.recipe import parse_json
+from protofed.common.config.tables import StrictModel
 from protofed.common.errors import StateError
 from protofed.common.storage import files
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from protofed.common.errors import ConfigError
-from protofed.common.statistics import lower_is_better
+from protofed.common.protocol.scores import lower_is_better
 from protofed.deploy.experiments.experiment import Result
 
 

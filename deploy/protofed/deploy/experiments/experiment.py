@@ -14,10 +14,11 @@ from typing import Any
 from pydantic import Field
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Recipe, StrictModel, parse, parse_json
+from protofed.common.config.recipe import Recipe, parse, parse_json
+from protofed.common.config.tables import StrictModel
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.payload import SiteId
-from protofed.common.statistics import Spread
+from protofed.common.protocol.scores import Spread
 from protofed.common.storage import files
 from protofed.deploy.experiments.code_digest import CodeDigest, shown
 from protofed.deploy.overrides import leaves

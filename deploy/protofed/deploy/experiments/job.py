@@ -19,8 +19,8 @@ import torch
 
 from protofed.client.transfer import pick_device
 from protofed.common.errors import ProtofedError, RunFailedError
-from protofed.common.malloc import keep_memory
 from protofed.common.payload import SiteId
+from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage import files
 from protofed.common.version import VERSION

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from protofed.common.statistics import spread
+from protofed.common.protocol.scores import spread
 
 CONFIDENCE, LEVEL = 0.95, 0.05
 MOST_EXACT = 16  # seeds; of more, so many signs are drawn as these have

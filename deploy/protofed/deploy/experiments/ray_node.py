@@ -13,7 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from protofed.common.codec import Digest
-from protofed.common.config.recipe import Recipe, StrictModel, parse_json
+from protofed.common.config.recipe import Recipe, parse_json
+from protofed.common.config.tables import StrictModel
 from protofed.common.errors import ConfigError
 from protofed.common.version import VERSION, install_hint
 from protofed.deploy.console.progress import end

@@ -13,7 +13,7 @@ import torch
 from ray.exceptions import RayError
 
 from protofed.common.codec import Digest
-from protofed.common.malloc import keep_memory
+from protofed.common.process import keep_memory
 from protofed.deploy.experiments.ray_cluster import joined
 from protofed.deploy.experiments.ray_tasks import line
 from protofed.deploy.simulation.messages import Beginning, Message, Work

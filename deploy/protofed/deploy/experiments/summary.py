@@ -10,7 +10,7 @@ import numpy as np
 
 from protofed.common.errors import DataError
 from protofed.common.payload import SiteId
-from protofed.common.statistics import Spread, lower_is_better, spreads
+from protofed.common.protocol.scores import Spread, lower_is_better, spreads
 from protofed.deploy.experiments.cost import Cost
 
 SiteScores: TypeAlias = Mapping[SiteId, Mapping[str, float]]

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.protocol.score_names import LOSS
-from protofed.common.statistics import deviation, spread
+from protofed.common.protocol.scores import LOSS, deviation, spread
 from protofed.deploy.experiments.columns import TableColumn, named, summarise, to_reach, usual
 from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.experiment import Result

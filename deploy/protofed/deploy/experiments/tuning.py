@@ -16,7 +16,7 @@ from typing import Any
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError
-from protofed.common.protocol.score_names import JUDGED_BY
+from protofed.common.protocol.scores import JUDGED_BY
 from protofed.deploy.experiments.columns import TableColumn, check_metric, named, summarise
 from protofed.deploy.experiments.contents import Candidate, Tuning
 from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_values, with_settings

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.client.models.inference import DeployedModel, predict, rebuild
-from protofed.common.config.recipe import Input
-from protofed.common.config.tables import NamedOptions
+from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError, ProtofedError
 
 Answer: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]  # pixels [N, ...] -> probabilities [N, C]

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from protofed.common.config.tables import Input
 from protofed.common.errors import count
 from protofed.common.protocol.messages import score_family
-from protofed.common.protocol.score_names import MAJORITY
+from protofed.common.protocol.scores import MAJORITY
 from protofed.deploy.console.run_words import MOST_SITES
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts

@@ -10,8 +10,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field
 
 from protofed.common.codec import digest
-from protofed.common.config.recipe import MOST_CLASSES, Input, StrictModel, parse_json
-from protofed.common.config.tables import NamedOptions
+from protofed.common.config.recipe import MOST_CLASSES, parse_json
+from protofed.common.config.tables import Input, NamedOptions, StrictModel
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.storage import files as storage_files
 

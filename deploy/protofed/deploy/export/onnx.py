@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.client.models.inference import DeployedModel
-from protofed.common.config.recipe import Input
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError
 from protofed.common.version import install_hint
 from protofed.deploy.export.agreement import Answer

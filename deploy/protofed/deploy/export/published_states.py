@@ -13,7 +13,7 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
-from protofed.common.statistics import Spread
+from protofed.common.protocol.scores import Spread
 from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.run_view import RunView
 from protofed.deploy.state_folder import open_state

@@ -17,8 +17,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, ConfigError, DataError, StateError, short
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Assignment
-from protofed.common.storage.journal import HalfLineError, records
-from protofed.common.storage.segments import segments
+from protofed.common.storage.journal import HalfLineError, records, segments
 
 
 @dataclass(frozen=True)

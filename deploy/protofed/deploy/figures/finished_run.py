@@ -16,11 +16,12 @@ from protofed.client.models.catalogue import device_model
 from protofed.client.models.split import SplitModel
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.training.context import FitContext
-from protofed.common.config.recipe import Data, Input, Recipe
+from protofed.common.config.data import Data
+from protofed.common.config.recipe import Recipe
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.payload import Array, Part, Payload, SiteId
-from protofed.common.statistics import spreads
-from protofed.common.tensors import unit
+from protofed.common.payload import Array, Part, Payload, SiteId, unit
+from protofed.common.protocol.scores import spreads
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.simulation.simulation import EVALUATOR, simulation, site_names
 from protofed.server.method import ServerMethod, sent, server_methods

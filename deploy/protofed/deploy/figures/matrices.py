@@ -14,8 +14,7 @@ from matplotlib.image import AxesImage
 
 from protofed.client.training.losses import class_shares
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Array, Part
-from protofed.common.tensors import unit
+from protofed.common.payload import Array, Part, unit
 from protofed.deploy.figures.finished_run import FinishedRun
 from protofed.deploy.plots.style import NAMED_CLASSES, class_names, percent, titled
 from protofed.server.method import ClasswiseMethod

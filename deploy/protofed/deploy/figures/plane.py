@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from protofed.common.payload import Array, Part
-from protofed.common.tensors import unit
+from protofed.common.payload import Array, Part, unit
 from protofed.deploy.figures.finished_run import Embedded, FinishedRun
 from protofed.deploy.plots.style import NAMED_CLASSES, bare, class_look, class_names, panels, scatter, titled
 

@@ -23,8 +23,7 @@ from protofed.deploy.logs import capture
 from protofed.deploy.logs.rendering import FIRST_KEYS, Hidden, LineRenderer, plain, printable
 
 if TYPE_CHECKING:
-    from protofed.common.config.notify import Notify
-    from protofed.common.config.settings import ClientSettings, Monitoring, ServerSettings
+    from protofed.common.config.settings import ClientSettings, Monitoring, Notify, ServerSettings
 
 FORMAT, LEVEL = "PROTOFED_LOG_FORMAT", "PROTOFED_LOG_LEVEL"  # environment variables
 FORMATS = ("json", "console")

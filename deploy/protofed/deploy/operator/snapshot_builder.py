@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from protofed.client.policy.score_disclosures import is_own
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.statistics import lower_is_better
+from protofed.common.protocol.scores import lower_is_better
 from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.operator.snapshot import (
     ENDED,

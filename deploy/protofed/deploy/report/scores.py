@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from protofed.common.errors import count
-from protofed.common.protocol.score_names import MAJORITY
-from protofed.common.statistics import deviation, lower_is_better, spread
+from protofed.common.protocol.scores import MAJORITY, deviation, lower_is_better, spread
 from protofed.deploy.console.run_words import from_sum
 from protofed.deploy.plots.charts import (
     BLUE,

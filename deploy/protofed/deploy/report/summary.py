@@ -10,8 +10,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
-from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
-from protofed.common.statistics import PAIR, Spread
+from protofed.common.protocol.scores import JUDGED_BY, MAJORITY, PAIR, Spread
 from protofed.deploy.console.run_words import from_sum
 from protofed.deploy.report.document import Section, Tile
 from protofed.deploy.report.formats import LABELS, duration, formatted, label, listed, megabytes, percent, utc

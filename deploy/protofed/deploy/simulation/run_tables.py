@@ -20,7 +20,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
-from protofed.common.statistics import Spread, spreads
+from protofed.common.protocol.scores import Spread, spreads
 from protofed.deploy.console.progress import progress
 from protofed.deploy.console.run_words import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.held_out import held_out_scores

@@ -31,7 +31,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, SiteId
 from protofed.common.protocol.messages import MOST_BYTES, Role, Task
-from protofed.common.protocol.score_names import SCALARS
+from protofed.common.protocol.scores import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
 from protofed.deploy.simulation.refusals import full_disk_named, refusals, standstill, waits_for_space

@@ -15,7 +15,7 @@ from mmap import ACCESS_COPY, mmap
 
 import torch
 
-from protofed.common.malloc import keep_memory
+from protofed.common.process import keep_memory
 from protofed.deploy.logs import setup
 from protofed.deploy.simulation.messages import Beginning, Message, read
 from protofed.deploy.simulation.site_worker import SiteWorker

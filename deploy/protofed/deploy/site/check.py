@@ -21,8 +21,9 @@ from protofed.client.data.labels import LabelMap
 from protofed.client.data.site_data import KEPT_BYTES, Examples, SiteData
 from protofed.client.data.sources import LABELLED_BY_NAME, infer_class_names, infer_input
 from protofed.client.site import check_preprocessing
-from protofed.common.config.recipe import Input, Recipe
+from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
+from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, TaskFailedError
 from protofed.deploy.console.progress import Bar
 from protofed.deploy.daemons import client, client_resources

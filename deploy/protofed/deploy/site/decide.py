@@ -12,8 +12,7 @@ from protofed.client.state.decisions import FOLDER, Decision, Decisions
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.storage import files
-from protofed.common.storage.journal import Journal
-from protofed.common.storage.segments import SEGMENT_BYTES
+from protofed.common.storage.journal import SEGMENT_BYTES, Journal
 
 WAIT_S = 30.0  # for a daemon, which looks every half second and may wait 10 s for an answer of its server
 _LOOK_S = 0.1

@@ -16,8 +16,8 @@ from protofed.client.secure_aggregation.partners import Partners
 from protofed.client.secure_aggregation.sessions import FOLDER as SUMS
 from protofed.client.secure_aggregation.sessions import forget_group
 from protofed.client.state.decisions import Act, Decision
-from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, short
+from protofed.common.forms import stamp, utc_now
 from protofed.deploy.site import decide
 from protofed.deploy.site.decide import Noticed
 from protofed.deploy.site.partners import PartnersView

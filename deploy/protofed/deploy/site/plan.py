@@ -30,9 +30,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Exchange, Part, Payload, Tensors, TensorSpec, Update, describe
 from protofed.common.plugins import PluginKind, is_plugin
-from protofed.common.protocol.score_names import MAJORITY, RELIABILITY, SCORES
-from protofed.common.secure_aggregation.linear_form import SumLayout, form_of
-from protofed.common.secure_aggregation.sums import Sums
+from protofed.common.protocol.scores import MAJORITY, RELIABILITY, SCORES
+from protofed.common.secure_aggregation.linear_form import SumLayout, Sums, form_of
 from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy

@@ -21,7 +21,8 @@ from protofed.client.data.image_error import UnreadableImageError
 from protofed.client.data.image_files import IndexedFile, Scan, with_root
 from protofed.client.data.labels import by_number, normalise
 from protofed.client.data.split import DataSplit
-from protofed.common.config.recipe import Data, Input
+from protofed.common.config.data import Data
+from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
 Pixels: TypeAlias = NDArray[Any]  # [channels, H, W], uint8, or float32 in 0..1

@@ -19,7 +19,7 @@ import structlog
 
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import TaskKind, score_family
-from protofed.common.statistics import spreads
+from protofed.common.protocol.scores import spreads
 from protofed.common.version import install_hint
 from protofed.server.operator.run_record import read_attempts
 from protofed.server.storage.reader import LedgerReader

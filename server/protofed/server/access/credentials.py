@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import structlog
 
-from protofed.common.grpc_environment import check_in_time
 from protofed.common.pki.identity import Identity, LiveIdentity
+from protofed.common.process import check_in_time
 
 log = structlog.get_logger()
 

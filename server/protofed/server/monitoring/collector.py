@@ -19,11 +19,11 @@ from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
 from protofed.common.config.recipe import Recipe
-from protofed.common.monitoring.metric import Metric
+from protofed.common.monitoring import Metric
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import PROTOCOL_VERSION, SUM_STEPS, Activity, Subject, TaskKind
-from protofed.common.statistics import spreads
+from protofed.common.protocol.scores import spreads
 from protofed.common.version import VERSION
 from protofed.server import metrics
 from protofed.server.access.certificates import Certificates

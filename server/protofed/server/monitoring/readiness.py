@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import StateError
+from protofed.common.forms import stamp, utc_now
 from protofed.common.pki.identity import LiveIdentity
 from protofed.server.storage.ledger import Ledger
 

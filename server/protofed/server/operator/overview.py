@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from protofed.common.protocol.messages import SCORINGS, SUM_STEPS, TaskKind
-from protofed.common.statistics import Spread, spreads
+from protofed.common.protocol.scores import Spread, spreads
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow
 

@@ -13,10 +13,9 @@ import numpy as np
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import ConfigError, FailureReason, ProtofedError, short
-from protofed.common.payload import Array, Part, Payload, SiteId, Tensors
+from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, unit
 from protofed.common.protocol import consortium
 from protofed.common.protocol.messages import PROTOCOL_VERSION, PauseReason, TaskKind, Verdict, score_family
-from protofed.common.tensors import unit
 from protofed.common.version import VERSION
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.aggregation.robust_rule import KEPT_ROW, kept_classes

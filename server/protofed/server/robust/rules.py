@@ -10,8 +10,7 @@ from statistics import median_high, median_low
 
 import numpy as np
 
-from protofed.common.payload import Array
-from protofed.common.tensors import TINY, unit
+from protofed.common.payload import TINY, Array, unit
 
 PAIR = 2
 LEAST_HOLDERS = 3  # of two rows none is in the middle

@@ -32,8 +32,7 @@ from protofed.common.errors import StateError, for_another
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
 from protofed.common.storage import files
-from protofed.common.storage.journal import Fact, Journal, Record
-from protofed.common.storage.segments import SEGMENT_BYTES
+from protofed.common.storage.journal import SEGMENT_BYTES, Fact, Journal, Record
 from protofed.server.access.authorization import Peer
 from protofed.server.rpc.line_budget import EVERY_S, OK, Caller, Counts, LineBudget, Transfer
 

@@ -12,7 +12,6 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from protofed.common.clock import utc_now
 from protofed.common.errors import (
     CodecError,
     ConfigError,
@@ -30,7 +29,7 @@ from protofed.common.errors import (
     VersionMismatchError,
     short,
 )
-from protofed.common.incident import incident_text, new_incident
+from protofed.common.forms import incident_text, new_incident, utc_now
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.protocol.pushback import retry_metadata
 from protofed.common.protocol.refusal import DeniedBecause, denied_metadata

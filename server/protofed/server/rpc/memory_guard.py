@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import structlog
 
 from protofed.common.errors import ConfigError
-from protofed.common.malloc import give_back
+from protofed.common.process import give_back
 
 log = structlog.get_logger()
 SHARE = 0.9  # of the control group's limit, above which the kernel kills the process

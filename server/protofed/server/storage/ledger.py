@@ -15,8 +15,8 @@ from protofed.common.codec import Digest, digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, Subject, TaskKind, Verdict
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Group, Groups
-from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage import sum_groups, update_verdicts
 from protofed.server.storage.database import open_ledger, state_error, writing

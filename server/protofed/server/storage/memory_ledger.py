@@ -13,8 +13,8 @@ from protofed.common.codec import Digest
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt, Scores, Subject, TaskKind
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Group, Groups
-from protofed.common.statistics import Spread
 from protofed.server.storage.ledger import Chain, Ledger
 from protofed.server.storage.memory_certificates import MemoryCertificates
 from protofed.server.storage.memory_groups import MemoryGroups

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from protofed.common.errors import StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
-from protofed.common.statistics import Spread
+from protofed.common.protocol.scores import Spread
 from protofed.server.storage.rows import TaskRow
 
 Attempt: TypeAlias = tuple[int, int]  # its round, and its number

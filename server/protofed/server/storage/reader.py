@@ -11,8 +11,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TRAININGS, Subject, TaskKind, Verdict
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Groups
-from protofed.common.statistics import Spread
 from protofed.server.storage import schema as db
 from protofed.server.storage import sum_groups
 from protofed.server.storage.database import open_engine, state_error

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, insert
 
-from protofed.common.statistics import Spread
+from protofed.common.protocol.scores import Spread
 from protofed.server.storage import schema as db
 
 

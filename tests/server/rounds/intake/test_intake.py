@@ -20,9 +20,8 @@ from tests.support.round_contexts import round_context
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import FailureReason, ProtocolError
-from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, Tensors, TensorSpec, describe
+from protofed.common.payload import BLOCK, NOT_A_MOVE, Array, Part, Payload, Tensors, TensorSpec, describe
 from protofed.common.protocol.messages import Manifest, Receipt, TaskKind, Verdict
-from protofed.common.tensors import BLOCK
 from protofed.server.method import ExpectedUpdate
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednh import FedNHServer

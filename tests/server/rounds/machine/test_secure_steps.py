@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from protofed.common.config.recipe import Federation
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import MAX_SUMMED, SUM_STEPS, TaskKind
-from protofed.common.secure_aggregation.context import threshold
+from protofed.common.secure_aggregation.keys import threshold
 from protofed.server.rounds.machine.advance import advance
 from protofed.server.rounds.machine.phases import (
     NOBODY,

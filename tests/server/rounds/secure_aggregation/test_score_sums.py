@@ -15,10 +15,10 @@ from tests.support.sum_sites import SumSite
 from protofed.common.errors import FailureReason
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import SUM_STEPS, Activity, Progress, Role, Subject, TaskKind, Verdict
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.fixed_point import POINT
-from protofed.common.secure_aggregation.shares import Share
-from protofed.common.statistics import Spread
+from protofed.common.secure_aggregation.linear_form import POINT
+from protofed.common.secure_aggregation.masking import Share
 from protofed.server.monitoring.collector import _state
 from protofed.server.operator.overview import overview
 from protofed.server.operator.run_record import run_record

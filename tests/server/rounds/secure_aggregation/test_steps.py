@@ -24,8 +24,8 @@ from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.protocol.messages import SUM_STEPS, Activity, Receipt, Subject, Task, TaskKind, Verdict
 from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.secure_aggregation.keys import ROOT_BYTES, KeyAdvert, SiteSecrets, advertised
+from protofed.common.secure_aggregation.masking import Share
 from protofed.common.secure_aggregation.messages import RosterMessage, SignatureMessage, message_of, payload_of
-from protofed.common.secure_aggregation.shares import Share
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.overview import overview
 from protofed.server.operator.verification import VerificationResult, verify_round

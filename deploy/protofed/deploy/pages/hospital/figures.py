@@ -15,8 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from rich.filesize import decimal
 
 from protofed.common.errors import count, short
-from protofed.common.protocol.score_names import LOSS
-from protofed.common.statistics import lower_is_better
+from protofed.common.protocol.scores import LOSS, lower_is_better
 from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
 from protofed.deploy.plots.style import COLOURS, grid, panels

@@ -21,12 +21,11 @@ from protofed.common.codec import Buffer, Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.common.failpoint import reach
-from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Update
+from protofed.common.payload import Array, Part, Payload, SiteId, Tensors, Update, unit
 from protofed.common.protocol.messages import TaskKind
-from protofed.common.secure_aggregation.context import Vector
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
 from protofed.common.secure_aggregation.groups import Groups
-from protofed.common.tensors import unit
+from protofed.common.secure_aggregation.keys import Vector
+from protofed.common.secure_aggregation.linear_form import FixedPoint
 from protofed.server.method import ExpectedUpdate, RoundContext, ServerMethod, refining, sent
 from protofed.server.rounds.aggregation.robust_rule import ROWS, RobustRule
 from protofed.server.rounds.secure_aggregation.steps import SumRecord

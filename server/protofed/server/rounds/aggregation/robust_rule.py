@@ -18,9 +18,8 @@ import structlog
 
 from protofed.common.config.recipe import Federation, Recipe, Robust
 from protofed.common.errors import ConfigError
-from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, Update
+from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, Update, norm_of
 from protofed.common.secure_aggregation.linear_form import SumForm, form_of
-from protofed.common.tensors import norm_of
 from protofed.server.method import OwnStartMethod, ServerMethod, sent
 from protofed.server.robust import blocks, rules
 from protofed.server.rounds.machine.rules import min_cohort

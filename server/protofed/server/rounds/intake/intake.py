@@ -23,7 +23,7 @@ import structlog
 from protofed.common import codec
 from protofed.common.codec import Buffer, Digest
 from protofed.common.errors import CodecError, FailureReason, ProtocolError
-from protofed.common.payload import NOT_A_MOVE, Part, Payload, SiteId, TensorSpec
+from protofed.common.payload import NOT_A_MOVE, Part, Payload, SiteId, TensorSpec, norm_of, relative_bound
 from protofed.common.protocol.messages import (
     SUM_STEPS,
     TRAININGS,
@@ -39,8 +39,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.common.protocol.score_names import ScoreNames, metrics_problem
-from protofed.common.tensors import norm_of, relative_bound
+from protofed.common.protocol.scores import ScoreNames, metrics_problem
 from protofed.server.method import NOTHING, ExpectedUpdate, OwnStartMethod
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases

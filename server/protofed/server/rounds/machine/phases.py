@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Subject, TaskKind
-from protofed.common.secure_aggregation.context import threshold
 from protofed.common.secure_aggregation.groups import Groups, summable
+from protofed.common.secure_aggregation.keys import threshold
 from protofed.server.verdicts import RoundOutcome
 
 Sites: TypeAlias = frozenset[SiteId]

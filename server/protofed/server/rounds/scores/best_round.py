@@ -16,8 +16,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import SiteId
-from protofed.common.protocol.score_names import JUDGED_BY
-from protofed.common.statistics import Spread, spreads
+from protofed.common.protocol.scores import JUDGED_BY, Spread, spreads
 from protofed.server.rounds.machine.phases import Standstill
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader

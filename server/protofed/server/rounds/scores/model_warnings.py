@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
-from protofed.common.statistics import Spread, spreads
+from protofed.common.protocol.scores import Spread, spreads
 
 BALANCED, ACCURACY, MAJORITY, AUROC = "balanced_accuracy", "accuracy", "majority", "auroc"
 RECALL = "recall."

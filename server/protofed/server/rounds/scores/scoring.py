@@ -17,10 +17,9 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, FailureReason, SecureSumError, StateError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import MAX_SUMMED, TaskKind, score_family
-from protofed.common.protocol.score_names import LOSS
+from protofed.common.protocol.scores import LOSS, Spread, spreads
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.groups import Groups, members, whole
-from protofed.common.statistics import Spread, spreads
 from protofed.server.method import server_methods
 from protofed.server.metrics import SumFailure
 from protofed.server.rounds.context import ServerContext

@@ -10,15 +10,15 @@ client's `session`, and the server's of `steps`: what makes the message, and wha
     fit, score-sum  the model         begun, advertise  KeyAdvert             SumCheck._check_advert
     share           RosterMessage     share             SharesMessage         SumRecord.roster, SumCheck._check_sites
     holders         SharesMessage     send_flags        SignatureMessage and  SumRecord._deliveries,
-                                                        masked flags          holders.check_vector
+                                                        masked flags          masking.check_vector
     agree-holders   SurvivorsMessage  agree             SignatureMessage      SumRecord.survivors,
-                                                                              survivors.check_signed
+                                                                              masking.check_signed
     reveal-holders  SurvivorsMessage  reveal            Revealed              SumRecord.bases, SumCheck._check_sites
     mask            HoldersMessage    open_flags,       SignatureMessage and  SumRecord._holders, manifest_problem
                     (SharesMessage    send_values       masked values
                     without rows)
     agree           SurvivorsMessage  agree             SignatureMessage      SumRecord.survivors,
-                                                                              survivors.check_signed
+                                                                              masking.check_signed
     reveal          SurvivorsMessage  reveal            Revealed              SumRecord.bases, SumCheck._check_sites
     (aggregation)                                                             SumRecord.total, totals.next_state
 

@@ -28,13 +28,20 @@ from protofed.common.errors import (
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Payload, SiteId, TensorSpec
 from protofed.common.protocol.messages import HOLDERS_STEPS, Manifest, Subject, TaskKind
+from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.context import SumContext, Vector
 from protofed.common.secure_aggregation.groups import Groups, whole
-from protofed.common.secure_aggregation.holders import check_vector
-from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, check_keys, check_signature
+from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SumContext, Vector, check_keys, check_signature
 from protofed.common.secure_aggregation.linear_form import SumLayout
-from protofed.common.secure_aggregation.masking import Masks, Opened, Revealed, opened, unmasked
+from protofed.common.secure_aggregation.masking import (
+    Masks,
+    Opened,
+    Revealed,
+    check_signed,
+    check_vector,
+    opened,
+    unmasked,
+)
 from protofed.common.secure_aggregation.messages import (
     MESSAGE,
     VECTOR,
@@ -47,8 +54,6 @@ from protofed.common.secure_aggregation.messages import (
     message_of,
     payload_of,
 )
-from protofed.common.secure_aggregation.survivors import check_signed
-from protofed.common.statistics import Spread
 from protofed.server.method import ServerMethod
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases

@@ -12,12 +12,10 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.payload import Array, Payload, Update
 from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
-from protofed.common.protocol.score_names import ScoreNames
+from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
-from protofed.common.secure_aggregation.linear_form import WEIGHT, SumLayout, form_of
+from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, form_of
 from protofed.common.secure_aggregation.messages import MOST_ROWS
-from protofed.common.secure_aggregation.sums import Sums
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, sent
 
 

@@ -15,13 +15,21 @@ from protofed.common.codec import digest
 from protofed.common.errors import SecureSumError
 from protofed.common.payload import Array, SiteId
 from protofed.common.protocol.messages import Subject
-from protofed.common.secure_aggregation import holders, masking, shares, survivors
-from protofed.common.secure_aggregation.context import SumContext, Vector, framed, threshold
+from protofed.common.secure_aggregation import masking
 from protofed.common.secure_aggregation.groups import Groups, alone
-from protofed.common.secure_aggregation.keys import KeyAdvert, Roster, SiteSecrets, commitment
+from protofed.common.secure_aggregation.keys import (
+    KeyAdvert,
+    Roster,
+    SiteSecrets,
+    SumContext,
+    Vector,
+    add_mask,
+    combined,
+    commitment,
+    framed,
+    threshold,
+)
 from protofed.common.secure_aggregation.masking import Masks, Opened, Revealed
-from protofed.common.secure_aggregation.masks import add_mask
-from protofed.common.secure_aggregation.shamir import combined
 
 
 def added(numbers: dict[SiteId, Array], alive: list[SiteId]) -> Array:
@@ -285,11 +293,11 @@ def test_two_sets_of_survivors_cannot_both_be_signed_by_enough() -> None:
     fewer = all_sites[:4]
     signatures = here.signatures(all_sites)
     with refused("bad-signature"):
-        survivors.check_signatures(here.masks(), fewer, {site: signatures[site] for site in fewer})
+        masking.check_signatures(here.masks(), fewer, {site: signatures[site] for site in fewer})
     with refused("too-few-sites"):
-        survivors.check_signatures(here.masks(), all_sites, {site: signatures[site] for site in all_sites[:3]})
+        masking.check_signatures(here.masks(), all_sites, {site: signatures[site] for site in all_sites[:3]})
     with refused("too-few-sites"):  # of a site that is no survivor
-        survivors.check_signatures(here.masks(), fewer, signatures)
+        masking.check_signatures(here.masks(), fewer, signatures)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +313,7 @@ def test_two_sets_of_survivors_cannot_both_be_signed_by_enough() -> None:
 def test_survivors_that_no_site_signs(alive: list[SiteId], code: str) -> None:
     here = Sum.of(5, silent_after_keys=["site-05"])
     with refused(code):
-        survivors.signed(here.masks(), alive, identity_of("site-01"))
+        masking.signed(here.masks(), alive, identity_of("site-01"))
 
 
 def test_of_one_site_never_both_shares_are_revealed() -> None:
@@ -322,7 +330,7 @@ def test_of_one_site_never_both_shares_are_revealed() -> None:
 def counting(here: Sum, present: dict[SiteId, Array]) -> tuple[Masks, dict[SiteId, Array], dict[SiteId, bytes], Opened]:
     masks, sent = here.masks(Vector.HOLDERS), here.masked(present, Vector.HOLDERS)
     signatures = {
-        site: holders.signed_vector(masks, vector, here.parties[site].identity) for site, vector in sent.items()
+        site: masking.signed_vector(masks, vector, here.parties[site].identity) for site, vector in sent.items()
     }
     seeds = masking.opened(masks, list(sent), here.reveal(list(sent), vector=Vector.HOLDERS))
     return masks, sent, signatures, seeds
@@ -337,36 +345,36 @@ PRESENT = {
 
 def test_each_site_counts_the_holders_for_itself() -> None:
     masks, sent, signatures, seeds = counting(Sum.of(3), PRESENT)
-    assert holders.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 1, 0]
+    assert masking.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 1, 0]
 
 
 def test_a_server_cannot_make_a_class_of_one_site_look_like_one_of_two() -> None:
     masks, sent, signatures, seeds = counting(Sum.of(3), PRESENT)
     raised = {**sent, "site-01": sent["site-01"] + np.array([0, 1, 0], dtype=np.uint64)}
     with refused("bad-signature"):
-        holders.counted(masks, list(sent), raised, signatures, seeds)
+        masking.counted(masks, list(sent), raised, signatures, seeds)
     with refused("false-shares"):
         others = Opened({**seeds.self_seeds, "site-01": bytes(16)}, {})
-        holders.counted(masks, list(sent), sent, signatures, others)
+        masking.counted(masks, list(sent), sent, signatures, others)
     with refused("false-shares"):
         fewer = Opened({site: seeds.self_seeds[site] for site in ("site-01", "site-02")}, {})
-        holders.counted(masks, list(sent), sent, signatures, fewer)
+        masking.counted(masks, list(sent), sent, signatures, fewer)
     with refused("other-survivors"):
-        holders.counted(masks, ["site-01", "site-02"], sent, signatures, seeds)
+        masking.counted(masks, ["site-01", "site-02"], sent, signatures, seeds)
 
 
 def test_a_site_that_sends_no_flags_is_found_by_the_sum() -> None:
     here = Sum.of(3)
     masks, sent, signatures, seeds = counting(here, {**PRESENT, "site-03": np.array([2, 0, 2**63], dtype=np.uint64)})
     with refused("bad-vector"):
-        holders.counted(masks, list(sent), sent, signatures, seeds)
+        masking.counted(masks, list(sent), sent, signatures, seeds)
 
 
 def test_a_site_that_lies_about_a_class_is_not_found_and_the_pages_say_so() -> None:
     """One site has class 1. With min_contributors = 3 its row leaves."""
     lies = {**PRESENT, "site-03": np.array([1, 2, 0], dtype=np.uint64)}
     masks, sent, signatures, seeds = counting(Sum.of(3), lies)
-    assert holders.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 3, 0]
+    assert masking.counted(masks, list(sent), sent, signatures, seeds).tolist() == [3, 3, 0]
 
 
 # Small things
@@ -378,10 +386,10 @@ def test_lists_of_pieces_are_told_from_each_other() -> None:
 
 
 def test_packed_shares_of_another_length() -> None:
-    dealt = shares.dealt(SiteSecrets(bytes(32), CONTEXT, "site-01"), Sum.of(3).roster)["site-02"]
-    assert shares.unpacked(shares.packed(dealt), CONTEXT.vectors) == dealt
+    dealt = masking.dealt(SiteSecrets(bytes(32), CONTEXT, "site-01"), Sum.of(3).roster)["site-02"]
+    assert masking.unpacked(masking.packed(dealt), CONTEXT.vectors) == dealt
     with refused("bad-shares"):
-        shares.unpacked(shares.packed(dealt)[:-1], CONTEXT.vectors)
+        masking.unpacked(masking.packed(dealt)[:-1], CONTEXT.vectors)
 
 
 def test_vectors_of_different_lengths_and_no_vector() -> None:
@@ -410,9 +418,9 @@ def test_sites_that_were_told_other_groups_cannot_be_summed() -> None:
     assert told.digest != here.roster.digest
     alive = list(here.included)
     others = replace(here.masks(), roster=told)
-    signature = survivors.signed(others, alive, identity_of("site-01"))
+    signature = masking.signed(others, alive, identity_of("site-01"))
     with refused("bad-signature"):
-        survivors.check_signed(here.masks(), alive, "site-01", signature)
+        masking.check_signed(here.masks(), alive, "site-01", signature)
     numbers = numbers_of(alive)
     sent = here.masked(numbers)
     sent["site-01"] = masking.masked(others, here.parties["site-01"].secrets, numbers["site-01"])
@@ -421,9 +429,9 @@ def test_sites_that_were_told_other_groups_cannot_be_summed() -> None:
     assert not np.array_equal(total, added(numbers, alive))
     assert len(np.intersect1d(total, added(numbers, alive))) == 0
     sealed = {"site-01": here.parties["site-01"].deal(told)["site-02"]}
-    shares.opened(here.parties["site-02"].secrets, told, sealed)
+    masking.opened_shares(here.parties["site-02"].secrets, told, sealed)
     with refused("bad-shares"):
-        shares.opened(here.parties["site-02"].secrets, here.roster, sealed)
+        masking.opened_shares(here.parties["site-02"].secrets, here.roster, sealed)
 
 
 @pytest.mark.parametrize(
@@ -451,6 +459,6 @@ def test_survivors_that_split_a_group_are_signed_by_nobody_nor_taken_as_signed()
     assert np.array_equal(here.total(numbers_of(twelve), alive), added(numbers_of(twelve), alive))
     for site in split:
         with refused("broken-group"):
-            survivors.signed(here.masks(), split, identity_of(site))
+            masking.signed(here.masks(), split, identity_of(site))
     with refused("broken-group"):
-        survivors.check_signatures(here.masks(), split, dict.fromkeys(split, b""))
+        masking.check_signatures(here.masks(), split, dict.fromkeys(split, b""))

@@ -1,4 +1,7 @@
-"""Names and ranges of the numbers that sites may report."""
+"""Names and ranges of the numbers that sites may report.
+
+Scores over sites.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import pytest
 
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.score_names import (
+from protofed.common.protocol.scores import (
     BINS,
     FAMILIES,
     MOST_LOSS,
@@ -16,6 +19,7 @@ from protofed.common.protocol.score_names import (
     SCALARS,
     ScoreNames,
     metrics_problem,
+    spreads,
 )
 
 TRAINER, EVALUATOR = frozenset({Role.TRAINER}), frozenset({Role.EVALUATOR})
@@ -97,3 +101,19 @@ def test_any_other_number_beside_an_update_is_named(name: str, value: float) -> 
     problem = metrics_problem({name: value})
     assert problem is not None
     assert len(problem) < 200
+
+
+def means(name: str, *values: float) -> float:
+    return spreads({f"site-{number}": {name: value} for number, value in enumerate(values)})[name].mean
+
+
+@pytest.mark.parametrize("name", ["global.accuracy", "global.recall.3"])
+def test_one_evaluator_of_three_does_not_own_the_global_models_score(name: str) -> None:
+    assert means(name, 0.5, 0.6, 1.0) == 0.6
+    assert means(name, 0.5, 0.6, 0.0, 0.7) == 0.5  # a value that somebody reported
+    assert means(name, 0.5, 1.0) == 0.75
+
+
+@pytest.mark.parametrize("name", ["personal.accuracy", "global.local.accuracy", "loss"])
+def test_sites_own_scores_are_averaged(name: str) -> None:
+    assert means(name, 0.0, 0.25, 0.5, 1.0) == 0.4375

@@ -1,4 +1,7 @@
-"""/metrics, /healthz and /readyz, as Prometheus, a container's health check and a stranger meet them."""
+"""Metrics as data.
+
+/metrics, /healthz and /readyz, as Prometheus, a container's health check and a stranger meet them.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,67 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 from tests.support.pki import Authority, key_pem
 
+from protofed.common import monitoring
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import ConfigError, UnavailableError
-from protofed.common.monitoring import http as monitor
-from protofed.common.monitoring.http import Monitor
+from protofed.common.monitoring import Metric, Monitor, table
 from protofed.common.pki.identity import Party
+
+FREE = Metric("protofed_free_bytes", "gauge", ("site",), "How much room is left.")
+SEEN = Metric("protofed_seen_total", "counter", (), "How often it was seen.")
+
+
+def test_values_are_told_by_their_labels() -> None:
+    family = FREE.family({("ann",): 1.5, ("bob",): 2.0})
+    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+        ("protofed_free_bytes", {"site": "ann"}, 1.5),
+        ("protofed_free_bytes", {"site": "bob"}, 2.0),
+    ]
+    assert (family.type, family.documentation) == ("gauge", "How much room is left.")
+
+
+def test_a_counter_that_is_read_has_its_name_as_it_is_written_here() -> None:
+    assert [sample.name for sample in SEEN.family({(): 3}).samples] == ["protofed_seen_total"]
+
+
+def test_a_counter_that_counts_is_one_series() -> None:
+    registry = CollectorRegistry()
+    SEEN.counter(registry).inc(2)
+    found = [(sample.name, sample.value) for family in registry.collect() for sample in family.samples]
+    assert found == [("protofed_seen_total", 2.0)]
+
+
+def test_a_histogram_has_its_buckets() -> None:
+    registry = CollectorRegistry()
+    Metric("protofed_s", "histogram", ("phase",), "Time.").histogram(registry, (1, 10)).labels("fit").observe(5)
+    counts = {
+        limit: registry.get_sample_value("protofed_s_bucket", {"phase": "fit", "le": limit})
+        for limit in ("1.0", "10.0")
+    }
+    assert counts == {"1.0": 0, "10.0": 1}
+
+
+def test_a_summary_is_counts_and_sums() -> None:
+    family = Metric("protofed_step_seconds", "summary", ("site",), "Time.").summary({("ann",): (3, 1.5)})
+    assert family.type == "summary"
+    assert [(sample.name, sample.labels, sample.value) for sample in family.samples] == [
+        ("protofed_step_seconds_count", {"site": "ann"}, 3),
+        ("protofed_step_seconds_sum", {"site": "ann"}, 1.5),
+    ]
+
+
+def test_the_table_has_a_row_for_each() -> None:
+    assert table((FREE, SEEN)).splitlines()[2:] == [
+        "| `protofed_free_bytes{site}` | gauge | How much room is left. |",
+        "| `protofed_seen_total` | counter | How often it was seen. |",
+    ]
+
+
+@pytest.mark.parametrize("labels", [("ann", "bob"), ()])
+def test_labels_that_the_metric_does_not_have_are_told_at_once(labels: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="has the labels"):
+        FREE.family({labels: 1.0})
+
 
 TOKEN = "a2c4e6"  # noqa: S105
 
@@ -214,7 +273,7 @@ def test_the_port_is_free_again_after_the_end(start: Callable[..., Watched]) -> 
 def test_a_silent_peer_holds_up_nobody_and_is_let_go(
     start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "SILENCE_S", 0.5)
+    monkeypatch.setattr(monitoring, "SILENCE_S", 0.5)
     watched = start()
     with watched.dial() as silent:
         assert watched.get("/healthz")[0] == 200
@@ -224,7 +283,7 @@ def test_a_silent_peer_holds_up_nobody_and_is_let_go(
 def test_a_peer_that_sends_a_byte_now_and_then_is_cut_off(
     start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "LONGEST_S", 0.5)
+    monkeypatch.setattr(monitoring, "LONGEST_S", 0.5)
     watched = start()
     began = time.monotonic()
     with watched.dial() as slow:
@@ -240,7 +299,7 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_cut_off(
 def test_one_connection_too_many_is_closed_at_once(
     start: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "CONNECTIONS", 2)
+    monkeypatch.setattr(monitoring, "CONNECTIONS", 2)
     watched = start()
     with watched.dial(), watched.dial(), watched.dial() as third:
         third.settimeout(3)  # before the silence of the two ends

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.common.errors import ConfigError
-from protofed.common.pki.codes import code, differences
+from protofed.common.pki.certificate import code, differences
 
 DIGITS = "00443214c74254b635cf" + "f" * 44  # 80 bits that are Crockford's first 16 digits in order
 CODE = "0123-4567-89AB-CDEF"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofed.common.errors import ConfigError, SecureSumError
-from protofed.common.secure_aggregation.fixed_point import FixedPoint
-from protofed.common.secure_aggregation.masks import add_mask
+from protofed.common.secure_aggregation.keys import add_mask
+from protofed.common.secure_aggregation.linear_form import FixedPoint
 
 FORM = FixedPoint(limit=65536.0, bits=40, most=50)
 

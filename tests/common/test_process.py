@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from protofed.common.quick_imports import quick_imports
+from protofed.common.process import quick_imports
 
 
 @pytest.mark.parametrize("enabled", [True, False])

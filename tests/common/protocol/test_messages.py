@@ -9,8 +9,7 @@ import pytest
 from protofed.common.errors import ProtocolError
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
-from protofed.common.protocol.messages import Activity, Progress
-from protofed.common.protocol.telemetry import MAX_NUMBERS, Telemetry, read_telemetry
+from protofed.common.protocol.messages import MAX_NUMBERS, Activity, Progress, Telemetry, read_telemetry
 from protofed.protos.v1 import federation_pb2 as pb
 
 NUMBERS = {name.value: 1.5 + number for number, name in enumerate(Telemetry)}

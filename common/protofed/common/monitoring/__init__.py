@@ -1,1 +1,0 @@
-"""Prometheus metrics and the HTTP endpoint that serves them, the same for server and client."""
