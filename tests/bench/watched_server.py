@@ -13,12 +13,12 @@ from pathlib import Path
 from unittest import mock
 
 from protofed.deploy.cli.main import main
-from protofed.server.rpc import server, watchdog
+from protofed.server.rpc import server
 
 LOOK_S = 0.02
 
 
-class WatchdogWithLags(watchdog.Watchdog):
+class WatchdogWithLags(server.Watchdog):
     """Looks often, and never at a loop that has not answered the look before."""
 
     def run(self) -> None:

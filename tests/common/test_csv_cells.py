@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed.common.csv_cells import Table, cell
+from protofed.common.csv_cells import CsvTable, cell
 
 FORMULAS = [
     "=HYPERLINK(1)",
@@ -40,7 +40,7 @@ def test_numbers_and_other_texts_stay(value: object) -> None:
 
 def test_every_cell_of_a_row_is_made_safe() -> None:
     file = io.StringIO()
-    table = Table(file, "\n")
+    table = CsvTable(file, "\n")
     table.row(["path", "=1+1", -1.0])
     table.row(["-0.250000", '=HYPERLINK("x,y")'])
     assert list(csv.reader(io.StringIO(file.getvalue()))) == [

@@ -41,7 +41,7 @@ from protofed.common.protocol.messages import (
     Wait,
 )
 from protofed.deploy.simulation.simulation import DirectLink, Simulation, agents_of, everything, simulation
-from protofed.server.operator.overview import Overview, overview
+from protofed.server.operator.run_record import Overview, overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP
 from protofed.server.rounds.machine import phases

@@ -26,7 +26,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
 from protofed.common.protocol.pushback import LONGEST_S, retry_after_s
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.access.budgets import DAY_S, HOUR_S, Budget
+from protofed.server.access.rate_limits import DAY_S, HOUR_S, Budget
 from protofed.server.rpc import federation
 from protofed.server.rpc.connections import PER_CERTIFICATE
 

@@ -25,7 +25,7 @@ from protofed.common.protocol.messages import Task
 from protofed.deploy import shipped
 from protofed.deploy.simulation.simulation import simulation
 from protofed.protos.v1 import operator_pb2 as pb
-from protofed.server.access.authorization import Access
+from protofed.server.access.authorization import AccessRules
 from protofed.server.rounds.machine.advance import advance
 from protofed.server.rounds.machine.phases import Collecting
 from protofed.server.rpc.executors import Executors
@@ -112,7 +112,7 @@ def pause() -> Trace:
     lab, executors, order = operator_lab(), Executors(), Trace(until=Ledger.pause.__code__)
     lab.enroll(*TRAINERS)
     lab.start("one")
-    service = OperatorService(lab.operation, executors, Access(None))
+    service = OperatorService(lab.operation, executors, AccessRules(None))
     with traced(order):
         asyncio.run(service.PauseRun(pb.RunName(run="one"), _Plain()))
     executors.close()

@@ -143,7 +143,7 @@ def first_not_finite(payload: Payload) -> str | None:
     return None
 
 
-class _Header(NamedTuple):
+class _PayloadHeader(NamedTuple):
     """What a header says.
 
     Attributes:
@@ -159,7 +159,7 @@ class _Header(NamedTuple):
     canonical: bool
 
 
-def _checked(data: Buffer) -> _Header:
+def _checked(data: Buffer) -> _PayloadHeader:
     text = _header(data)
     header, body = _read(text), len(data) - _LENGTH_BYTES - len(text)
     if header.nbytes != body:
@@ -194,7 +194,7 @@ def _remembered(longest: int) -> Callable[[Callable[[_Key], _Value]], Callable[[
 
 
 @_remembered(_KNOWN_BYTES)
-def _read(text: bytes) -> _Header:
+def _read(text: bytes) -> _PayloadHeader:
     """Remembered by its bytes: a header says the same in every update."""
     try:
         table = json.loads(text, object_pairs_hook=_without_duplicates)
@@ -209,7 +209,7 @@ def _read(text: bytes) -> _Header:
     for spec in sorted(specs, key=_position):
         starts[spec.path], at = at, at + spec.nbytes
     offsets = tuple(starts[spec.path] for spec in specs)
-    return _Header(tuple(specs), offsets, at, text == _canonical_header(tuple(specs)))
+    return _PayloadHeader(tuple(specs), offsets, at, text == _canonical_header(tuple(specs)))
 
 
 @_remembered(_KNOWN_TENSORS)

@@ -22,7 +22,7 @@ def cell(value: object) -> object:
     return value
 
 
-class Table:
+class CsvTable:
     """Writes rows into a text file; the only use of `csv.writer`.
 
     Args:

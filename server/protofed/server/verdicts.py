@@ -41,7 +41,7 @@ class RejectionCode(StrEnum):
 
 
 class SetAsideCode(StrEnum):
-    """Why an accepted update was left out of its round's aggregation; `SetAside.text` says it in words."""
+    """Why an accepted update was left out of its round's aggregation; `SetAsideReason.text` says it in words."""
 
     OUTLIER = "outlier"  # its norm is far above its cohort's
     ROBUST = "robust"  # the run's robust rule left it out
@@ -51,7 +51,7 @@ class SetAsideCode(StrEnum):
 
 
 @dataclass(frozen=True)
-class SetAside:
+class SetAsideReason:
     """Why an accepted update is left out; the text goes into the ledger, and the code beside it."""
 
     code: SetAsideCode

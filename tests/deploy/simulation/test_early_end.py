@@ -8,7 +8,7 @@ from typing import Any
 
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.simulation.simulation import agents_of, simulation
-from protofed.server.operator.overview import overview
+from protofed.server.operator.run_record import overview
 from protofed.server.rounds.machine.phases import Evaluating
 from protofed.server.rounds.scores.best_round import best_kept
 

@@ -19,7 +19,7 @@ from protofed.deploy.simulation.run_tables import (
     scores_table,
     simulate_with_progress,
 )
-from protofed.server.operator.overview import Overview
+from protofed.server.operator.run_record import Overview
 
 RecipeOf = Callable[..., Recipe]
 

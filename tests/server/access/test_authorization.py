@@ -15,7 +15,7 @@ from protofed.common.errors import DeniedError
 from protofed.common.pki.certificate import fingerprint
 from protofed.common.pki.identity import Party
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.access.authorization import NOBODY, PLAINTEXT, Access, Peer
+from protofed.server.access.authorization import NOBODY, PLAINTEXT, AccessRules, Peer
 from protofed.server.access.certificates import Certificates
 from protofed.server.storage.ledger import Ledger
 
@@ -34,8 +34,8 @@ def certificates(clock: Clock) -> Certificates:
 
 
 @pytest.fixture
-def access(certificates: Certificates, clock: Clock) -> Access:
-    return Access(certificates, clock)
+def access(certificates: Certificates, clock: Clock) -> AccessRules:
+    return AccessRules(certificates, clock)
 
 
 @pytest.fixture
@@ -59,14 +59,14 @@ def enroll(site: str, *roles: pb.Role.ValueType) -> pb.EnrollRequest:
     return pb.EnrollRequest(caller=pb.Caller(site=site, instance="a"), roles=roles)
 
 
-def test_a_peer_is_whom_its_certificate_names(access: Access, issue: Issue) -> None:
+def test_a_peer_is_whom_its_certificate_names(access: AccessRules, issue: Issue) -> None:
     pem = issue("ann")
     assert access.peer(seen(pem)) == Peer(fingerprint(pem), "site", "ann")
     assert str(access.peer(seen(pem))) == "site 'ann'"
 
 
 def test_a_certificate_that_names_nobody_still_has_a_fingerprint_and_may_do_nothing(
-    access: Access, tmp_path: Path
+    access: AccessRules, tmp_path: Path
 ) -> None:
     authority = Authority.make()
     peer = access.peer(seen(authority.pem))  # signed by a CA of ours (itself), and no party's
@@ -77,14 +77,16 @@ def test_a_certificate_that_names_nobody_still_has_a_fingerprint_and_may_do_noth
 
 
 @pytest.mark.parametrize("facts", [{}, {"x509_pem_cert": []}])
-def test_without_a_certificate_nothing_but_health_is_allowed(access: Access, facts: dict[str, list[bytes]]) -> None:
+def test_without_a_certificate_nothing_but_health_is_allowed(
+    access: AccessRules, facts: dict[str, list[bytes]]
+) -> None:
     assert access.peer(facts) is NOBODY
     access.check(NOBODY, "Health", None)
     with pytest.raises(DeniedError):
         access.check(NOBODY, "Federation", enroll(""))
 
 
-def test_a_sites_call_needs_its_own_certificate(access: Access, certificates: Certificates, issue: Issue) -> None:
+def test_a_sites_call_needs_its_own_certificate(access: AccessRules, certificates: Certificates, issue: Issue) -> None:
     pem = issue("ann")
     peer = access.peer(seen(pem))
     with pytest.raises(DeniedError, match=rf"{peer.fingerprint[:16]}.*'ann' is not registered"):
@@ -100,7 +102,9 @@ def test_a_sites_call_needs_its_own_certificate(access: Access, certificates: Ce
     access.check(peer, "Health", None)
 
 
-def test_an_operators_certificate_is_for_orders_only(access: Access, certificates: Certificates, issue: Issue) -> None:
+def test_an_operators_certificate_is_for_orders_only(
+    access: AccessRules, certificates: Certificates, issue: Issue
+) -> None:
     pem = issue("boss", Party.OPERATOR)
     certificates.register(pem, roles=["operator"])
     peer = access.peer(seen(pem))
@@ -109,7 +113,7 @@ def test_an_operators_certificate_is_for_orders_only(access: Access, certificate
         access.check(peer, "Federation", enroll("boss"))
 
 
-def test_a_claim_is_no_role(access: Access, certificates: Certificates, issue: Issue) -> None:
+def test_a_claim_is_no_role(access: AccessRules, certificates: Certificates, issue: Issue) -> None:
     pem, both = issue("ann"), (pb.ROLE_TRAINER, pb.ROLE_EVALUATOR)
     certificates.register(pem)
     peer = access.peer(seen(pem))
@@ -125,10 +129,12 @@ def test_a_claim_is_no_role(access: Access, certificates: Certificates, issue: I
 
 
 def test_in_plain_text_a_claim_stands() -> None:
-    Access(None).check(PLAINTEXT, "Federation", enroll("ann", pb.ROLE_TRAINER, pb.ROLE_EVALUATOR))
+    AccessRules(None).check(PLAINTEXT, "Federation", enroll("ann", pb.ROLE_TRAINER, pb.ROLE_EVALUATOR))
 
 
-def test_a_revoked_certificate_is_told_when_and_why(access: Access, certificates: Certificates, issue: Issue) -> None:
+def test_a_revoked_certificate_is_told_when_and_why(
+    access: AccessRules, certificates: Certificates, issue: Issue
+) -> None:
     pem = issue("ann")
     certificates.register(pem)
     certificates.revoke("ann", "laptop lost")
@@ -137,7 +143,7 @@ def test_a_revoked_certificate_is_told_when_and_why(access: Access, certificates
 
 
 def test_a_live_connection_ends_with_its_certificate(
-    access: Access, certificates: Certificates, issue: Issue, clock: Clock
+    access: AccessRules, certificates: Certificates, issue: Issue, clock: Clock
 ) -> None:
     pem = issue("ann", days=3)
     certificates.register(pem)
@@ -152,13 +158,13 @@ def test_a_live_connection_ends_with_its_certificate(
         access.check(peer, "Federation", enroll("ann"))
 
 
-def test_a_service_that_nobody_was_given_is_nobodys(access: Access) -> None:
+def test_a_service_that_nobody_was_given_is_nobodys(access: AccessRules) -> None:
     with pytest.raises(KeyError):
         access.check(NOBODY, "Reflection", object())
 
 
 def test_in_plain_text_everybody_is_believed() -> None:
-    access = Access(None)
+    access = AccessRules(None)
     assert access.peer({}) is PLAINTEXT
     access.check(PLAINTEXT, "Federation", enroll("ann"))
     access.check(PLAINTEXT, "Operator", object())

@@ -6,8 +6,8 @@ import pytest
 import structlog
 from tests.server.conftest import Clock
 
-from protofed.server.access import budgets
-from protofed.server.access.budgets import DAY_S, HOUR_S, Budget, Budgets, OverBudgetError
+from protofed.server.access import rate_limits
+from protofed.server.access.rate_limits import DAY_S, HOUR_S, Budget, Budgets, OverBudgetError
 
 CALLS, BYTES = Budget("calls", 10, 0, HOUR_S), Budget("bytes", 100, 2, DAY_S)
 
@@ -65,7 +65,7 @@ def test_bytes_go_by_the_size_of_what_they_are_for(held: Budgets) -> None:
 def test_what_is_remembered_is_bounded_and_forgets_no_site_in_use(
     held: Budgets, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "_MAX_BUCKETS", 10)
+    monkeypatch.setattr(rate_limits, "_MAX_BUCKETS", 10)
     for number in range(100):
         clock.now += 1.0
         assert spent(held, "ann", CALLS) == (10 if number == 0 else 0)
@@ -83,12 +83,16 @@ def test_a_flood_is_logged_once_a_minute(held: Budgets, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1 << 10, 100 << 20, 4 << 30])
-@pytest.mark.parametrize("budget", [budgets.DOWNLOADED, budgets.UPLOADED, budgets.EXAMINED])
+@pytest.mark.parametrize("budget", [rate_limits.DOWNLOADED, rate_limits.UPLOADED, rate_limits.EXAMINED])
 def test_an_honest_daemon_on_a_bad_line_has_room(budget: Budget, size: int) -> None:
     assert budget.capacity(size) >= 16 * size
     assert budget.capacity(size) >= 16 * (2 << 20)  # a chunk, however small the model
 
 
 def test_an_honest_daemon_never_enrolls_or_begins_too_often() -> None:
-    assert budgets.ENROLLMENTS.capacity(0) / budgets.ENROLLMENTS.period_s > 1 / 5.0  # `PAUSED_RETRY_S` of the client
-    assert budgets.BEGINNINGS.capacity(0) / budgets.BEGINNINGS.period_s > 1 / 30.0  # `MEMORY_RETRY_S` of the service
+    assert (
+        rate_limits.ENROLLMENTS.capacity(0) / rate_limits.ENROLLMENTS.period_s > 1 / 5.0
+    )  # `PAUSED_RETRY_S` of the client
+    assert (
+        rate_limits.BEGINNINGS.capacity(0) / rate_limits.BEGINNINGS.period_s > 1 / 30.0
+    )  # `MEMORY_RETRY_S` of the service

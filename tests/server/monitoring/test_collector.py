@@ -24,8 +24,7 @@ from protofed.common.protocol.messages import Activity, PauseReason, Progress, R
 from protofed.server.access.certificates import Certificates
 from protofed.server.monitoring import collector
 from protofed.server.monitoring.collector import SITE_STATES, TASK_STATUSES, CollectorSources, StateCollector
-from protofed.server.operator.overview import overview
-from protofed.server.operator.run_record import run_record
+from protofed.server.operator.run_record import overview, run_record
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.waiting import WaitReason
 from protofed.server.rounds.scores.model_warnings import ModelWarning, WarningCode

@@ -10,7 +10,7 @@ import pytest
 
 from protofed.common.protocol.messages import Activity, Role
 from protofed.common.protocol.scores import Spread, spread, spreads
-from protofed.server.operator.overview import Overview, overview
+from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.ledger import Ledger
 from protofed.server.verdicts import RejectionCode, RoundOutcome, UpdateProblem
 

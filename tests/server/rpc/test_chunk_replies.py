@@ -13,7 +13,7 @@ from protofed.common.codec import Digest
 from protofed.common.errors import ProtocolError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.rpc.chunk_replies import ChunkReplies
+from protofed.server.rpc.federation import ChunkReplies
 from protofed.server.storage.blobs import FolderBlobs
 
 DATA = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"

@@ -1,20 +1,31 @@
-"""Which connections are closed: those of refused callers, late strangers, and those above a share."""
+"""Which connections are closed: those of refused callers, late strangers, and those above a share.
+
+Handshakes that lead to no call, and how many connections there may be.
+"""
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
+import structlog
 from tests.server.conftest import Clock
 
-from protofed.server.rpc import connections
+from protofed.common.process import check_in_time, require_tls_1_3
+from protofed.server.rpc import connections, server
 from protofed.server.rpc.connections import (
     PER_CERTIFICATE,
     REFUSED_S,
     STRANGER_S,
-    Connection,
     ConnectionGuard,
     Endpoint,
+    HandshakeCounter,
+    PeerConnection,
     endpoint,
     surplus_of,
 )
@@ -84,22 +95,22 @@ def test_a_refused_caller_can_read_the_answer_and_is_closed(guard: ConnectionGua
 
 
 def test_a_certificate_keeps_the_connections_that_it_used_last() -> None:
-    held = {at(port): Connection(0.0, "ann", called_at=port) for port in range(PER_CERTIFICATE + 3)}
+    held = {at(port): PeerConnection(0.0, "ann", called_at=port) for port in range(PER_CERTIFICATE + 3)}
     held[at(0)].calls = 1  # in flight: used now
-    held |= {at(port, "10.0.0.2"): Connection(0.0, "bob") for port in range(PER_CERTIFICATE)}
+    held |= {at(port, "10.0.0.2"): PeerConnection(0.0, "bob") for port in range(PER_CERTIFICATE)}
     assert surplus_of(held, 4096, 1.0) == [at(1), at(2), at(3)]
 
 
 def test_strangers_of_one_address_have_a_quarter_and_the_oldest_go() -> None:
-    held = {at(port): Connection(float(-port)) for port in range(20)}
+    held = {at(port): PeerConnection(float(-port)) for port in range(20)}
     assert surplus_of(held, ROOM, 0.0) == [at(16), at(17), at(18), at(19)]
-    held = {(f"2001:db8::{port:x}", port): Connection(float(-port)) for port in range(20)}  # one network of 2^64
+    held = {(f"2001:db8::{port:x}", port): PeerConnection(float(-port)) for port in range(20)}  # one network of 2^64
     assert len(surplus_of(held, ROOM, 0.0)) == 4
 
 
 def test_strangers_of_all_addresses_have_half() -> None:
-    held = {at(port, f"10.0.0.{port}"): Connection(-port / 2) for port in range(40)}
-    sites = {at(port, f"10.0.1.{port}"): Connection(-1e6, f"site-{port}") for port in range(40)}
+    held = {at(port, f"10.0.0.{port}"): PeerConnection(-port / 2) for port in range(40)}
+    sites = {at(port, f"10.0.1.{port}"): PeerConnection(-1e6, f"site-{port}") for port in range(40)}
     assert surplus_of(held | sites, ROOM, 0.0) == sorted(at(port, f"10.0.0.{port}") for port in range(32, 40))
 
 
@@ -120,3 +131,69 @@ def test_the_connections_of_a_port_are_found_and_only_those_named_are_shut() -> 
             assert client.recv(1) == b"x"
         for one in (*clients, *accepted):
             one.close()
+
+
+def test_a_handshake_without_a_call_counts_once() -> None:
+    handshakes = HandshakeCounter()
+    for _ in range(5):
+        handshakes.handshake_started()
+    for _ in range(3):
+        handshakes.call_arrived("ipv4:127.0.0.1:1")
+    with structlog.testing.capture_logs() as logs:
+        assert handshakes.log_failed() == 4
+        handshakes.call_arrived("ipv4:127.0.0.1:1")  # the same connection goes on
+        assert handshakes.log_failed() == 0
+        handshakes.handshake_started()
+        handshakes.call_arrived("ipv4:127.0.0.1:2")
+        assert handshakes.log_failed() == 0
+        handshakes.handshake_started()
+        handshakes.call_arrived("ipv4:127.0.0.1:2")
+        assert handshakes.log_failed() == 1
+    assert [(line["count"], line["of"]) for line in logs] == [(4, 5), (1, 1)]
+
+
+def test_nothing_is_kept_of_connections_that_have_ended() -> None:
+    handshakes = HandshakeCounter()
+    for minute in range(100):
+        for port in range(10):
+            handshakes.call_arrived(f"ipv4:127.0.0.1:{minute * 10 + port}")
+        handshakes.log_failed()
+    assert len(handshakes._calling | handshakes._calling_before) == 10
+
+
+@pytest.fixture
+def descriptors() -> Iterator[int]:
+    """The most that this process may have; it may have 600 now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, hard))
+    yield hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_there_is_a_descriptor_for_every_connection(descriptors: int) -> None:
+    assert server.room(100) == 100
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 600
+    assert server.room(1000) == 1000
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1256, descriptors)
+    with structlog.testing.capture_logs() as logs:
+        assert server.room(10 * descriptors) == descriptors - 256
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (descriptors, descriptors)
+    assert [(line["connections"], line["descriptors"]) for line in logs] == [(descriptors - 256, descriptors)]
+
+
+def test_who_imports_grpc_too_early_is_told_so() -> None:
+    require_tls_1_3()
+    check_in_time()
+    script = (
+        "import grpc\n"
+        "from protofed.common.errors import ConfigError\n"
+        "from protofed.common.process import check_in_time, require_tls_1_3\n"
+        "require_tls_1_3()\n"
+        "try:\n"
+        "    check_in_time()\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run([sys.executable, "-c", script], env=bare, capture_output=True, text=True, check=True)
+    assert "would offer TLS 1.2" in done.stdout

@@ -21,11 +21,10 @@ from protofed.common.payload import Part, describe
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
-from protofed.server.access.budgets import EXAMINED, Budget
+from protofed.server.access.rate_limits import EXAMINED, Budget
 from protofed.server.rounds.intake.intake import Commit
-from protofed.server.rpc.examinations import EXAMINATIONS, Examinations, Examined
 from protofed.server.rpc.executors import Executors, TaskNotifier
-from protofed.server.rpc.federation import FederationService
+from protofed.server.rpc.federation import EXAMINATIONS, Examinations, Examined, FederationService
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
 

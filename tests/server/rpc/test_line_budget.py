@@ -15,9 +15,8 @@ from protofed.common.errors import OutOfSpaceError
 from protofed.common.storage.journal import records
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.authorization import PLAINTEXT, Peer
-from protofed.server.rpc import line_budget
-from protofed.server.rpc.audit import AuditEntry, ServerAudit
-from protofed.server.rpc.line_budget import DAY_BYTES, DAY_S, EVERY_S, IDLE_EVERY_S, LineBudget
+from protofed.server.rpc import audit
+from protofed.server.rpc.audit import DAY_BYTES, DAY_S, EVERY_S, IDLE_EVERY_S, AuditEntry, LineBudget, ServerAudit
 
 ANN, BOB = Peer("ab" * 32, "site", "ann"), Peer("cd" * 32, "site", "bob")
 JO = Peer("0e" * 32, "operator", "jo")
@@ -273,7 +272,7 @@ def test_accepted_updates_and_what_operators_do_always_have_lines(log: Log) -> N
 
 
 def test_a_day_of_repeated_calls_stays_within_the_budget(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_budget, "DAY_BYTES", 100_000)
+    monkeypatch.setattr(audit, "DAY_BYTES", 100_000)
     for _ in range(24):
         log.clock.now += DAY_S / 24
         log.note(*[beat(number) for number in range(100)])
@@ -325,13 +324,13 @@ def test_names_of_calls_that_peers_invent_are_bounded(log: Log) -> None:
     log.note(*[entry(f"Invented{number}", pb.HeartbeatRequest(), code="UNIMPLEMENTED") for number in range(300)])
     log.audit.close()
     (counted,) = log.told("counted")
-    assert len(counted["calls"]) == line_budget.MAX_NAMES + 1
+    assert len(counted["calls"]) == audit.MAX_NAMES + 1
     assert sum(counted["calls"].values()) == 300
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_budget, "MAX_TRANSFERS", 10)
-    monkeypatch.setattr(line_budget, "MAX_PEERS", 10)
+    monkeypatch.setattr(audit, "MAX_TRANSFERS", 10)
+    monkeypatch.setattr(audit, "MAX_PEERS", 10)
     budget = LineBudget(Clock())
     for number in range(50):
         assert not budget.admits(put(number, peer=Peer(f"{number}", "site", "x")))

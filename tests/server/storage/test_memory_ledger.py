@@ -16,7 +16,7 @@ from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.verdicts import RoundOutcome, SetAside, SetAsideCode
+from protofed.server.verdicts import RoundOutcome, SetAsideCode, SetAsideReason
 
 RUNS, SITES, ROUNDS, ATTEMPTS = ("run", "other"), ("ann", "bob", "cyd"), range(3), (1, 2)
 runs, sites = st.sampled_from(RUNS), st.sampled_from(SITES)
@@ -75,7 +75,7 @@ DEEDS: dict[str, st.SearchStrategy[Any]] = {
     "roll_back": st.tuples(runs, rounds),
     "open_round": st.tuples(st.builds(RoundRow, *at, st.just(3), st.just(2)), st.lists(tasks, min_size=1, max_size=3)),
     "count_aggregation": st.tuples(*at, st.sampled_from([1, -1])),
-    "set_aside": st.tuples(updates, st.builds(SetAside, st.sampled_from(SetAsideCode), text)),
+    "set_aside": st.tuples(updates, st.builds(SetAsideReason, st.sampled_from(SetAsideCode), text)),
     "publish": st.tuples(*at, digests, st.booleans(), st.sampled_from([None, {"ann": "silent"}])),
     "keep_aggregate": st.tuples(*at, digests, st.booleans(), st.sampled_from([{}, {"ann": "silent"}])),
     "abandon": st.tuples(*at, text),

@@ -25,7 +25,7 @@ from protofed.deploy.certs import lifecycle
 from protofed.deploy.console.progress import end, interruption, progress
 from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE
 from protofed.deploy.daemons.server import read_address
-from protofed.server.operator.overview import Overview, overview
+from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from protofed.common.csv_cells import Table as CsvTable
+from protofed.common.csv_cells import CsvTable
 from protofed.common.errors import count
 from protofed.deploy import tables
 from protofed.deploy.console.run_words import warning_lines

@@ -15,8 +15,8 @@ from protofed.deploy.experiments.paired import PairedDifference, corrected, pair
 from protofed.deploy.experiments.tuning import TunedRecipe
 from protofed.server.rounds.scores.model_warnings import (
     ModelWarning,
+    RoundScores,
     RunHistory,
-    ScoredRound,
     TrainedRound,
     model_warnings,
 )
@@ -161,7 +161,7 @@ def warnings_about(result: Result) -> list[ModelWarning]:
             ended=True,
             global_model=False,  # its states are not in a result
             class_names=recipe.class_names,
-            scored=[ScoredRound(number, sites, result.sums.get(number, {})) for number, sites in by_round],
+            scored=[RoundScores(number, sites, result.sums.get(number, {})) for number, sites in by_round],
             trained=[TrainedRound(number, None, losses=values) for number, values in losses.items()],
         )
     )

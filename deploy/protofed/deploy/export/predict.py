@@ -13,7 +13,7 @@ from typing import IO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.common.csv_cells import Table
+from protofed.common.csv_cells import CsvTable
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.storage.files import TEMPORARY, write_error
 from protofed.deploy.console.progress import progress
@@ -73,7 +73,7 @@ def predict(request: PredictRequest) -> Predicted:
     images = images_of(request.images, spec.input)
     result = Predicted(runtime)
     with _table(request.out) as file, progress("predicting", len(images), "images", shown=request.shown) as bar:
-        table = Table(file)
+        table = CsvTable(file)
         table.row(["path", "class", "name", "probability", *(f"p_{name}" for name in names)])
         for paths, pixels, unreadable in batches(images, shape, request.batch):
             if paths:

@@ -26,8 +26,7 @@ from protofed.deploy.console.run_words import BestSnapshot, best_sentence, warni
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.deploy.tables import BOXED, Column, terminal
-from protofed.server.operator.overview import Overview, overview
-from protofed.server.operator.run_record import best_of
+from protofed.server.operator.run_record import Overview, best_of, overview
 from protofed.server.rounds.machine.phases import (
     Aggregating,
     Collecting,

@@ -29,7 +29,7 @@ _CERTIFICATE = "x509_pem_cert"
 
 @dataclass(frozen=True)
 class Peer:
-    """The caller, by the certificate that the CA signed for it; `Access.check` says whether it is registered here.
+    """The caller, by the certificate that the CA signed for it; `AccessRules.check` says whether it is registered here.
 
     Attributes:
         fingerprint: SHA-256 of the certificate (DER), in hex; empty in plain text, where the caller is not known.
@@ -56,7 +56,7 @@ class Peer:
 PLAINTEXT, NOBODY = Peer("", "plaintext", ""), Peer("", "unknown", "")
 
 
-class Access:
+class AccessRules:
     """The rules: Federation calls need a site's certificate, name that very site and claim only the roles that its
     registration grants; Operator calls need an operator's certificate.
 

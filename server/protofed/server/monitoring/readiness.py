@@ -1,4 +1,7 @@
-"""Whether the server can do its work; that its process runs is not enough."""
+"""Whether the server can do its work; that its process runs is not enough.
+
+`WaitingLog` says in the server's log why the run does not go on: once for each reason, and not while it changes.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from protofed.common.errors import StateError
 from protofed.common.forms import stamp, utc_now
 from protofed.common.pki.identity import LiveIdentity
+from protofed.server.access.certificates import Certificates
+from protofed.server.rounds.machine import phases
+from protofed.server.rounds.machine.waiting import BLOCKED, Waiting
+from protofed.server.rounds.queue import RunQueue
 from protofed.server.storage.ledger import Ledger
 
 MIN_FREE = 1 << 20  # bytes free on the state folder's disk; with less, a record may not be written whole
@@ -27,7 +36,7 @@ class _Requirement:
 
 
 @dataclass(frozen=True)
-class Look:
+class Readiness:
     """What one look at all requirements found.
 
     Attributes:
@@ -60,12 +69,12 @@ class ServerReadiness:
         """
         self._requirements.append(_Requirement(name, missing, blocks_calls))
 
-    def look(self) -> Look:
+    def look(self) -> Readiness:
         """Look at all requirements; some of them ask a disk, for at most `SLOW_S` seconds each."""
         # A copy: the server may still be adding requirements while a health check reads them.
         found = [(required, required.missing()) for required in list(self._requirements)]
         missing = [f"{required.name}: {reason}" for required, reason in found if reason]
-        return Look(missing, not any(reason and required.blocks_calls for required, reason in found))
+        return Readiness(missing, not any(reason and required.blocks_calls for required, reason in found))
 
     def missing(self) -> list[str]:
         """As of `look`."""
@@ -157,3 +166,47 @@ def state_writable(folder: Path, name: str = "state folder") -> Callable[[], str
         return f"{free} bytes are free for the {name}; make room" if free < MIN_FREE else ""
 
     return OnDisk(f"the {name}", missing)
+
+
+log = structlog.get_logger()
+STEADY_S = 5.0  # a reason that lasts less is not logged: sites that come one after the other, the moment between rounds
+
+
+class WaitingLog:
+    """Remembers what was logged; on the coordinator's thread.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, runs: RunQueue, certificates: Certificates, clock: Callable[[], float]) -> None:
+        self._runs, self._certificates, self._clock = runs, certificates, clock
+        self._seen: tuple[str, Waiting] | None = None
+        self._since = 0.0
+        self._logged: tuple[str, Waiting] | None = None
+
+    def note(self) -> None:
+        """Log what the active run has been waiting for; called at every tick."""
+        if (seen := self._blocked()) != self._seen:
+            self._seen, self._since = seen, self._clock()
+        if seen is None or seen == self._logged or self._clock() < self._since + STEADY_S:
+            return
+        self._logged = seen
+        run, waiting = seen
+        missing = [site.site for site in waiting.missing]
+        log.warning(
+            "the run does not go on",
+            run=run,
+            round=waiting.round,
+            reason=waiting.reason.value,
+            missing=missing,
+            why=waiting.text,
+        )
+
+    def _blocked(self) -> tuple[str, Waiting] | None:
+        current = self._runs.current
+        if current is None or isinstance(current.phase, phases.Collecting | phases.Summing | phases.Evaluating):
+            return None  # a round is open: its sites need not be looked at twice a second
+        if (waiting := current.waiting(self._certificates)) is None:
+            return None
+        return (current.name, waiting) if waiting.reason in BLOCKED else None

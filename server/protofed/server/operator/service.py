@@ -17,8 +17,7 @@ from protofed.common.protocol.messages import Activity, PauseReason, Progress, V
 from protofed.common.secure_aggregation.groups import Group, group_of, members
 from protofed.server.access.certificates import Certificates
 from protofed.server.operator.downloads import Downloads
-from protofed.server.operator.overview import Overview, overview
-from protofed.server.operator.run_record import best_of, outcome
+from protofed.server.operator.run_record import Overview, best_of, outcome, overview
 from protofed.server.operator.verification import Verified, verify_round
 from protofed.server.rounds.context import ServerContext, recipe_of
 from protofed.server.rounds.machine.rules import check_model, unmet

@@ -1,8 +1,10 @@
-"""Which connections stay open, so that no caller holds them all.
+"""The server's TLS, and which connections stay open, so that no caller holds them all.
 
 gRPC limits all connections together and closes idle ones after minutes, whoever has them; it does not let Python refuse
 or close a single one. So the sockets of the server's port are looked up among this process's descriptors, and those
 that have to go are shut down, upon which gRPC closes them.
+
+TLS is by the server's own identity and the CAs whose client certificates it accepts; every client needs one.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,12 +22,80 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+import grpc
 import structlog
 
+from protofed.common.pki.identity import Identity, LiveIdentity
+from protofed.common.process import check_in_time
+
 log = structlog.get_logger()
+
+
+class HandshakeCounter:
+    """Estimates failed handshakes: those that started, less the connections from which a call came.
+
+    gRPC's C core reports no failed handshake to Python, so a site with a wrong certificate would leave no trace here.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._started = 0
+        self._calling: set[str] = set()  # connections with a call since `log_failed`
+        self._calling_before: set[str] = set()  # those of the interval before: their handshakes are counted already
+
+    def handshake_started(self) -> None:
+        """Count a handshake; called from any thread."""
+        with self._lock:
+            self._started += 1
+
+    def call_arrived(self, connection: str) -> None:
+        """Note the connection (`ipv4:address:port`) of a call; called at every call, by the event loop only."""
+        self._calling.add(connection)
+
+    def log_failed(self) -> int:
+        """Log and return how many handshakes since the last time led to no call."""
+        with self._lock:
+            started, self._started = self._started, 0
+        new = self._calling - self._calling_before
+        self._calling_before, self._calling = self._calling, set()
+        failed = max(0, started - len(new))
+        if failed:
+            log.warning(
+                "connections without a call: the handshake failed or no call followed", count=failed, of=started
+            )
+        return failed
+
+
+def server_credentials(live: LiveIdentity, handshakes: HandshakeCounter) -> grpc.ServerCredentials:
+    """TLS with client certificates. Each handshake uses the identity and CAs on disk, so a renewal needs no restart.
+
+    Raises:
+        ConfigError: gRPC was imported before TLS 1.3 was required, and would offer TLS 1.2 too.
+    """
+    check_in_time()
+    current = live.current()
+
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        # gRPC calls this at the start of every handshake: the only sign of one that fails.
+        nonlocal current
+        handshakes.handshake_started()
+        if (identity := live.current()) is current:
+            return None
+        current = identity
+        return _configuration(identity)
+
+    fetch: Any = newest  # None means "as before", though grpc's types do not allow it
+    return grpc.dynamic_ssl_server_credentials(_configuration(current), fetch, require_client_authentication=True)
+
+
+def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+    pair = (identity.key_pem, identity.certificate_pem)
+    return grpc.ssl_server_certificate_configuration([pair], identity.authorities_pem)
+
+
 # Of one registered certificate. A daemon has one connection, and another for each renewal, `doctor` or break that the
 # server has not noticed yet (50 s); those that were used last stay.
 PER_CERTIFICATE = 16
@@ -45,7 +116,7 @@ NOWHERE: Endpoint = "", 0
 
 
 @dataclass(slots=True)
-class Connection:
+class PeerConnection:
     """One connection; times are of the monotonic clock, in seconds.
 
     Attributes:
@@ -75,7 +146,7 @@ class ConnectionGuard:
 
     def __init__(self, room: int, clock: Callable[[], float]) -> None:
         self._room, self._clock = room, clock
-        self._connections: dict[Endpoint, Connection] = {}
+        self._connections: dict[Endpoint, PeerConnection] = {}
         self._closed, self._logged_at = 0, -LOG_EVERY_S
 
     @contextmanager
@@ -87,7 +158,7 @@ class ConnectionGuard:
             certificate: fingerprint of its registered certificate; empty: it has none.
         """
         now = self._clock()
-        connection = self._connections.setdefault(endpoint(peer), Connection(now))
+        connection = self._connections.setdefault(endpoint(peer), PeerConnection(now))
         connection.certificate, connection.called_at = certificate, now
         connection.calls += 1
         try:
@@ -97,7 +168,7 @@ class ConnectionGuard:
 
     def refused(self, peer: str) -> None:
         """Note that a call was refused because its certificate is not registered, or no longer valid."""
-        connection = self._connections.setdefault(endpoint(peer), Connection(self._clock()))
+        connection = self._connections.setdefault(endpoint(peer), PeerConnection(self._clock()))
         if connection.refused_at is None:
             connection.refused_at = self._clock()
 
@@ -117,7 +188,7 @@ class ConnectionGuard:
     def sweep(self, found: Iterable[Endpoint]) -> list[Endpoint]:
         """Take note of the connections that are open now; those that have to be closed."""
         now = self._clock()
-        self._connections = {key: self._connections.get(key) or Connection(now) for key in found}
+        self._connections = {key: self._connections.get(key) or PeerConnection(now) for key in found}
         surplus = surplus_of(self._connections, self._room, now)
         self._closed += len(surplus)
         if self._closed and now - self._logged_at >= LOG_EVERY_S:
@@ -126,7 +197,7 @@ class ConnectionGuard:
         return surplus
 
 
-def surplus_of(connections: Mapping[Endpoint, Connection], room: int, now: float) -> list[Endpoint]:
+def surplus_of(connections: Mapping[Endpoint, PeerConnection], room: int, now: float) -> list[Endpoint]:
     """The connections that have to be closed: refused ones, late strangers, and those above a share."""
     gone = {key for key, connection in connections.items() if _is_over(connection, now)}
     by_certificate, by_address = defaultdict(list), defaultdict(list)
@@ -161,7 +232,7 @@ def endpoint(peer: str) -> Endpoint:
         return NOWHERE
 
 
-def _is_over(connection: Connection, now: float) -> bool:
+def _is_over(connection: PeerConnection, now: float) -> bool:
     if connection.refused_at is not None and now - connection.refused_at >= REFUSED_S:
         return True
     return not connection.certificate and now - connection.opened_at >= STRANGER_S

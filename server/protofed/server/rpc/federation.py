@@ -2,21 +2,27 @@
 
 Nothing heavy runs on the event loop, since gRPC's keepalive cannot see a blocked loop: the coordinator runs on one
 thread (`control`), chunks are read and written on others (`transfer`), and aggregation has its own (`work`).
+
+An answer to GetChunk is made once for all sites: a cohort fetches the same model at about the same time. Whole uploads
+are examined a few at a time, and each once, however often its commit is tried.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Container, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import (
+    CodecError,
     ConflictError,
     DeniedError,
     IncompleteUploadError,
@@ -42,7 +48,7 @@ from protofed.common.protocol.messages import (
 from protofed.common.version import VERSION
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
-from protofed.server.access.budgets import (
+from protofed.server.access.rate_limits import (
     BEGINNINGS,
     DOWNLOADED,
     ENROLLMENTS,
@@ -55,13 +61,154 @@ from protofed.server.access.budgets import (
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.intake.intake import Commit, Intake
 from protofed.server.rounds.queue import RunQueue
-from protofed.server.rpc.chunk_replies import ChunkReplies
-from protofed.server.rpc.commit_groups import CommitGroups
-from protofed.server.rpc.examinations import Examinations, Examined
-from protofed.server.rpc.executors import Executors, TaskNotifier
+from protofed.server.rpc.executors import CommitGroups, Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.storage.blobs import FolderBlobs
 from protofed.server.storage.uploads import Upload
+from protofed.server.verdicts import UpdateProblem
+
+KEPT_BYTES = 32 << 20  # of answers: sites of a cohort are woken together, each with four chunks in flight
+KEPT_SIZES = 256  # blobs whose size and parts are remembered
+
+
+@dataclass(frozen=True)
+class BlobParts:
+    """A blob's size in bytes and each part's share of them, for metrics; no shares where its header is damaged."""
+
+    size: int
+    shares: Mapping[Part, float]
+
+
+class ChunkReplies:
+    """Serialised `Chunk` messages, the newest `KEPT_BYTES` of them; used on the event loop only.
+
+    An address has one content, so what is kept goes stale only when a blob that had rotted was written again.
+    """
+
+    def __init__(self, blobs: FolderBlobs, threads: Executor, kept_bytes: int = KEPT_BYTES) -> None:
+        self._blobs, self._threads = blobs, threads
+        self._most = max(1, kept_bytes // CHUNK_BYTES)
+        self._replies: OrderedDict[tuple[Digest, int], asyncio.Future[bytes]] = OrderedDict()
+        self._parts: OrderedDict[Digest, BlobParts] = OrderedDict()
+        self._repairs = blobs.repairs
+
+    async def parts(self, address: Digest) -> BlobParts:
+        """A blob's size and parts.
+
+        Raises:
+            StateError: it cannot be read.
+        """
+        self._forget_rotten()
+        if (known := self._parts.get(address)) is None:
+            known = await asyncio.get_running_loop().run_in_executor(self._threads, self._read_parts, address)
+            self._parts[address] = known
+            if len(self._parts) > KEPT_SIZES:
+                self._parts.popitem(last=False)
+        return known
+
+    async def get(self, address: Digest, index: int) -> bytes:
+        """The answer with the `index`-th chunk of a blob; calls that wait for the same one share it.
+
+        Raises:
+            ProtocolError: the blob has no such chunk.
+            StateError: it cannot be read.
+        """
+        self._forget_rotten()
+        key = (address, index)
+        if (reply := self._replies.get(key)) is None:
+            reply = asyncio.get_running_loop().run_in_executor(self._threads, self._made, address, index)
+            self._replies[key] = reply
+            reply.add_done_callback(lambda done: self._forget_failed(key, done))
+            if len(self._replies) > self._most:
+                self._replies.popitem(last=False)  # whoever waits for it has it still
+        self._replies.move_to_end(key)
+        return await asyncio.shield(reply)  # a call that is cut short leaves it to the others
+
+    def _made(self, address: Digest, index: int) -> bytes:
+        data = self._blobs.chunk(address, index)
+        if not data:
+            raise ProtocolError(f"chunk {index} is past the end of the blob")
+        return wire.pack_chunk(index, data)
+
+    def _forget_rotten(self) -> None:
+        """Forget all, which costs a read each, if any of it may have been read of a rotten blob."""
+        if self._repairs != self._blobs.repairs:
+            self._repairs = self._blobs.repairs
+            self._replies.clear()
+            self._parts.clear()
+
+    def _forget_failed(self, key: tuple[Digest, int], done: asyncio.Future[bytes]) -> None:
+        failed = done.cancelled() or done.exception() is not None
+        if failed and self._replies.get(key) is done:
+            del self._replies[key]
+
+    def _read_parts(self, address: Digest) -> BlobParts:
+        size = self._blobs.size(address)
+        try:
+            beginning = self._blobs.chunk(address, 0) + self._blobs.chunk(address, 1)  # longer than any header
+            return BlobParts(size, codec.shares(codec.header_specs(beginning)))
+        except CodecError:
+            return BlobParts(size, {})
+
+
+# At a time, of all sites: each takes its update's size of memory. Two threads remain for chunks.
+EXAMINATIONS = 2
+Examined: TypeAlias = UpdateProblem | float  # as `UploadIntake.examine` gives it
+
+
+@dataclass(frozen=True)
+class _Examination:
+    about: object
+    task: asyncio.Task[Examined]
+
+
+class Examinations:
+    """Used on the event loop only.
+
+    A site's call waits 30 s. Behind a large cohort, or for a large model, that is too short: the site calls again, and
+    finds the examination that its first call began, in the same place of the queue, or its result.
+    """
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads, self._turns = threads, asyncio.Semaphore(EXAMINATIONS)
+        self._known: dict[Upload, _Examination] = {}
+
+    async def result(
+        self, upload: Upload, about: object, begin: Callable[[], None], examine: Callable[[], Examined]
+    ) -> Examined:
+        """What `examine` finds; one that failed is done again at the next call.
+
+        Args:
+            about: what the result depends on, beside the upload's bytes: if it changed, they are examined again.
+            begin: called once it is this upload's turn; what it raises is raised here, and nothing is examined.
+            examine: runs on the threads.
+        """
+        known = self._known.get(upload)
+        if known is None or known.about != about:
+            known = _Examination(about, asyncio.create_task(self._in_turn(begin, examine)))
+            self._known[upload] = known
+            known.task.add_done_callback(lambda task: self._forget_failed(upload, task))
+        return await asyncio.shield(known.task)  # a call that is cut short leaves it to the next one
+
+    def forget(self, upload: Upload) -> None:
+        """Examine an upload anew if it is committed again."""
+        self._known.pop(upload, None)
+
+    def forget_but(self, uploads: Container[Upload]) -> None:
+        """Keep nothing but what is known of these uploads."""
+        self._known = {upload: known for upload, known in self._known.items() if upload in uploads}
+
+    async def _in_turn(self, begin: Callable[[], None], examine: Callable[[], Examined]) -> Examined:
+        async with self._turns:
+            begin()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, examine)
+
+    def _forget_failed(self, upload: Upload, task: asyncio.Task[Examined]) -> None:
+        # The exception is asked for in any case: after a call was cut short nobody else does, and asyncio complains.
+        failed = task.cancelled() or task.exception() is not None
+        if failed and (known := self._known.get(upload)) is not None and known.task is task:
+            del self._known[upload]
+
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -35,11 +35,10 @@ from protofed.common.protocol.pushback import retry_metadata
 from protofed.common.protocol.refusal import DeniedBecause, denied_metadata
 from protofed.common.protocol.server_info import REGISTERED, ServerInfo
 from protofed.common.version import VERSION
-from protofed.server.access.authorization import HEALTH, Access, Peer
-from protofed.server.access.credentials import HandshakeCounter
+from protofed.server.access.authorization import HEALTH, AccessRules, Peer
 from protofed.server.access.rate_limits import RateLimitError, RateLimits
 from protofed.server.rpc.audit import AuditEntry, ServerAudit
-from protofed.server.rpc.connections import ConnectionGuard
+from protofed.server.rpc.connections import ConnectionGuard, HandshakeCounter
 
 log = structlog.get_logger()
 MESSAGE_BYTES = 6 << 20  # gRPC's limit for any message; a chunk has 2 MiB
@@ -73,7 +72,7 @@ CODES: list[tuple[type[Exception], grpc.StatusCode, str]] = [
 
 
 @dataclass
-class _Call:
+class _ServedCall:
     """One call: its request as far as it was read, and its answer."""
 
     service: str
@@ -125,7 +124,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def __init__(
         self,
         stop: asyncio.Event,
-        access: Access,
+        access: AccessRules,
         limits: RateLimits,
         audit: ServerAudit,
         handshakes: HandshakeCounter,
@@ -161,7 +160,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def _serve(self, service: str, name: str, handler: Any, context: Any) -> bytes | None:
         """Identify the peer, count the call, act, record it, answer."""
         self._handshakes.call_arrived(context.peer())
-        call = _Call(service, name, self._access.peer(context.auth_context()))
+        call = _ServedCall(service, name, self._access.peer(context.auth_context()))
         try:
             with self._connection(call, context.peer()), self._limits.admit(call.peer, name):
                 await self._with_code(self._act(call, handler, context), call)
@@ -182,7 +181,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call.reply if handler.unary_unary is not None else None
 
     @contextmanager
-    def _connection(self, call: _Call, connection: str) -> Iterator[None]:
+    def _connection(self, call: _ServedCall, connection: str) -> Iterator[None]:
         """Tell the guard whose connection it is; that of a caller who may not call is closed after its answer."""
         if self._guard is None:
             yield
@@ -193,7 +192,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         with self._guard.call(connection, call.peer.fingerprint if registered else ""):
             yield
 
-    async def _act(self, call: _Call, handler: Any, context: Any) -> None:
+    async def _act(self, call: _ServedCall, handler: Any, context: Any) -> None:
         """Check that the call can be audited, its size, its message and its access, cheapest first; then handle it."""
         if handler is None:
             raise UnimplementedError("this server has no such method")
@@ -209,7 +208,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         else:
             await self._handle(call, handler, context)
 
-    async def _handle(self, call: _Call, handler: Any, context: Any) -> None:
+    async def _handle(self, call: _ServedCall, handler: Any, context: Any) -> None:
         call.message = handler.request_deserializer(call.request)
         self._access.check(call.peer, call.service, call.message)
         if call.service == HEALTH:
@@ -224,7 +223,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Clock, versions and the peer's certificate status, which `protofed client doctor` compares with its own."""
         return ServerInfo(utc_now(), VERSION, PROTOCOL_VERSION, self._access.status(peer), self._access.roles(peer))
 
-    async def _with_code(self, action: Awaitable[None], call: _Call) -> None:
+    async def _with_code(self, action: Awaitable[None], call: _ServedCall) -> None:
         """Await the action; an error becomes the call's code and text."""
         try:
             await action
@@ -237,12 +236,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             call.reply = b""
             self._limits.charge(call.peer)
 
-    async def _note(self, call: _Call) -> None:
+    async def _note(self, call: _ServedCall) -> None:
         if call.is_audited:
             call.is_noted = True
             await self._with_code(self._audit.note(call.entry()), call)
 
-    def _note_later(self, call: _Call) -> None:
+    def _note_later(self, call: _ServedCall) -> None:
         """Record a call that was cut short, as it may have acted; nobody waits for its record."""
         if not call.is_noted:
             call.code, call.reply = grpc.StatusCode.CANCELLED, b""
@@ -250,7 +249,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._cut_short.add(task)  # the loop holds tasks weakly: without this one might vanish unfinished
             task.add_done_callback(self._cut_short.discard)
 
-    def _refusal(self, error: Exception, call: _Call) -> tuple[grpc.StatusCode, str]:
+    def _refusal(self, error: Exception, call: _ServedCall) -> tuple[grpc.StatusCode, str]:
         if isinstance(error, DiskFailureError):
             log.error("the disk has failed; the server ends", why=str(error))
             self.failure = error
@@ -269,7 +268,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         log.exception("incident", incident=incident, **fields)
         return grpc.StatusCode.INTERNAL, incident_text(incident)
 
-    def _deny(self, call: _Call, because: DeniedBecause, error: Exception, fields: Mapping[str, Any]) -> None:
+    def _deny(self, call: _ServedCall, because: DeniedBecause, error: Exception, fields: Mapping[str, Any]) -> None:
         """Count the call, and log the first one of its holder: its daemon may ask again and again."""
         call.denied = because
         self.on_denied(because)
@@ -287,7 +286,7 @@ def _because(error: Exception) -> DeniedBecause | None:
     return None
 
 
-def _holder(call: _Call) -> str:
+def _holder(call: _ServedCall) -> str:
     """The caller's certificate; in plain text, the site that it says it is."""
     return call.peer.fingerprint or str(call.log_fields().get("site", ""))
 

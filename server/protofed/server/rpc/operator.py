@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from protofed.common.protocol.scores import Spread
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc
-from protofed.server.access.authorization import Access
+from protofed.server.access.authorization import AccessRules
 from protofed.server.operator.downloads import DownloadChunk
 from protofed.server.operator.service import OperatorApi, PartnersReport, RoundReport, RunReport, SiteReport
 from protofed.server.rounds.machine.waiting import Waiting
@@ -27,7 +27,7 @@ MOST_ROUNDS, MOST_TASKS = 200, 10_000
 class OperatorService(rpc.OperatorServicer):
     """Calls of operators; what each does is documented in `operator.proto` and at `OperatorApi`."""
 
-    def __init__(self, operator: OperatorApi, executors: Executors, access: Access) -> None:
+    def __init__(self, operator: OperatorApi, executors: Executors, access: AccessRules) -> None:
         self._operator, self._executors, self._access = operator, executors, access
 
     async def StartRun(self, request: pb.StartRunRequest, context: Any) -> pb.RunInfo:

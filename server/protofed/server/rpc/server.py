@@ -1,4 +1,7 @@
-"""Runs the gRPC server: its options, health, periodic work, and an orderly end."""
+"""Runs the gRPC server: its options, health, periodic work, and an orderly end.
+
+A watchdog notices a blocked event loop. gRPC's keepalive cannot: it answers pings from threads of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ import contextlib
 import errno
 import resource
 import socket
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,26 +27,70 @@ from protofed.common.failpoint import reach
 from protofed.common.forms import host_and_port
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
-from protofed.server.access.authorization import Access
-from protofed.server.access.budgets import Budgets
+from protofed.server.access.authorization import AccessRules
 from protofed.server.access.certificates import Certificates, warn_of_expiry
-from protofed.server.access.credentials import HandshakeCounter, server_credentials
-from protofed.server.access.rate_limits import RateLimits
-from protofed.server.monitoring.readiness import Look, ServerReadiness, identity_usable
-from protofed.server.monitoring.waiting_log import WaitingLog
+from protofed.server.access.rate_limits import Budgets, RateLimits
+from protofed.server.monitoring.readiness import Readiness, ServerReadiness, WaitingLog, identity_usable
 from protofed.server.operator.service import OperatorApi
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.audit import ServerAudit
-from protofed.server.rpc.connections import ConnectionGuard
+from protofed.server.rpc.connections import ConnectionGuard, HandshakeCounter, server_credentials
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.federation import LONGEST_WAIT_S, FederationService
 from protofed.server.rpc.interceptor import MESSAGE_BYTES, CallInterceptor
 from protofed.server.rpc.memory_guard import MemoryGuard
 from protofed.server.rpc.operator import OperatorService
-from protofed.server.rpc.watchdog import Watchdog
 from protofed.server.storage.blobs import Blobs, FolderBlobs
 
 log = structlog.get_logger()
+BEAT_S = 0.5
+TOLERATED_S = 3.0  # a beat that is later than this is logged, and the server is not ready
+
+
+class Watchdog(threading.Thread):
+    """Sends a beat through the loop every `BEAT_S` seconds; a late one is logged with the stack that blocks the loop.
+
+    Create it on the loop's thread.
+
+    Attributes:
+        lag_s: seconds by which the newest beat was late, or is late so far.
+        blocked: the newest beat was later than `TOLERATED_S`.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._loop, self._loop_thread = loop, threading.get_ident()
+        self._end = threading.Event()
+        self.lag_s, self.blocked = 0.0, False
+
+    def run(self) -> None:
+        """The thread's work: beat until stopped or until the loop is closed."""
+        while not self._end.wait(BEAT_S):
+            try:
+                self._beat()
+            except RuntimeError:  # the loop is closed
+                return
+
+    def stop(self) -> None:
+        """End the thread after the beat under way."""
+        self._end.set()
+
+    def _beat(self) -> None:
+        arrived, sent_at = threading.Event(), time.monotonic()
+        self._loop.call_soon_threadsafe(arrived.set)
+        if not arrived.wait(TOLERATED_S):
+            self.blocked = True
+            frame = sys._current_frames().get(self._loop_thread)
+            where = "".join(traceback.format_stack(frame)) if frame else "unknown"
+            log.error("the event loop is blocked", for_s=TOLERATED_S, where=where)
+            while not arrived.wait(BEAT_S) and not self._end.is_set():
+                self.lag_s = time.monotonic() - sent_at
+        self.lag_s = time.monotonic() - sent_at
+        if self.blocked and self.lag_s < TOLERATED_S:
+            self.blocked = False
+            log.info("the event loop runs again")
+
+
 COLLECT_EVERY_S = 60.0  # unfinished uploads
 TICK_S = 0.5
 OPTIONS = [  # each was measured to matter: PROTOCOL §4
@@ -120,7 +171,7 @@ async def serve(
     loop, identity, executors = asyncio.get_running_loop(), served.identity, served.executors
     served.notifier.attach(loop)
     handshakes, certificates = HandshakeCounter(), served.operator.certificates
-    access = Access(None if identity is None else certificates)
+    access = AccessRules(None if identity is None else certificates)
     connections = room(max_connections)
     connection_guard = None if identity is None else ConnectionGuard(connections, loop.time)
     interceptor = CallInterceptor(stop, access, RateLimits(), served.audit, handshakes, connection_guard)
@@ -162,7 +213,7 @@ async def _start(server: grpc.aio.Server, health: HealthServicer, ready: ServerR
 
 async def _stop(server: grpc.aio.Server, health: HealthServicer, ready: ServerReadiness) -> None:
     ready.serving = False
-    await _set_health(health, Look([], answers=False))  # without a look, which may wait for a disk
+    await _set_health(health, Readiness([], answers=False))  # without a look, which may wait for a disk
     await server.stop(grace=1.0)
 
 
@@ -332,11 +383,11 @@ async def _follow_health(health: HealthServicer, ready: ServerReadiness) -> None
             await _set_health(health, look)
 
 
-async def _look(ready: ServerReadiness) -> Look:
+async def _look(ready: ServerReadiness) -> Readiness:
     """Not on the loop, which must not wait for a disk: nothing would be answered, not even by gRPC's health."""
     return await asyncio.get_running_loop().run_in_executor(None, ready.look)
 
 
-async def _set_health(health: HealthServicer, look: Look) -> None:
+async def _set_health(health: HealthServicer, look: Readiness) -> None:
     response = health_pb2.HealthCheckResponse
     await health.set("", response.SERVING if look.answers else response.NOT_SERVING)

@@ -23,7 +23,7 @@ from protofed.server.storage.database import open_ledger, state_error, writing
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
 from protofed.server.storage.score_sums import replace_sums
-from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
+from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAsideReason
 
 OPEN = ("invited", "started")
 AUDIT = "audit"  # event of the journal: how far the audit log was when a server began or ended
@@ -221,7 +221,7 @@ class Ledger(LedgerReader):
         # What follows is another computation: a server that dies in it has not died in this one.
         self._advance(run, round, attempt, task_status, silent, **found, aggregations=0)
 
-    def set_aside(self, update_row: UpdateRow, why: SetAside) -> None:
+    def set_aside(self, update_row: UpdateRow, why: SetAsideReason) -> None:
         """Leave an accepted update out of the aggregation; it stays where it is."""
         task_id = update_row.task.task_id
         accepted = (db.updates.c.task_id == task_id) & (db.updates.c.verdict == Verdict.ACCEPTED)

@@ -21,7 +21,7 @@ from protofed.server.storage.memory_groups import MemoryGroups
 from protofed.server.storage.memory_scores import MemoryScores, contradiction
 from protofed.server.storage.memory_trainings import MemoryTrainings
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
-from protofed.server.verdicts import BLOB_KEPT, ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAside
+from protofed.server.verdicts import BLOB_KEPT, ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAsideReason
 
 
 class MemoryLedger(Ledger):
@@ -297,7 +297,7 @@ class MemoryLedger(Ledger):
         taken = (row.bytes for task in tasks for row in self._updates.get(task.task_id, ()) if row.is_accepted)
         return sum(taken), sum(task.bytes_sent for task in tasks)
 
-    def set_aside(self, update_row: UpdateRow, why: SetAside) -> None:
+    def set_aside(self, update_row: UpdateRow, why: SetAsideReason) -> None:
         task_id = update_row.task.task_id
         rows = self._updates.get(task_id, [])
         self._updates[task_id] = [

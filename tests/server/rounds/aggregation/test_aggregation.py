@@ -15,7 +15,7 @@ from protofed.common.payload import Part, Payload
 from protofed.common.protocol.messages import Role, TaskKind, Verdict
 from protofed.server.access.certificates import Certificates
 from protofed.server.methods.fedic import FEDICServer
-from protofed.server.operator.overview import overview
+from protofed.server.operator.run_record import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.machine import phases
 from protofed.server.storage.blobs import FolderBlobs, MemoryBlobs

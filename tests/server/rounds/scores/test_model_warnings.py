@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from protofed.common.codec import Digest
 from protofed.server.rounds.scores.model_warnings import (
     ModelWarning,
+    RoundScores,
     RunHistory,
-    ScoredRound,
     TrainedRound,
     WarningCode,
     model_warnings,
@@ -34,7 +34,7 @@ def scores(*recalls: float, prefix: str = "global", **others: float) -> dict[str
 
 def history(*by_round: Mapping[str, float], site: str = EVALUATOR, **fields: Any) -> RunHistory:
     """Rounds 1, 2, … of a run of 40 rounds that has ended, scored by one site."""
-    scored = [ScoredRound(number, {site: values}) for number, values in enumerate(by_round, 1)]
+    scored = [RoundScores(number, {site: values}) for number, values in enumerate(by_round, 1)]
     named = {"classes": CLASSES, "rounds": 40, "ended": True, "global_model": True, "scored": scored}
     return RunHistory(**{**named, **fields})
 
@@ -128,7 +128,7 @@ def test_the_area_under_the_roc_curve_is_told_beside_chance() -> None:
 def test_a_young_model_may_be_at_chance_until_a_third_of_the_rounds() -> None:
     going = history(*[ONE_CLASS] * 9, ended=False, rounds=30)
     assert model_warnings(going) == []
-    older = replace(going, scored=[*going.scored, ScoredRound(10, {EVALUATOR: ONE_CLASS})])
+    older = replace(going, scored=[*going.scored, RoundScores(10, {EVALUATOR: ONE_CLASS})])
     assert codes(model_warnings(older)) == [WarningCode.ONE_CLASS, WarningCode.UNCHANGED]
     assert codes(model_warnings(replace(going, ended=True))) == [WarningCode.ONE_CLASS, WarningCode.UNCHANGED]
 
@@ -165,7 +165,7 @@ def test_one_good_round_among_the_last_three_is_no_decline() -> None:
 def test_a_going_run_is_worse_only_after_three_more_scored_rounds() -> None:
     by_round = climbing(0.7, 0.6, 0.6)
     assert codes(model_warnings(history(*by_round))) == [WarningCode.WORSE]
-    late = [ScoredRound(10 * n, {EVALUATOR: values}) for n, values in enumerate(by_round, 1)]
+    late = [RoundScores(10 * n, {EVALUATOR: values}) for n, values in enumerate(by_round, 1)]
     assert model_warnings(history(ended=False, scored=late)) == []
 
 
@@ -238,16 +238,16 @@ def test_norms_that_explode_diverge() -> None:
 
 
 def test_without_an_evaluator_the_sites_own_test_sets_judge_the_global_model() -> None:
-    one = ScoredRound(3, {"ann": scores(0, 1, prefix="global.local"), "bob": scores(0, 1, 0, prefix="global.local")})
+    one = RoundScores(3, {"ann": scores(0, 1, prefix="global.local"), "bob": scores(0, 1, 0, prefix="global.local")})
     (warning,) = model_warnings(history(scored=[one]))
     assert (warning.code, warning.site, warning.numbers["class"]) == (WarningCode.ONE_CLASS, None, 1)
-    good = ScoredRound(3, {**one.scores, EVALUATOR: scores(0.9, 0.9, 0.9, 0.9)})
+    good = RoundScores(3, {**one.scores, EVALUATOR: scores(0.9, 0.9, 0.9, 0.9)})
     assert model_warnings(history(scored=[good])) == []
 
 
 def test_three_evaluators_are_judged_by_their_median() -> None:
     healthy = scores(0.9, 0.8, 0.9, 0.9)
-    assert model_warnings(history(scored=[ScoredRound(1, {"a": healthy, "b": ONE_CLASS, "c": healthy})])) == []
+    assert model_warnings(history(scored=[RoundScores(1, {"a": healthy, "b": ONE_CLASS, "c": healthy})])) == []
 
 
 def test_a_sites_own_model_is_judged_on_its_own_test_set() -> None:
@@ -275,7 +275,7 @@ def test_small_changes_of_a_sites_own_scores_say_nothing() -> None:
 
 def test_the_global_model_comes_first_and_the_worst_of_each_first() -> None:
     values = {"zoe": scores(0, 1, prefix="personal.local"), EVALUATOR: ONE_CLASS}
-    scored = [ScoredRound(number, values) for number in range(1, 6)]
+    scored = [RoundScores(number, values) for number in range(1, 6)]
     found = model_warnings(history(scored=scored))
     expected = [(None, WarningCode.ONE_CLASS), (None, WarningCode.UNCHANGED), ("zoe", WarningCode.ONE_CLASS)]
     assert [(warning.site, warning.code) for warning in found] == expected
@@ -320,7 +320,7 @@ number = st.floats(0, 1e9)
     ended=st.booleans(),
 )
 def test_no_history_is_an_error(scored: list[Any], trained: list[TrainedRound], ended: bool) -> None:
-    rounds = [ScoredRound(number, values) for number, values in enumerate(scored, 1)]
+    rounds = [RoundScores(number, values) for number, values in enumerate(scored, 1)]
     for warning in model_warnings(history(scored=rounds, trained=trained, ended=ended)):
         assert warning.text.endswith(".")
         assert all(isinstance(value, int | float) for value in warning.numbers.values())

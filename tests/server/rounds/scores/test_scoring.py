@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from protofed.common.codec import digest
 from protofed.common.protocol.messages import Scores, TaskKind
 from protofed.server.rounds.scores.best_round import best_and_former, judged_rounds
-from protofed.server.rounds.scores.model_warnings import RunHistory, ScoredRound, model_warnings
+from protofed.server.rounds.scores.model_warnings import RoundScores, RunHistory, model_warnings
 from protofed.server.rounds.scores.scoring import ScoreMemory, WarningLog, warnings_of
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
@@ -125,7 +125,7 @@ class Scored:
         self.number = to
 
 
-def warned(scored: Sequence[ScoredRound], *, ended: bool) -> Any:
+def warned(scored: Sequence[RoundScores], *, ended: bool) -> Any:
     history = RunHistory(classes=4, rounds=12, ended=ended, global_model=True, scored=scored)
     return model_warnings(history)
 
@@ -141,7 +141,7 @@ def test_what_is_kept_gives_the_warnings_and_the_order_of_all_rounds(deeds: list
         else:
             memory.closed(run.add(deed))
         table = run.ledger.scores(RUN)
-        every = [ScoredRound(number, of_sites) for number, of_sites in sorted(table.items())]
+        every = [RoundScores(number, of_sites) for number, of_sites in sorted(table.items())]
         again = ScoreMemory(run.ledger, RUN)
         for ended in (False, True):
             assert warned(memory.told(), ended=ended) == warned(_as_told(every), ended=ended)
@@ -150,7 +150,7 @@ def test_what_is_kept_gives_the_warnings_and_the_order_of_all_rounds(deeds: list
             assert list(memory.ranking(name).ranked()) == list(again.ranking(name).ranked())
 
 
-def _as_told(every: list[ScoredRound]) -> list[ScoredRound]:
+def _as_told(every: list[RoundScores]) -> list[RoundScores]:
     """The first and the last rounds whole, of the others the headlines of one model: what was read before."""
 
     def headlines(model: str) -> dict[int, Any]:
@@ -163,7 +163,7 @@ def _as_told(every: list[ScoredRound]) -> list[ScoredRound]:
 
     chosen = headlines("global") or headlines("global.local")
     whole = [*every[:1], *every[-5:]]
-    return [one if one in whole else ScoredRound(one.round, chosen.get(one.round, {})) for one in every]
+    return [one if one in whole else RoundScores(one.round, chosen.get(one.round, {})) for one in every]
 
 
 def test_a_long_run_keeps_a_few_rounds() -> None:

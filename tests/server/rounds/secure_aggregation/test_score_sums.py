@@ -20,14 +20,13 @@ from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import POINT
 from protofed.common.secure_aggregation.masking import Share
 from protofed.server.monitoring.collector import _state
-from protofed.server.operator.overview import overview
-from protofed.server.operator.run_record import run_record
+from protofed.server.operator.run_record import overview, run_record
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.scores.best_round import best_kept
 from protofed.server.rounds.secure_aggregation.totals import score_names
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.memory_ledger import MemoryLedger
-from protofed.server.verdicts import SetAside, SetAsideCode
+from protofed.server.verdicts import SetAsideCode, SetAsideReason
 
 OWN = {"ann": 0.25, "bob": 0.5, "cyd": 0.5, "dan": 0.75, "eli": 1.0}
 NAME = "personal.accuracy"
@@ -255,7 +254,7 @@ def test_a_restart_among_evaluators_asks_the_same_trainers_also_who_was_not_in_t
     run = Scored(evaluator="eva")
     task = next(row for row in run.ledger.tasks("test", 2, 1) if (row.site, row.kind) == ("eli", TaskKind.FIT))
     update = next(row for row in run.ledger.updates("test", 2, 1) if row.task.task_id == task.task_id)
-    run.ledger.set_aside(update, SetAside(SetAsideCode.GROUP, "was not drawn"))
+    run.ledger.set_aside(update, SetAsideReason(SetAsideCode.GROUP, "was not drawn"))
     then = run.lab.phase
     run.lab.restart()
     assert run.lab.phase == then

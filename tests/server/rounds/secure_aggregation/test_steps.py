@@ -27,7 +27,7 @@ from protofed.common.secure_aggregation.keys import ROOT_BYTES, KeyAdvert, SiteS
 from protofed.common.secure_aggregation.masking import Share
 from protofed.common.secure_aggregation.messages import RosterMessage, SignatureMessage, message_of, payload_of
 from protofed.server.access.certificates import Certificates
-from protofed.server.operator.overview import overview
+from protofed.server.operator.run_record import overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.context import method_of
 from protofed.server.rounds.intake.intake import Commit

@@ -47,7 +47,7 @@ from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
 from protofed.server.rounds.scores.best_round import Rankings, prune
 from protofed.server.storage.rows import UpdateRow
-from protofed.server.verdicts import SetAside, SetAsideCode
+from protofed.server.verdicts import SetAsideCode, SetAsideReason
 
 log = structlog.get_logger()
 WEIGHT_CAP = "weight_cap"  # a round's statistic: `weight_cap`, in rounds of a method that weighs by example counts
@@ -230,7 +230,7 @@ class Aggregation:
             code, unusable = SetAsideCode.FIRST_MODEL, disagreeing(models, phase.quorum)
         for row in accepted:
             if row.set_aside is None and row.task.site in unusable:
-                self._set_aside(row, SetAside(code, unusable[row.task.site]))
+                self._set_aside(row, SetAsideReason(code, unusable[row.task.site]))
         excluded = {row.task.site: row.set_aside for row in accepted if row.set_aside is not None} | unusable
         return [row for row in accepted if row.task.site not in excluded], excluded
 
@@ -345,7 +345,7 @@ class Aggregation:
                 try:
                     for row in used:
                         if (text := reasons_by_site.get(row.task.site)) is not None:
-                            self._set_aside(row, SetAside(code, text))
+                            self._set_aside(row, SetAsideReason(code, text))
                 except OutOfSpaceError as error:
                     self._wait(error)  # the same are found again
                     return None
@@ -355,7 +355,7 @@ class Aggregation:
                 cause = str(result) if isinstance(result, ProtofedError) else type(result).__name__
                 return self._end(phases.Broken(f"round {job.phase.round} could not be aggregated: {cause}"))
 
-    def _set_aside(self, row: UpdateRow, why: SetAside) -> None:
+    def _set_aside(self, row: UpdateRow, why: SetAsideReason) -> None:
         task, text = row.task, why.text
         log.error("update set aside", run=self._run, round=task.round, site=task.site, digest=row.digest, why=text)
         self._ledger.set_aside(row, why)

@@ -20,8 +20,8 @@ from protofed.common.config.recipe import Federation, Recipe, Robust
 from protofed.common.errors import ConfigError
 from protofed.common.payload import NOT_A_MOVE, Array, Part, Payload, SiteId, Tensors, Update, norm_of
 from protofed.common.secure_aggregation.linear_form import SumForm, form_of
+from protofed.server import robust
 from protofed.server.method import OwnStartMethod, ServerMethod, sent
-from protofed.server.robust import blocks, rules
 from protofed.server.rounds.machine.rules import min_cohort
 
 log = structlog.get_logger()
@@ -79,12 +79,12 @@ class RobustRule:
         """
         starts = self._starts(state, updates)
         parts = _moving(updates[0].payload)
-        products = blocks.inner_products([update.payload for update in updates], starts, parts)
-        scales = np.array(rules.clip_scales(np.sqrt(products.diagonal()).tolist(), COMPARED_FACTOR))
+        products = robust.inner_products([update.payload for update in updates], starts, parts)
+        scales = np.array(robust.clip_scales(np.sqrt(products.diagonal()).tolist(), COMPARED_FACTOR))
         products *= np.outer(scales, scales)
-        scores = rules.krum_scores(products, self.bad)
+        scores = robust.krum_scores(products, self.bad)
         usual = float(np.median(scores))
-        found = {updates[k].site: scores[k] for k in rules.krum_rejected(scores, self.bad, KRUM_MARGIN)}
+        found = {updates[k].site: scores[k] for k in robust.krum_rejected(scores, self.bad, KRUM_MARGIN)}
         return {
             site: f"krum: its distance to the updates nearest to it, {score:.6g} squared and summed, is more than "
             f"{KRUM_MARGIN:g} times the cohort's median of {usual:.6g}"
@@ -112,14 +112,14 @@ class RobustRule:
             return Made((_with_rows_shortened(update, longest) for update in models), statistics)
         rows, withheld = _centred_rows(updates)
         if withheld:
-            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=rules.LEAST_HOLDERS)
+            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=robust.LEAST_HOLDERS)
         statistics |= {f"{KEPT_ROW}{name}": float(holders) for name, holders in sorted(withheld.items())}
         return Made((_with_rows(update, rows) for update in models), statistics)
 
     def _scales(self, state: Payload, updates: Sequence[Update], norms: Sequence[float | None]) -> list[float]:
         """By which each update's move is scaled, [K]."""
         lengths = [self._length(state, update, norm) for update, norm in zip(updates, norms, strict=True)]
-        scales = rules.clip_scales(lengths, CLIP_FACTOR)
+        scales = robust.clip_scales(lengths, CLIP_FACTOR)
         for update, norm, scale in zip(updates, lengths, scales, strict=True):
             if scale < 1:
                 log.info("update clipped", site=update.site, norm=norm, scale=scale)
@@ -138,11 +138,11 @@ class RobustRule:
     def _clipped(self, state: Payload, updates: Sequence[Update], scales: Sequence[float]) -> Iterator[Update]:
         """The updates with scaled moves; a number of steps, which multiplies a move, within the same bounds."""
         steps = [float(update.payload[Part.STEPS]["steps"]) for update in updates if Part.STEPS in update.payload]
-        most = CLIP_FACTOR * rules.median_length(steps) if steps else 0.0
+        most = CLIP_FACTOR * robust.median_length(steps) if steps else 0.0
         for update, scale in zip(updates, scales, strict=True):
             payload = dict(update.payload)
             if scale < 1:
-                payload |= blocks.moved(payload, self._start(state, update), scale, _moving(payload))
+                payload |= robust.moved(payload, self._start(state, update), scale, _moving(payload))
             if Part.STEPS in payload:
                 taken = payload[Part.STEPS]
                 payload[Part.STEPS] = {name: np.clip(of, 0, most).astype(of.dtype) for name, of in taken.items()}
@@ -153,13 +153,13 @@ class RobustRule:
         payloads, parts = [update.payload for update in updates], _form(self.method).means
         match self.name:
             case "median":
-                centre: blocks.Centre = blocks.median
+                centre: robust.Centre = robust.median
             case "trimmed":
-                centre = partial(blocks.trimmed, bad=self.bad)
+                centre = partial(robust.trimmed, bad=self.bad)
             case _:
-                products = blocks.inner_products(payloads, self._starts(state, updates), parts)
-                centre = partial(blocks.weighted, weights=rules.centre_weights(products))
-        return blocks.centred(payloads, parts, centre)
+                products = robust.inner_products(payloads, self._starts(state, updates), parts)
+                centre = partial(robust.weighted, weights=robust.centre_weights(products))
+        return robust.centred(payloads, parts, centre)
 
     def _starts(self, state: Payload, updates: Sequence[Update]) -> list[Payload]:
         return [self._start(state, update) for update in updates]
@@ -247,7 +247,7 @@ def _centred_rows(updates: Sequence[Update]) -> tuple[dict[Part, Tensors], dict[
     rows: dict[Part, dict[str, Array]] = {}
     withheld: dict[str, int] = {}
     for (part, name), of_class in _by_class(updates).items():
-        if made := rules.robust_rows({name: of_class}):
+        if made := robust.robust_rows({name: of_class}):
             rows.setdefault(part, {}).update(made)
         else:
             withheld[name] = len(of_class)
@@ -279,7 +279,8 @@ def _with_rows_shortened(update: Update, longest: Mapping[tuple[Part, str], floa
 def _longest_rows(updates: Sequence[Update]) -> dict[tuple[Part, str], float]:
     """By class, how long a row may be."""
     return {
-        of: CLIP_FACTOR * rules.median_length([_length(row) for row in rows]) for of, rows in _by_class(updates).items()
+        of: CLIP_FACTOR * robust.median_length([_length(row) for row in rows])
+        for of, rows in _by_class(updates).items()
     }
 
 

@@ -72,7 +72,7 @@ class ModelWarning:
 
 
 @dataclass(frozen=True)
-class ScoredRound:
+class RoundScores:
     """Scores of one round, by site and name; those that nobody asks for may be missing."""
 
     round: int
@@ -119,7 +119,7 @@ class RunHistory:
     ended: bool
     global_model: bool
     class_names: Sequence[str] = ()
-    scored: Sequence[ScoredRound] = ()
+    scored: Sequence[RoundScores] = ()
     trained: Sequence[TrainedRound] = ()
 
     def is_young(self, round: int, auroc: float) -> bool:

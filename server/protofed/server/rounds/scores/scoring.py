@@ -33,8 +33,8 @@ from protofed.server.rounds.scores.model_warnings import (
     DROP_ROUNDS,
     SAME_ROUNDS,
     ModelWarning,
+    RoundScores,
     RunHistory,
-    ScoredRound,
     TrainedRound,
     model_warnings,
 )
@@ -88,7 +88,7 @@ class ScoreMemory:
             self._rankings[name] = Ranking(name, means)
         return self._rankings[name]
 
-    def told(self) -> list[ScoredRound]:
+    def told(self) -> list[RoundScores]:
         """The rounds that the warnings about a model are made from, as `model_warnings` wants them."""
         return self._rounds.chosen()
 
@@ -108,8 +108,8 @@ class _ToldRounds:
 
     def __init__(self) -> None:
         self._newest = -1
-        self._whole: dict[int, ScoredRound] = {}
-        self._headlines: dict[int, ScoredRound] = {}
+        self._whole: dict[int, RoundScores] = {}
+        self._headlines: dict[int, RoundScores] = {}
         self._model = LOCAL
 
     def knows(self, number: int) -> bool:
@@ -119,12 +119,12 @@ class _ToldRounds:
     def add(self, number: int, scores: _Scores, sums: _Sums) -> None:
         """Take up a round behind all others."""
         self._newest = number
-        self._whole[number] = ScoredRound(number, scores, sums)
+        self._whole[number] = RoundScores(number, scores, sums)
         keep = _ends(list(self._whole), SAME_ROUNDS)
         self._whole = {one: scored for one, scored in self._whole.items() if one in keep}
         self._add_headlines(number, scores, sums)
 
-    def chosen(self) -> list[ScoredRound]:
+    def chosen(self) -> list[RoundScores]:
         """In order."""
         return [scored for _, scored in sorted((self._headlines | self._whole).items())]
 
@@ -134,7 +134,7 @@ class _ToldRounds:
         names = {f"{self._model}.{name}" for name in HEADLINES}
         headlines, summed = _headlines(scores, self._model), {name: sums[name] for name in names & sums.keys()}
         if headlines or summed:
-            self._headlines[number] = ScoredRound(number, headlines, summed)
+            self._headlines[number] = RoundScores(number, headlines, summed)
             keep = {number for name in HEADLINES for number in self._asked(f"{self._model}.{name}")}
             keep |= _ends(list(self._headlines), SAME_ROUNDS)
             self._headlines = {one: scored for one, scored in self._headlines.items() if one in keep}

@@ -61,7 +61,7 @@ from protofed.server.rounds.machine.rules import Grouping, left_out
 from protofed.server.rounds.presence import Invitations
 from protofed.server.rounds.secure_aggregation.totals import holders_of, layout_of, score_names
 from protofed.server.storage.rows import TaskRow, UpdateRow
-from protofed.server.verdicts import RejectionCode, SetAside, SetAsideCode, UpdateProblem
+from protofed.server.verdicts import RejectionCode, SetAsideCode, SetAsideReason, UpdateProblem
 
 M = TypeVar("M", bound=Message)
 BEGINNINGS = frozenset({TaskKind.FIT, TaskKind.SCORE_SUM})  # what begins a sum: the site has computed what is summed
@@ -446,7 +446,7 @@ class SumRounds:
         reasons = left_out(self._ledger.groups(), {row.task.site for row in ready}, self._grouping.fewest)
         for row in ready:
             if row.task.site not in phase.roster:
-                self._ledger.set_aside(row, SetAside(SetAsideCode.GROUP, reasons[row.task.site]))
+                self._ledger.set_aside(row, SetAsideReason(SetAsideCode.GROUP, reasons[row.task.site]))
 
     def _stored(self, payloads: Mapping[SiteId, Payload]) -> dict[SiteId, tuple[Digest, int]]:
         """Digest and bytes by site; what is the same object for all is stored once."""

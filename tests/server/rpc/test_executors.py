@@ -12,16 +12,10 @@ from typing import Any, cast
 import pytest
 
 from protofed.common.codec import Digest
-from protofed.common.errors import (
-    DiskFailureError,
-    IncompleteUploadError,
-    OverQuotaError,
-    ProtocolError,
-    StateError,
-)
+from protofed.common.errors import DiskFailureError, IncompleteUploadError, OverQuotaError, ProtocolError, StateError
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.server.rounds.intake.intake import Commit
-from protofed.server.rpc.commit_groups import CommitGroups
+from protofed.server.rpc.executors import CommitGroups
 from protofed.server.storage.uploads import Upload
 
 NOTHING = Manifest((), 0, Digest("0" * 64))

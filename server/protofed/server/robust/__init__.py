@@ -1,1 +1,0 @@
-"""Robust aggregation: pure functions between a round's updates and a method's `aggregate`."""
