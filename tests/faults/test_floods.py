@@ -24,7 +24,7 @@ from tests.support.tls_server import TlsServer, still_served, tls_server
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
-from protofed.common.protocol.pushback import LONGEST_S, retry_after_s
+from protofed.common.protocol.call_metadata import LONGEST_S, retry_after_s
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.access.rate_limits import DAY_S, HOUR_S, Budget
 from protofed.server.rpc import federation

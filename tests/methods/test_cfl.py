@@ -16,8 +16,7 @@ from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors
-from protofed.server.methods.bipartition import Linkage, bipartition, inner_products
-from protofed.server.methods.cfl import CFLServer
+from protofed.server.methods.cfl import CFLServer, Linkage, bipartition, inner_products
 from protofed.server.methods.fedavg import FedAvgServer
 
 LocalOf = Callable[..., FitContext]

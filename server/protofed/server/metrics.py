@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from protofed.common.monitoring import Metric
 from protofed.common.payload import Part
+from protofed.common.protocol.call_metadata import DeniedBecause
 from protofed.common.protocol.messages import SUM_STEPS, TaskKind, Verdict
-from protofed.common.protocol.refusal import DeniedBecause
 from protofed.server.verdicts import RejectionCode, SetAsideCode
 
 BUILD = Metric(

@@ -45,6 +45,7 @@ from protofed.common.errors import (
 )
 from protofed.common.payload import Part, Update
 from protofed.common.protocol import wire
+from protofed.common.protocol.call_metadata import DENIED_KEY
 from protofed.common.protocol.messages import (
     CHUNK_BYTES,
     PROTOCOL_VERSION,
@@ -60,7 +61,6 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.common.protocol.refusal import KEY
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.protos.v1 import federation_pb2_grpc as rpc
 
@@ -208,7 +208,7 @@ def test_a_call_is_tried_again_until_it_is_answered(
 
 def test_a_revoked_certificate_ends_the_daemon(server: ScriptedServicer, link: GrpcLink) -> None:
     def revoked(_request: Any, context: Any) -> None:
-        context.set_trailing_metadata(((KEY, "revoked"),))
+        context.set_trailing_metadata(((DENIED_KEY, "revoked"),))
         context.abort(Code.PERMISSION_DENIED, "it is gone")
 
     server.on |= {"Enroll": revoked, "Heartbeat": revoked}
@@ -218,7 +218,7 @@ def test_a_revoked_certificate_ends_the_daemon(server: ScriptedServicer, link: G
     assert len(server.asked) == 2
 
 
-@pytest.mark.parametrize("metadata", [(), ((KEY, "excluded"),), ((KEY, "of a newer server"),)])
+@pytest.mark.parametrize("metadata", [(), ((DENIED_KEY, "excluded"),), ((DENIED_KEY, "of a newer server"),)])
 def test_what_is_denied_for_another_reason_is_waited_for(
     metadata: tuple[tuple[str, str], ...], server: ScriptedServicer, link: GrpcLink
 ) -> None:

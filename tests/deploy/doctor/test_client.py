@@ -29,8 +29,8 @@ from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError, UnavailableError
 from protofed.common.forms import utc_now
 from protofed.common.pki.identity import Party, read_certificate
+from protofed.common.protocol.call_metadata import ServerInfo
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.server_info import ServerInfo
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import ADDRESS_FILE
 from protofed.deploy.doctor import client as doctor_client

@@ -48,8 +48,7 @@ from protofed.common.forms import check_loopback, incident_in
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields
-from protofed.common.protocol.pushback import retry_after_s
-from protofed.common.protocol.refusal import is_revoked
+from protofed.common.protocol.call_metadata import is_revoked, retry_after_s
 from protofed.common.storage.journal import Fact
 
 IN_FLIGHT = 4  # chunks at a time: with 2 MiB each, unary calls reach 2 GB/s on loopback

@@ -14,7 +14,7 @@ from protofed.client.transport.proxy import Proxy
 from protofed.common.errors import UnavailableError
 from protofed.common.pki.identity import Identity, LiveIdentity
 from protofed.common.process import check_in_time
-from protofed.common.protocol.server_info import ServerInfo, read_server_info
+from protofed.common.protocol.call_metadata import ServerInfo, read_server_info
 
 # Each option was measured to matter: docs/explanation/protocol.md, section 4.
 OPTIONS: list[tuple[str, Any]] = [

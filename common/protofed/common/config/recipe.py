@@ -25,6 +25,10 @@ from protofed.common.protocol.messages import LONGEST_S, MAX_SUMMED, MIN_SUMMED,
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
 
+# that `client.models.catalogue` registers, for processes without torch
+MODELS = ("conv2cifar", "digits-cnn", "fedavg-cnn", "mlp", "resnet18", "resnet50", "simple-cnn")
+
+
 Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 LocalLoss = Literal["cross-entropy", "balanced-softmax", "logit-adjustment"]
 OptimizerName = Literal["sgd", "adam", "adamw"]

@@ -20,8 +20,8 @@ from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError, count
 from protofed.common.forms import check_connection, utc_now
 from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
+from protofed.common.protocol.call_metadata import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.protocol.messages import PROTOCOL_VERSION
-from protofed.common.protocol.server_info import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
 from protofed.deploy.daemons import client_resources

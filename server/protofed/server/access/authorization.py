@@ -15,7 +15,7 @@ from typing import Any
 from protofed.common.errors import ConfigError, DeniedError, RevokedError, short
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.protocol import wire
-from protofed.common.protocol.server_info import REGISTERED, UNKNOWN
+from protofed.common.protocol.call_metadata import REGISTERED, UNKNOWN
 from protofed.common.storage.journal import Fact
 from protofed.server.access.certificates import Certificates, date
 from protofed.server.storage.rows import CertificateRow

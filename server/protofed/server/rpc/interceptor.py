@@ -30,10 +30,14 @@ from protofed.common.errors import (
     short,
 )
 from protofed.common.forms import incident_text, new_incident, utc_now
+from protofed.common.protocol.call_metadata import (
+    REGISTERED,
+    DeniedBecause,
+    ServerInfo,
+    denied_metadata,
+    retry_metadata,
+)
 from protofed.common.protocol.messages import PROTOCOL_VERSION
-from protofed.common.protocol.pushback import retry_metadata
-from protofed.common.protocol.refusal import DeniedBecause, denied_metadata
-from protofed.common.protocol.server_info import REGISTERED, ServerInfo
 from protofed.common.version import VERSION
 from protofed.server.access.authorization import HEALTH, AccessRules, Peer
 from protofed.server.access.rate_limits import RateLimitError, RateLimits

@@ -17,8 +17,7 @@ from tests.server.conftest import recipe
 
 from protofed.client.models.catalogue import architectures
 from protofed.common import plugins
-from protofed.common.config.models import MODELS
-from protofed.common.config.recipe import Federation
+from protofed.common.config.recipe import MODELS, Federation
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import MAX_SUMMED, TaskKind
 from protofed.common.secure_aggregation.groups import Groups, in_order, members

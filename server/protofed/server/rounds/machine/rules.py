@@ -15,8 +15,7 @@ from typing import Protocol
 from blake3 import blake3
 
 from protofed.common import plugins
-from protofed.common.config.models import MODELS
-from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.config.recipe import MODELS, Federation, Recipe
 from protofed.common.errors import ConfigError, nearest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED

@@ -1,16 +1,62 @@
-"""What a server adds to its answer to a health check: its time and versions, and the status of the peer's certificate.
+"""What travels beside a call, as metadata of its answer.
 
-It travels as initial metadata, so that the check itself stays the standard one.
+A health check's answer has the server's time and versions, and the status of the peer's certificate, as initial
+metadata, so that the check itself stays the standard one. A refusal has, as trailing metadata, when the call may be
+tried again, and why it is denied for longer than a moment. gRPC reads the name of the first only in its own retries,
+which are off on both sides: ours read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
 
 from protofed.common.errors import short
 from protofed.common.forms import stamp
+
+RETRY_KEY = "grpc-retry-pushback-ms"
+LONGEST_S = 60.0  # a daemon waits no longer, whatever a server says
+_MAX_DIGITS = 12
+
+
+def retry_metadata(retry_after_s: float | None) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata of an answer; none if the time is not known."""
+    if retry_after_s is None:
+        return ()
+    return ((RETRY_KEY, str(math.ceil(1000 * min(max(0.0, retry_after_s), LONGEST_S)))),)
+
+
+def retry_after_s(metadata: Iterable[Any] | None) -> float:
+    """Seconds to wait before the next attempt, at most `LONGEST_S`; 0.0: the metadata (key, value) do not say."""
+    text = str(dict(metadata or ()).get(RETRY_KEY, ""))
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+        return 0.0
+    return min(int(text) / 1000, LONGEST_S)
+
+
+DENIED_KEY = "protofed-denied"
+
+
+class DeniedBecause(StrEnum):
+    """Why a site's calls are denied until somebody acts."""
+
+    REVOKED = "revoked"  # its certificate, for ever
+    EXCLUDED = "excluded"  # the site, by the operator
+
+
+def denied_metadata(because: DeniedBecause | None) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata of an answer; none for other refusals."""
+    return () if because is None else ((DENIED_KEY, because.value),)
+
+
+def is_revoked(metadata: Iterable[Any] | None) -> bool:
+    """Whether the answer to a denied call says that the caller's certificate was revoked."""
+    return dict(metadata or ()).get(DENIED_KEY) == DeniedBecause.REVOKED
+
 
 TIME, SOFTWARE, PROTOCOL, STATUS = "protofed-time", "protofed-version", "protofed-protocol", "protofed-certificate"
 ROLES = "protofed-roles"
