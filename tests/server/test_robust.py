@@ -133,11 +133,11 @@ def test_a_scaled_move_has_the_scaled_length_and_leaves_counters() -> None:
 PROGRAM = """
 import hashlib, numpy as np
 from protofed.common.payload import Part
-from protofed.server.robust import blocks, rules
+from protofed.server import robust
 models = [{Part.BODY: {"w": np.random.default_rng(s).normal(size=300_000).astype(np.float32)}} for s in range(6)]
-products = blocks.inner_products(models, models[:1] * 6, [Part.BODY])
-weights = rules.centre_weights(products)
-made = blocks.centred(models, [Part.BODY], lambda block: blocks.weighted(block, weights))
+products = robust.inner_products(models, models[:1] * 6, [Part.BODY])
+weights = robust.centre_weights(products)
+made = robust.centred(models, [Part.BODY], lambda block: robust.weighted(block, weights))
 print(hashlib.sha256(products.tobytes() + weights.tobytes() + made[Part.BODY]["w"].tobytes()).hexdigest())
 """
 

@@ -15,7 +15,7 @@ from protofed.client.secure_aggregation import membership
 from protofed.client.secure_aggregation.membership import fingerprint, membership_of
 from protofed.client.secure_aggregation.partners import CONFIRMED, MET, Partners
 from protofed.common.errors import ConfigError, SecureSumError, StateError
-from protofed.common.pki import certificate as codes
+from protofed.common.pki import certificate
 from protofed.common.pki.identity import Endorsement, Party, check_endorsement, endorsed, read_identity
 from protofed.common.secure_aggregation.keys import KeyAdvert
 from protofed.common.secure_aggregation.messages import endorsement_of, packed_endorsement
@@ -137,7 +137,7 @@ def test_the_identity_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
     with capture_logs() as lines:
         first = membership.load_or_create_identity(tmp_path)
         assert membership.load_or_create_identity(tmp_path).private_bytes_raw() == first.private_bytes_raw()
-    made = codes.code(fingerprint(first.public_key().public_bytes_raw()))
+    made = certificate.code(fingerprint(first.public_key().public_bytes_raw()))
     assert [(line["event"], line["code"]) for line in lines] == [("identity for secure sums made", made)]
     path = tmp_path / membership.IDENTITY_FILE
     assert path.stat().st_mode & 0o777 == 0o600
