@@ -27,7 +27,7 @@ from protofed.deploy.daemons import readyz
 from protofed.deploy.pages.hospital import examination
 from protofed.deploy.pages.hospital.examination import SITE, Examination, Examiner, SiteSettings
 from protofed.deploy.pages.hospital.page import client_page, pages_of
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
 SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nplaintext = true\nserver = "127.0.0.1:1"\n{data}'
@@ -66,7 +66,7 @@ def site(state: Path, tmp_path: Path) -> Callable[..., tuple[Browser, Examiner]]
 
     def opened(data: str = DIGITS) -> tuple[Browser, Examiner]:
         (file := tmp_path / "site.toml").write_text(SETTINGS.format(state=state, data=data), encoding="utf-8")
-        made = Site(state, "standard", SiteSettings(file, {}))
+        made = HospitalSite(state, "standard", SiteSettings(file, {}))
         assert made.examiner is not None
         return Browser(pages_of(made)), made.examiner
 
@@ -122,11 +122,11 @@ def test_a_certificate_that_cannot_be_read_is_named(state: Path, tmp_path: Path)
     assert 'id="certificate"' not in text
 
 
-def with_identity(state: Path, identity: Path) -> Site:
+def with_identity(state: Path, identity: Path) -> HospitalSite:
     """A site whose settings name this folder."""
     settings = SETTINGS.replace("plaintext = true", f'identity = "{identity}"')
     (file := state.parent / "site.toml").write_text(settings.format(state=state, data=DIGITS), encoding="utf-8")
-    return Site(state, "standard", SiteSettings(file, {}))
+    return HospitalSite(state, "standard", SiteSettings(file, {}))
 
 
 def test_without_settings_the_page_says_how_to_start_it(state: Path) -> None:

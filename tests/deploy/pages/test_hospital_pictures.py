@@ -39,7 +39,7 @@ from protofed.deploy.pages.hospital.examination import Examination, SiteSettings
 from protofed.deploy.pages.hospital.page import client_page, pages_of
 from protofed.deploy.pages.hospital.privacy_curve import MOST, PrivacyCurve, PrivacyPoint, chosen
 from protofed.deploy.pages.hospital.runs import OwnScoreTable
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.site.privacy_spent import PrivacySpent
 
@@ -197,7 +197,7 @@ def test_the_line_of_the_commonest_class_takes_a_check_of_the_same_recipe(
 ) -> None:
     offer = Approvals(state / APPROVALS).offer("kept")
     OwnScores(state / SCORES).record("kept", 1, {"personal.local.accuracy": 0.25})
-    site = Site(state, None, SiteSettings(tmp_path / "site.toml", {}))
+    site = HospitalSite(state, None, SiteSettings(tmp_path / "site.toml", {}))
     browser = Browser(pages_of(site))
     assert "commonest" not in " ".join(images(browser.get("/runs/kept")).values())
     data = {"taken": {"own_test_set": [1, 3], "tests_on": [5, 5]}}
@@ -309,7 +309,7 @@ def test_beyond_all_use_is_in_the_table_alone(tmp_path: Path) -> None:
 def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_path: Path) -> None:
     DpLedger(state / LEDGER).spend(TASK, "noise", [NoisySums(0.1, 1.5, 10)])
     (policy := tmp_path / "budget.toml").write_text(BUDGET)
-    site = Site(state, str(policy))
+    site = HospitalSite(state, str(policy))
     browser = Browser(pages_of(site))
     assert "data-going" in browser.get("/")  # its points are being computed
     deadline = time.monotonic() + WAIT_S

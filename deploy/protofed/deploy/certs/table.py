@@ -20,10 +20,10 @@ from protofed.common.pki.codes import code
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files
 from protofed.deploy.certs.authority import ISSUED
-from protofed.deploy.tables import Column, Look, terminal
+from protofed.deploy.tables import Column, TableStyle, terminal
 
 RED_DAYS, YELLOW_DAYS = 7, 30
-KEYS = Look(heads="bold")
+KEYS = TableStyle(heads="bold")
 
 
 @dataclass(frozen=True)

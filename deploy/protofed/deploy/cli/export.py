@@ -27,7 +27,7 @@ Allowed = Annotated[
 ]
 
 
-class UnreadableImagesError(DataError):
+class ExportImagesError(DataError):
     """Some images could not be read; the others were classified."""
 
 
@@ -134,7 +134,7 @@ def predict(
             soft_wrap=True,
         )
     if unreadable_count and not skip_unreadable:
-        raise UnreadableImagesError(
+        raise ExportImagesError(
             f"{unreadable_count} of {unreadable_count + result.done} images cannot be read, such as "
             f"{result.unreadable[0].path}; repair or remove them, or add --skip-unreadable"
         )

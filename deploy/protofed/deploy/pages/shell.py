@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from protofed.common.address import host_and_port, is_loopback
 from protofed.common.errors import ConfigError, DeniedError, ProtofedError, StateError, UnavailableError
 from protofed.deploy.pages import formats, guard
-from protofed.deploy.pages.guard import COOKIE, Access, Guard
+from protofed.deploy.pages.guard import COOKIE, Guard, PageAccess
 
 HERE: Final = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
@@ -72,7 +72,7 @@ class Program:
 class Shell:
     """Makes the answers of one program. Handlers reach it as `shell_of(request)`."""
 
-    def __init__(self, program: Program, access: Access) -> None:
+    def __init__(self, program: Program, access: PageAccess) -> None:
         self.program, self.access = program, access
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader([program.templates, TEMPLATES]),
@@ -118,7 +118,7 @@ class Shell:
         return self.page(request, "error.html.j2", {"heading": title, "text": text}, status=status, entered=entered)
 
 
-def application(program: Program, access: Access) -> Guard:
+def application(program: Program, access: PageAccess) -> Guard:
     """The program in its shell, behind the guard."""
     shell = Shell(program, access)
 
@@ -236,7 +236,7 @@ def serve(program: Program, address: str, started: Callable[[str], None]) -> Non
     with listening(address) as opened:
         host, port = opened.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        access = Access()
+        access = PageAccess()
         app = application(program, access)
         config = uvicorn.Config(
             app,

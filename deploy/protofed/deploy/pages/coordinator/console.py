@@ -11,8 +11,8 @@ from protofed.common.pki.identity import Party, read_identity
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.coordinator.certificates import CertificatePages
 from protofed.deploy.pages.coordinator.figures import FigurePages
-from protofed.deploy.pages.coordinator.overview import OverviewPages
-from protofed.deploy.pages.coordinator.runs import RunPages
+from protofed.deploy.pages.coordinator.overview import CoordinatorOverview
+from protofed.deploy.pages.coordinator.runs import CoordinatorRuns
 from protofed.deploy.pages.coordinator.sites import SitePages
 from protofed.deploy.pages.coordinator.start import StartPages
 from protofed.deploy.pages.pictures import Pictures
@@ -34,8 +34,8 @@ def console(operator: Operator, server: str, identity: Path | None, ca: Path | N
     """
     certificates, pictures = CertificatePages(operator, ca), Pictures()
     pages = (
-        OverviewPages(operator),
-        RunPages(operator),
+        CoordinatorOverview(operator),
+        CoordinatorRuns(operator),
         FigurePages(operator, pictures),
         SitePages(operator),
         StartPages(operator),

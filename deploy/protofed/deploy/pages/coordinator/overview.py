@@ -26,7 +26,7 @@ SITES_SHOWN: Final = 60  # those with problems first; more are on the page of si
 
 
 @dataclass(frozen=True)
-class RunLine:
+class RunOverview:
     """A run in the list.
 
     Attributes:
@@ -40,7 +40,7 @@ class RunLine:
 
 
 @dataclass(frozen=True)
-class OverviewPages:
+class CoordinatorOverview:
     """The page `/`."""
 
     operator: Operator
@@ -78,12 +78,12 @@ class OverviewPages:
         )
 
 
-def line(info: pb.RunInfo, runs: Sequence[pb.RunInfo]) -> RunLine:
+def line(info: pb.RunInfo, runs: Sequence[pb.RunInfo]) -> RunOverview:
     """A run with what it does, in words."""
     what = waiting(info)
     queue = "" if info.status in ENDED else place(info.run, runs)
     doing = queue or (what.sentence if what is not None else printable(info.reason or info.phase))
-    return RunLine(info, doing, what is not None and what.blocked)
+    return RunOverview(info, doing, what is not None and what.blocked)
 
 
 def ending(certificates: Iterable[pb.CertificateInfo], now: float) -> list[pb.CertificateInfo]:

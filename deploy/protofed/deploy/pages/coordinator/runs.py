@@ -32,7 +32,7 @@ VERIFIED: Final[Mapping[str, str]] = {  # findings that are no faults
 
 
 @dataclass(frozen=True)
-class RunPages:
+class CoordinatorRuns:
     """The pages below `/runs/`."""
 
     operator: Operator

@@ -16,7 +16,7 @@ from protofed.common.errors import count
 from protofed.common.protocol.messages import TaskKind
 from protofed.deploy.audit.handed_in import rounds_text
 from protofed.deploy.pages.formats import Page, utc
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.hospital.site_log import Leaving, LeftTotals
 from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import shell_of
@@ -29,7 +29,7 @@ NOTES_SHOWN: Final = 50
 class LeftPages:
     """The pages below `/left`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""

@@ -15,9 +15,9 @@ from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError
 from protofed.deploy.pages.hospital.examination import SiteSettings
 from protofed.deploy.pages.hospital.left import LeftPages
-from protofed.deploy.pages.hospital.overview import HealthPages, OverviewPages
-from protofed.deploy.pages.hospital.runs import RunPages
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.overview import HealthPages, HospitalOverview
+from protofed.deploy.pages.hospital.runs import HospitalRuns
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.shell import Program, form_of, shell_of
 from protofed.deploy.site import decide, orders
 from protofed.deploy.site.orders import pause_end
@@ -49,17 +49,17 @@ def client_page(
         ConfigError: there is no such folder.
     """
     decide.act_as_owner(state)
-    shown = Site(state, policy, settings)
+    shown = HospitalSite(state, policy, settings)
     shown.log.look()  # seconds, of a long log: before a page waits for it
     return pages_of(shown, site)
 
 
-def pages_of(shown: Site, site: str = "") -> Program:
+def pages_of(shown: HospitalSite, site: str = "") -> Program:
     """The pages of a site; `site` is its id, if that is known."""
     pages = (
-        OverviewPages(shown),
+        HospitalOverview(shown),
         LeftPages(shown),
-        RunPages(shown),
+        HospitalRuns(shown),
         PartnersPages(shown),
         HealthPages(shown),
         PausePages(shown),
@@ -78,7 +78,7 @@ def pages_of(shown: Site, site: str = "") -> Program:
 class PartnersPages:
     """The page `/partners`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Its routes."""
@@ -111,7 +111,7 @@ class PartnersPages:
 class PausePages:
     """The page `/pause`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Its routes."""

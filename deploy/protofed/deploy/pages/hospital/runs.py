@@ -17,7 +17,7 @@ from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
 from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.hospital.left import round_lines
 from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site import orders
@@ -28,10 +28,10 @@ SHOWN: Final = 25
 
 
 @dataclass(frozen=True)
-class RunPages:
+class HospitalRuns:
     """The pages below `/runs`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""
@@ -225,7 +225,7 @@ class OwnScoreTable:
     sent: HandedIn
 
 
-def own_scores(site: Site, run: str) -> OwnScoreTable:
+def own_scores(site: HospitalSite, run: str) -> OwnScoreTable:
     """The table of a run.
 
     Raises:

@@ -33,7 +33,7 @@ MOST_PREVIEWS = 20  # kept: each takes seconds to make
 
 
 @dataclass
-class Site:
+class HospitalSite:
     """One site. Threads share it.
 
     Attributes:
