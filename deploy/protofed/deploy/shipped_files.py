@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,21 +79,28 @@ def write_files(into: Path, kinds: Sequence[str]) -> list[Path]:
     chosen = [KINDS[name] for name in kinds or KINDS]
     texts = {path: _content(path) for kind in chosen for path in _files(kind)}
     try:
-        there = {path for path in texts if os.path.lexists(into / path)}
-        if other := sorted(path for path in there if not _is(into / path, texts[path])):
-            raise ConfigError(
-                f"{into / other[0]} is there with other content, and nothing is overwritten; move it away"
-            )
-        for path, content in texts.items():
-            if path not in there:
-                (into / path).parent.mkdir(parents=True, exist_ok=True)
-                with (into / path).open("xb") as file:
-                    file.write(content)
+        missing = _missing(into, texts)
+        for path in missing:
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            with (into / path).open("xb") as file:
+                file.write(texts[path])
         for folder in (folder for kind in chosen for folder in kind.folders):
             (into / folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StateError(f"cannot write into {into}: {error.strerror}; name a folder of yours") from error
-    return [into / path for path in texts if path not in there]
+    return [into / path for path in missing]
+
+
+def _missing(into: Path, texts: Mapping[str, bytes]) -> list[str]:
+    """The paths that are not in the folder yet.
+
+    Raises:
+        ConfigError: a file is there with other content.
+    """
+    there = {path for path in texts if os.path.lexists(into / path)}
+    if other := sorted(path for path in there if not _is(into / path, texts[path])):
+        raise ConfigError(f"{into / other[0]} is there with other content, and nothing is overwritten; move it away")
+    return [path for path in texts if path not in there]
 
 
 def without_build(text: str) -> str:

@@ -450,20 +450,24 @@ def legend(rounds: Sequence[ScoredRound], sent: HandedIn) -> Iterator[str]:
     for name in names_of(rounds):
         yield f"{name}: {meaning(name)}"
     kept = {scored.round for scored in rounds}
-    gone, summed = _rounds_by_name(rounds, sent.names), _rounds_by_name(rounds, sent.summed)
-    stayed = [name for name in gone if not gone[name] and not summed[name]]
-    for name, numbers in gone.items():
-        if numbers:
-            yield f"left this site (the policy names it): {name}, rounds {rounds_text(numbers)}"
-    for name, numbers in summed.items():
-        if numbers:
-            yield f"left in a secure sum, as part of a mean over sites: {name}, rounds {rounds_text(numbers)}"
+    alone, summed = _rounds_by_name(rounds, sent.names), _rounds_by_name(rounds, sent.summed)
+    stayed = [name for name in alone if not alone[name] and not summed[name]]
+    yield from _lines("left this site (the policy names it)", alone)
+    yield from _lines("left in a secure sum, as part of a mean over sites", summed)
     if unlisted := {number for number in kept if UNLISTED in sent.names.get(number, ())}:
         yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
     elif sent.gap:
         yield sent.gap
     elif stayed:
-        yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
+        yield f"stayed at this site: {'all of them' if len(stayed) == len(alone) else ', '.join(stayed)}"
+
+
+def _lines(how: str, rounds_by_name: Mapping[str, set[int]]) -> Iterator[str]:
+    from protofed.deploy.audit.handed_in import rounds_text
+
+    for name, numbers in rounds_by_name.items():
+        if numbers:
+            yield f"{how}: {name}, rounds {rounds_text(numbers)}"
 
 
 def _rounds_by_name(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> dict[str, set[int]]:

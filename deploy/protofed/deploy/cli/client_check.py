@@ -90,18 +90,29 @@ def check(
         shown = check_table.plain(result) | ({"preview": view.plain()} if view else {})
         print(json.dumps(shown, indent=2, ensure_ascii=False))  # noqa: T201
     else:
-        check_table.show(result, console)
-        if contact_sheet is not None:
-            console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
-        if view is not None:
-            console.print()
-            view.show(console)
+        _show(result, contact_sheet, view)
+    if code := _exit_code(result, view):
+        raise typer.Exit(code)
+
+
+def _show(result: SiteCheck, contact_sheet: Path | None, view: PlanView | None) -> None:
+    from protofed.deploy.site import check_table
+
+    check_table.show(result, console)
+    if contact_sheet is not None:
+        console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
+    if view is not None:
+        console.print()
+        view.show(console)
+
+
+def _exit_code(result: SiteCheck, view: PlanView | None) -> int:
+    """0, or the code of the first reason against the run: its data, the policy, its scores."""
     if result.refusal is not None:
-        raise typer.Exit(DataError.exit_code)
+        return DataError.exit_code
     if view is not None and view.refused:
-        raise typer.Exit(PolicyViolationError.exit_code)
-    if any(concern.untrue for concern in result.concerns):
-        raise typer.Exit(diagnosis("scores-untrue").code)
+        return PolicyViolationError.exit_code
+    return diagnosis("scores-untrue").code if any(concern.untrue for concern in result.concerns) else 0
 
 
 def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> PlanView | None:

@@ -185,6 +185,10 @@ def _check(recipes: Sequence[Recipe], request: CompareRequest) -> None:
         raise ConfigError("--tune-by chooses among the values of --tune; add that, or remove it")
     if request.tune_seeds is not None and not request.grid:
         raise ConfigError("--tune-seeds are of the runs of --tune; add that, or remove it")
+    _check_workers(request)
+
+
+def _check_workers(request: CompareRequest) -> None:
     if request.ray is not None:
         set_up(request.ray)
         from protofed.deploy.experiments.ray_cluster import resources

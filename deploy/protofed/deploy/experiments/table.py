@@ -13,6 +13,7 @@ from protofed.deploy.experiments.columns import TableColumn, named, summarise, t
 from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.paired import PairedDifference, corrected, paired
+from protofed.deploy.experiments.summary import Summary
 from protofed.deploy.experiments.tuning import TunedRecipe
 from protofed.server.rounds.scores.model_warnings import (
     ModelWarning,
@@ -106,22 +107,21 @@ class Comparison:
             ConfigError: no result has a metric that was asked for.
         """
         asked = options or CompareOptions()
-        seeds = {recipe.name: [other.seed for other, _ in jobs if other.name == recipe.name] for recipe, _ in jobs}
-        results = {name: [found for recipe, found in jobs if found and recipe.name == name] for name in seeds}
+        seeds, results = dict[str, list[int]](), dict[str, list[Result]]()
+        for recipe, result in jobs:
+            seeds.setdefault(recipe.name, []).append(recipe.seed)
+            results.setdefault(recipe.name, []).extend([result] if result else [])
         runs = {name: {result.recipe.seed: summarise(result) for result in found} for name, found in results.items()}
         all_runs = [run for by_seed in runs.values() for run in by_seed.values()]
-        columns = [named(one, all_runs) for one in asked.metrics] if asked.metrics and all_runs else usual(all_runs)
-        columns += to_reach(asked.target) if asked.target and all_runs else []
-
-        def values(name: str, column: TableColumn) -> dict[int, float]:
-            read = {seed: column.read(run) for seed, run in runs[name].items()}
-            return {seed: value for seed, value in read.items() if value is not None}
-
+        columns = _columns(all_runs, asked)
         rows = [
             ComparisonRow(
-                name, seeds[name], {column.header: values(name, column) for column in columns}, list(runs[name])
+                name,
+                seeds[name],
+                {column.header: _values(column, by_seed) for column in columns},
+                finished=list(by_seed),
             )
-            for name in seeds
+            for name, by_seed in runs.items()
         ]
         against = asked.against or next(iter(seeds), "")
         differences = {column.header: _differences(column.header, rows, against) for column in columns}
@@ -142,6 +142,19 @@ class Comparison:
         """What speaks against the models, each with its recipe and seed."""
         runs = [(label, result) for label, results in self.results.items() for result in results]
         return [(label, result.recipe.seed, found) for label, result in runs for found in warnings_about(result)]
+
+
+def _columns(runs: Sequence[Summary], asked: CompareOptions) -> list[TableColumn]:
+    """The columns that were asked for, or else the usual ones; none without runs."""
+    if not runs:
+        return usual(runs)
+    columns = [named(metric, runs) for metric in asked.metrics] if asked.metrics else usual(runs)
+    return [*columns, *(to_reach(asked.target) if asked.target else ())]
+
+
+def _values(column: TableColumn, by_seed: Mapping[int, Summary]) -> dict[int, float]:
+    read = {seed: column.read(run) for seed, run in by_seed.items()}
+    return {seed: value for seed, value in read.items() if value is not None}
 
 
 def _differences(column: str, rows: Sequence[ComparisonRow], against: str) -> dict[str, PairedDifference]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from protofed.common import codec, plugins
 from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Data, NamedOptions, Recipe
 from protofed.common.errors import ConfigError
-from protofed.common.payload import Payload
+from protofed.common.payload import Payload, SiteId
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
 from protofed.deploy.console.run_words import from_sum, kept_best
@@ -255,6 +255,20 @@ def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores
     if not found:
         return ModelScores(of=f"none were taken after round {published.round}")
     names = {site: {n for n in scores if n in found} for site, scores in published.scores.items()}
+    where = _scored_by(names, [spread.sites for spread in found.values() if spread.worst is None])
+    values = {name: spread.mean for name, spread in found.items()}
+    if chosen == "best" and published.run is not None and (best := published.run.best) is not None:
+        where.append(f"the round was chosen by {best.score}, which makes it optimistic")
+    return ModelScores(of=_of("; ".join(where), published.round), values=values)
+
+
+def _scored_by(names: Mapping[SiteId, Collection[str]], summed: Sequence[int]) -> list[str]:
+    """Who took the global model's scores, and on whose images.
+
+    Args:
+        names: of the scores that each site sent.
+        summed: for each score from a secure sum, how many sites are in it.
+    """
     evaluators = sorted(site for site, of_site in names.items() if any(LOCAL not in name for name in of_site))
     local = [site for site, of_site in names.items() if any(LOCAL in name for name in of_site)]
     where = []
@@ -263,14 +277,11 @@ def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores
         where.append(f"`global.*` on the test images of {' and '.join(evaluators)}{middle}")
     if local:
         where.append(f"`global.local.*` by {len(local)} site(s), each on test images of its own, their mean")
-    if summed := [spread.sites for spread in found.values() if spread.worst is None]:
+    if summed:
         where.append(f"`global.local.*`: {from_sum(max(summed))}")
     if not evaluators:
         where.append("no evaluator scored it")
-    values = {name: spread.mean for name, spread in found.items()}
-    if chosen == "best" and published.run is not None and (best := published.run.best) is not None:
-        where.append(f"the round was chosen by {best.score}, which makes it optimistic")
-    return ModelScores(of=_of("; ".join(where), published.round), values=values)
+    return where
 
 
 def _of(where: str, round: int) -> str:

@@ -65,6 +65,12 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     if detail.scores:
         shown = [score for score in detail.scores if not score.name.rpartition(".")[2].isdigit()]  # others: --json
         parts.append(terminal(SCORES, shown, STATUS, f"\nscores after round {detail.scored_round}"))
+    return [*parts, *_about_scores(detail)]
+
+
+def _about_scores(detail: pb.RunDetail) -> list[RenderableType]:
+    """The best round, which scores are from a secure sum, and which ones sites do not send."""
+    parts: list[RenderableType] = []
     if (best := best_snapshot(detail)) is not None:
         parts.append(Text(best_sentence(best)))
     if summed := [score.sites for score in detail.scores if score.summed]:
