@@ -16,7 +16,7 @@ from protofed.common.errors import ConfigError, ProtofedError
 from protofed.deploy import shipped
 from protofed.deploy.cli.main import app
 from protofed.deploy.daemons.server import recipes_of
-from protofed.deploy.overrides import from_keywords
+from protofed.deploy.shipped import from_keywords
 from protofed.deploy.site.plan import site_plan
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from protofed.common.errors import ConfigError
 from protofed.deploy import shipped
 from protofed.deploy.cli.main import app
-from protofed.deploy.shipped_files import KINDS, write_files
+from protofed.deploy.shipped import KINDS, write_files
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ("compose.yaml", "compose.site.yaml")

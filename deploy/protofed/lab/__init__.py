@@ -21,8 +21,7 @@ try:
     from protofed.deploy.console.progress import usable_cores
     from protofed.deploy.experiments.curves import FAMILIES, over_rounds
     from protofed.deploy.experiments.job import run_job
-    from protofed.deploy.plots.charts import lines
-    from protofed.deploy.plots.style import NotebookFigure
+    from protofed.deploy.plots import NotebookFigure, lines
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
     hint = f"{missing} is not installed, which notebooks need: {install_hint('lab')}"
@@ -35,7 +34,7 @@ from protofed.deploy import shipped
 from protofed.deploy.console.progress import progress
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import Processes, run_jobs
-from protofed.deploy.overrides import from_keywords, with_overrides
+from protofed.deploy.shipped import from_keywords, with_overrides
 
 _MAIN_SCORES = {
     "global accuracy": "global.accuracy",

@@ -11,7 +11,7 @@ from protofed.common.config.settings import ClientSettings, Monitoring, ServerSe
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
-from protofed.deploy.daemons.client_resources import check_root
+from protofed.deploy.daemons.client import check_root
 
 SERVER = """
 recipes = ["runs/a.toml", "digits-fednh", "./b"]

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 from tests.support.server_replies import answer, attempt, score, snapshot_of
 
-from protofed.deploy.console.run_words import NOISE_KEEPS, kept_sentence
 from protofed.deploy.operator.screen import WatchScreen
 from protofed.deploy.operator.snapshot_builder import ServerReply, keeping, kept_by_noise
 from protofed.deploy.operator.tables import run_parts
 from protofed.deploy.operator.watch import _Lines, remarks
+from protofed.deploy.run_view import NOISE_KEEPS, kept_sentence
 from protofed.protos.v1 import operator_pb2 as pb
 
 GLOBAL, OWN = score("global.accuracy", 0.9, sites=1), score("personal.pm_v", 0.8, sites=1)

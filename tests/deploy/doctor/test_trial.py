@@ -27,7 +27,7 @@ from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import FailureReason, ProtofedError
 from protofed.common.protocol.messages import Activity, Task, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client, client_resources
+from protofed.deploy.daemons import client
 from protofed.deploy.doctor.checks import Check, CheckRow
 from protofed.deploy.doctor.site import SiteUnderCheck
 from protofed.server.rounds.machine.rules import min_cohort
@@ -123,7 +123,7 @@ def recipe_for(case: Case, recipe_of: RecipeOf) -> Recipe:
 
 def declines(settings: ClientSettings, recipe: Recipe) -> FailureReason | None:
     """By which code the daemon declines a round, with everything that it does in one; None: it declines nothing."""
-    client_resources.check_root(settings)
+    client.check_root(settings)
     policy, cpu = PolicyFile(shipped.policy(settings.policy)), torch.device("cpu")
     site = client._site(settings, policy, MemoryStore(), cpu, partial(client._load, settings, cpu))
     link = ScriptedServer(recipe.wire(), recipe.name, min_cohort=min_cohort(recipe.federation))

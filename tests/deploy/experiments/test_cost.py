@@ -11,10 +11,10 @@ from tests.support.results import result_of
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import SiteId
-from protofed.deploy.experiments.cost import Cost, Target, costs
 from protofed.deploy.experiments.curves import AXES, ROUNDS, curves_of, over_axis
 from protofed.deploy.experiments.experiment import Result, RoundTraffic
 from protofed.deploy.experiments.shown import markdown
+from protofed.deploy.experiments.summary import Cost, Target, costs
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 
 Recipes = Callable[..., Recipe]

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from protofed.deploy.experiments.paired import (
+from protofed.deploy.experiments.table import (
     PairedDifference,
     can_show,
     corrected,

@@ -23,8 +23,8 @@ import structlog
 from protofed.common.config.settings import ClientSettings, ServerSettings
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Verdict
-from protofed.deploy.logs import capture, rendering, setup
-from protofed.deploy.logs.rendering import Hidden
+from protofed.deploy import logs
+from protofed.deploy.logs import Hidden
 
 Read = Callable[[], list[dict[str, Any]]]
 log = structlog.get_logger()
@@ -35,27 +35,27 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test leaves its hooks behind."""
     root = logging.getLogger()
     before, hooks, shown = list(root.handlers), (threading.excepthook, sys.unraisablehook), warnings.showwarning
-    for variable in (setup.FORMAT, setup.LEVEL):
+    for variable in (logs.FORMAT, logs.LEVEL):
         monkeypatch.delenv(variable, raising=False)
     yield
     root.handlers, warnings.showwarning = before, shown
     threading.excepthook, sys.unraisablehook = hooks
-    rendering.LineRenderer._torn = False
-    setup._Setup.hidden, setup._Setup.fields, setup._Setup.stream = Hidden(), dict, False
-    setup._Setup.debug = False
+    logs.LineRenderer._torn = False
+    logs._Setup.hidden, logs._Setup.fields, logs._Setup.stream = Hidden(), dict, False
+    logs._Setup.debug = False
 
 
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Read:
     """What was logged since it was asked last, as JSON."""
-    setup.configure()
+    logs.configure()
     return lambda: [json.loads(line) for line in capfd.readouterr().err.splitlines()]
 
 
 def alone() -> None:
     """Without pytest's own handlers."""
     logging.getLogger().handlers = []
-    setup.configure()
+    logs.configure()
 
 
 def only(read: Read) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def test_off_a_terminal_an_event_is_a_line_of_json_with_its_time_in_utc(said: Re
 def test_the_environment_chooses_format_and_level(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(setup.FORMAT, "console")
-    monkeypatch.setenv(setup.LEVEL, "WARNING")
-    setup.configure()
+    monkeypatch.setenv(logs.FORMAT, "console")
+    monkeypatch.setenv(logs.LEVEL, "WARNING")
+    logs.configure()
     log.info("not told")
     log.warning("site declined", site="ann")
     (line,) = capfd.readouterr().err.splitlines()
@@ -91,25 +91,25 @@ def test_the_environment_chooses_format_and_level(
 def test_debug_goes_over_the_environments_level(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     log.debug("trying to write audit records again")
     assert said() == []
-    monkeypatch.setenv(setup.LEVEL, "error")
-    setup.configure(debug=True)
+    monkeypatch.setenv(logs.LEVEL, "error")
+    logs.configure(debug=True)
     log.debug("trying to write audit records again")
     assert only(said)["level"] == "debug"
 
 
-@pytest.mark.parametrize(("variable", "value"), [(setup.FORMAT, "jsn"), (setup.LEVEL, "trace")])
+@pytest.mark.parametrize(("variable", "value"), [(logs.FORMAT, "jsn"), (logs.LEVEL, "trace")])
 def test_a_format_or_level_that_there_is_not_is_refused(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=rf"{variable}.*'{value}'"):
-        setup.configure()
+        logs.configure()
 
 
 def test_on_a_terminal_lines_are_for_people() -> None:
-    script = "import structlog, protofed.deploy.logs.setup as s; s.configure(); structlog.get_logger().info('ready')"
+    script = "import structlog, protofed.deploy.logs as s; s.configure(); structlog.get_logger().info('ready')"
     ours, theirs = pty.openpty()
-    environment = {name: value for name, value in os.environ.items() if name != setup.FORMAT}
+    environment = {name: value for name, value in os.environ.items() if name != logs.FORMAT}
     subprocess.run([sys.executable, "-c", script], stderr=theirs, env=environment, check=True)
     os.close(theirs)
     text = os.read(ours, 1000).decode()
@@ -121,8 +121,8 @@ def test_on_a_terminal_lines_are_for_people() -> None:
 def test_what_peers_wrote_moves_no_cursor_and_begins_no_line_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(setup.FORMAT, "console")
-    setup.configure()
+    monkeypatch.setenv(logs.FORMAT, "console")
+    logs.configure()
     log.info("call refused", why="one\n12:00:00 [info] run finished\x1b[2J\r")
     err = capfd.readouterr().err
     assert err.count("\n") == 1
@@ -139,7 +139,7 @@ def test_what_peers_wrote_moves_no_cursor_and_begins_no_line_on_a_terminal(
 
 def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys_come_first(said: Read) -> None:
     work: dict[str, object] = {"run": "r", "round": 2}
-    setup.bind_fields(lambda: {"site": "ann", **work})
+    logs.bind_fields(lambda: {"site": "ann", **work})
     thread = threading.Thread(target=lambda: log.info("handed in", round=1))
     thread.start()
     thread.join()
@@ -152,7 +152,7 @@ def test_every_event_of_a_daemon_names_its_site_from_any_thread_and_its_own_keys
 
 
 def test_what_cannot_be_asked_costs_no_line(said: Read) -> None:
-    setup.bind_fields(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    logs.bind_fields(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     log.info("ready")
     assert only(said)["event"] == "ready"
 
@@ -164,7 +164,7 @@ def test_warnings_and_libraries_logs_are_events(said: Read) -> None:
     alone()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = capture._warned
+        warnings.showwarning = logs._warned
         warnings.warn_explicit("old\nand slow", UserWarning, "/x/lib/site-packages/torch/nn/conv.py", 7)
     logging.getLogger("sqlalchemy.pool").warning("a connection of %s", "mine")
     logging.getLogger("alembic").info("not told")
@@ -182,7 +182,7 @@ def test_warnings_and_libraries_logs_are_events(said: Read) -> None:
 
 def test_libraries_are_listened_to_once_however_often_logs_are_set_up(said: Read) -> None:
     alone()
-    setup.configure()
+    logs.configure()
     logging.getLogger("alembic").error("once")
     assert len(said()) == 1
 
@@ -192,7 +192,7 @@ def test_a_library_with_lines_of_its_own_is_made_to_speak_like_the_others(said: 
     loud = logging.getLogger("loud.inner")
     loud.propagate = False
     loud.addHandler(logging.StreamHandler())
-    capture.redirect("loud")
+    logs.redirect("loud")
     loud.warning("no kernel")
     assert only(said)["library"] == "loud.inner"
 
@@ -200,7 +200,7 @@ def test_a_library_with_lines_of_its_own_is_made_to_speak_like_the_others(said: 
 def test_what_a_thread_dies_of_is_an_event_and_other_hooks_are_still_asked(said: Read) -> None:
     seen: list[object] = []
     threading.excepthook = seen.append
-    setup.configure(daemon=True)
+    logs.configure(daemon=True)
     thread = threading.Thread(target=lambda: 1 / 0, name="pulse")
     thread.start()
     thread.join()
@@ -212,18 +212,18 @@ def test_what_a_thread_dies_of_is_an_event_and_other_hooks_are_still_asked(said:
 
 def test_a_daemons_last_words_are_an_event_and_a_commands_are_not(said: Read) -> None:
     error = ConfigError("why")
-    assert not setup.log_exit("no such recipe", 78, error)
-    setup.configure(daemon=True)
-    assert setup.log_exit("no such recipe", 78, error)
+    assert not logs.log_exit("no such recipe", 78, error)
+    logs.configure(daemon=True)
+    assert logs.log_exit("no such recipe", 78, error)
     line = only(said)
     assert (line["event"], line["why"], line["exit_code"]) == ("the process ends", "no such recipe", 78)
     assert "exception" not in line
-    setup.configure(daemon=True, debug=True)
-    assert setup.log_exit("no such recipe", 78, error)
+    logs.configure(daemon=True, debug=True)
+    assert logs.log_exit("no such recipe", 78, error)
     assert "ConfigError: why" in only(said)["exception"]
-    setup.configure(debug=True)
+    logs.configure(debug=True)
     with pytest.raises(ConfigError):
-        setup.log_exit("no such recipe", 78, error)
+        logs.log_exit("no such recipe", 78, error)
 
 
 # What is hidden
@@ -262,7 +262,7 @@ def data(tmp_path: Path) -> Path:
     ],
 )
 def test_data_are_not_shown(text: str, shown: str, data: Path, said: Read) -> None:
-    setup.hide(data)
+    logs.hide(data)
     known = {"root": data, "quoted": str(data).replace(" ", "%20")}
     log.error("task declined", why=text.format(**known), error=OSError(text.format(**known)), at=[text.format(**known)])
     line = only(said)
@@ -276,13 +276,13 @@ def test_a_link_to_the_data_and_a_single_file_are_hidden_too(tmp_path: Path, sai
     (real / "cohort").write_bytes(b"")
     link = tmp_path / "link"
     link.symlink_to(real)
-    setup.hide(link / "cohort")
+    logs.hide(link / "cohort")
     log.error("task declined", why=f"{link / 'cohort'}, {real / 'cohort'}, cohort")
     assert only(said)["why"] == "<data>, <data>, <data>"
 
 
 def test_paths_and_tracebacks_are_cleaned(data: Path, said: Read) -> None:
-    setup.hide(data)
+    logs.hide(data)
     folder = next(path for path in data.iterdir() if path.is_dir())
     try:
         (folder / "lost").read_bytes()
@@ -296,7 +296,7 @@ def test_paths_and_tracebacks_are_cleaned(data: Path, said: Read) -> None:
 
 def test_the_root_folder_hides_not_everything(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "walk", lambda _: iter(()))  # not all of this machine
-    setup.hide(Path("/"))
+    logs.hide(Path("/"))
     log.info("ready", device="/dev/nvidia")
     assert only(said)["device"] == "/dev/nvidia"
 
@@ -325,7 +325,7 @@ def test_secrets_are_not_shown(text: str, said: Read, tmp_path: Path) -> None:
         "proxy": "http://ann:hunter%212@proxy:3128",
         "metrics": {"listen": "127.0.0.1:0", "token": str(token)},
     }
-    setup.hide_site(ClientSettings.model_validate(table))
+    logs.hide_site(ClientSettings.model_validate(table))
     log.error("the server does not answer", why=text)
     shown = only(said)["why"]
     assert "hunter" not in shown
@@ -336,7 +336,7 @@ def test_secrets_are_not_shown(text: str, said: Read, tmp_path: Path) -> None:
 
 def test_a_servers_passwords_are_not_shown(said: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "abc123def")
-    setup.hide_server(ServerSettings(ledger="postgresql+psycopg://me:pw@db/x", mlflow="https://you:other-word@ml"))
+    logs.hide_server(ServerSettings(ledger="postgresql+psycopg://me:pw@db/x", mlflow="https://you:other-word@ml"))
     log.error("no connection", why="pw, spwd, other-word, abc123def")
     assert only(said)["why"] == "<secret>, spwd, <secret>, <secret>"
 
@@ -347,7 +347,7 @@ def test_the_folder_of_all_data_sets_is_hidden(said: Read, monkeypatch: pytest.M
     (tmp_path / "skin" / "ann.bin").write_bytes(b"")
     data = {"source": "cifar10", "root": "skin"}
     table = {"site": "ann", "policy": "p.toml", "state": "s", "data": data}
-    setup.hide_site(ClientSettings.model_validate(table))
+    logs.hide_site(ClientSettings.model_validate(table))
     log.error("task declined", why=f"{tmp_path}/skin/x and ann.bin", path=tmp_path / "other")
     line = only(said)
     assert (line["why"], line["path"]) == ("<data>", "<data>")
@@ -406,7 +406,7 @@ def test_what_cannot_be_shown_costs_no_line(said: Read) -> None:
     line = only(said)
     assert line["event"] == "task failed unforeseen"
     assert "Wrong" in line["exception"]
-    assert len(line["long"]) <= rendering.LONGEST_TEXT + 1
+    assert len(line["long"]) <= logs.LONGEST_TEXT + 1
 
 
 # Where lines go
@@ -414,7 +414,7 @@ def test_what_cannot_be_shown_costs_no_line(said: Read) -> None:
 
 SCRIPT = """
 import logging, os, sys, warnings
-from protofed.deploy.logs import setup as logs
+from protofed.deploy import logs
 import structlog
 logs.configure(daemon=True)
 for number in range(3):
@@ -435,7 +435,7 @@ def test_a_standard_error_that_takes_nothing_ends_no_process(closing: str) -> No
 def test_after_half_a_line_the_next_begins_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        setup.configure()
+        logs.configure()
         room, write = [10, 0], os.write
 
         def full_then_free(handle: int, data: bytes) -> int:

@@ -22,10 +22,9 @@ from protofed.common.pki.identity import Party
 from protofed.deploy.certs.lifecycle import make_authority, read_bundle, read_request
 from protofed.deploy.certs.lifecycle import request as make_request
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.pages.coordinator import figures
-from protofed.deploy.pages.coordinator.console import console
-from protofed.deploy.pages.coordinator.figures import RunFigures
-from protofed.deploy.pages.coordinator.overview import ending
+from protofed.deploy.pages.coordinator import runs
+from protofed.deploy.pages.coordinator.console import console, ending
+from protofed.deploy.pages.coordinator.runs import RunFigures
 from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.report.rounds import TASK_STATUSES
 from protofed.protos.v1 import operator_pb2 as pb
@@ -120,13 +119,13 @@ def test_figures_are_pictures_with_the_numbers_behind_them(troubled: Browser) ->
 
 
 def test_figures_are_made_again_once_the_run_has_gone_on(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[figures.Moment] = []
+    made: list[runs.Moment] = []
 
-    def draw(_: object, moment: figures.Moment, round: int, pictures: Pictures) -> RunFigures:
+    def draw(_: object, moment: runs.Moment, round: int, pictures: Pictures) -> RunFigures:
         made.append(moment)
         return RunFigures(moment, round, [], [])
 
-    monkeypatch.setattr(figures, "drawn", draw)
+    monkeypatch.setattr(runs, "drawn", draw)
     for _ in range(2):
         drawn_figures(troubled)
     assert len(made) == 1
@@ -147,8 +146,8 @@ def test_a_page_does_not_wait_for_figures_and_shows_the_former_ones_meanwhile(
         go_on.wait()
         return RunFigures(told[1], told[2], [], ["a budget"])
 
-    monkeypatch.setattr(figures, "drawn", hold)
-    monkeypatch.setattr(figures, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(runs, "drawn", hold)
+    monkeypatch.setattr(runs, "PATIENCE_S", 0.0)
     troubled.order(f"/runs/{RUN}/pause")
     try:
         for _ in range(2):
@@ -164,7 +163,7 @@ def test_a_page_does_not_wait_for_figures_and_shows_the_former_ones_meanwhile(
 
 def test_figures_that_fail_say_why_and_are_tried_again(troubled: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Operator, "run_record", lambda *_: (_ for _ in ()).throw(UnavailableError("it hung up")))
-    monkeypatch.setattr(figures, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(runs, "PATIENCE_S", 20.0)
     assert "it hung up" in troubled.get(f"/runs/{RUN}/figures", 503)
     monkeypatch.undo()
     assert "<img" in drawn_figures(troubled)

@@ -44,7 +44,7 @@ from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import Program
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
-from protofed.deploy.site import decide
+from protofed.deploy.site import orders
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
@@ -451,7 +451,7 @@ def test_an_order_is_no_link(pages: Pages, state: Path, offered: Recipe) -> None
 def test_a_daemon_that_does_not_look_is_said(
     pages: Pages, state: Path, offered: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decide, "WAIT_S", 0.0)
+    monkeypatch.setattr(orders, "WAIT_S", 0.0)
     browser, lock = pages(), files.Lock(state)
     assert "has not confirmed it" in browser.order(f"/runs/{RUN}/leave")
     lock.release()

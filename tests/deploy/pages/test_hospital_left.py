@@ -15,11 +15,11 @@ from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common.storage.journal import Journal, records
 from protofed.common.storage.segments import segment_path
 from protofed.deploy.audit.archive import archive
-from protofed.deploy.pages.formats import stamp
 from protofed.deploy.pages.hospital import site_log
 from protofed.deploy.pages.hospital.left import round_lines, summary
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
+from protofed.deploy.pages.shell import stamp
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
 

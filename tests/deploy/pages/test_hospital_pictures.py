@@ -32,15 +32,14 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal
 from protofed.deploy.audit.handed_in import HandedIn
 from protofed.deploy.pages import pictures
-from protofed.deploy.pages.formats import stamp, utc
 from protofed.deploy.pages.guard import SVG_POLICY
-from protofed.deploy.pages.hospital import figures, privacy_curve
+from protofed.deploy.pages.hospital import figures, site
 from protofed.deploy.pages.hospital.examination import Examination, SiteSettings
 from protofed.deploy.pages.hospital.page import client_page, pages_of
-from protofed.deploy.pages.hospital.privacy_curve import MOST, PrivacyCurve, PrivacyPoint, chosen
 from protofed.deploy.pages.hospital.runs import OwnScoreTable
-from protofed.deploy.pages.hospital.site import HospitalSite
+from protofed.deploy.pages.hospital.site import MOST, HospitalSite, PrivacyCurve, PrivacyPoint, chosen
 from protofed.deploy.pages.pictures import NARROW, WIDE
+from protofed.deploy.pages.shell import stamp, utc
 from protofed.deploy.site.privacy_spent import PrivacySpent
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
@@ -323,6 +322,6 @@ def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_pat
 
 
 def test_a_ledger_of_thousands_has_few_points(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(privacy_curve, "MOST", 4)
+    monkeypatch.setattr(site, "MOST", 4)
     curve = PrivacyCurve(lambda events, _: float(sum(event.count for event in events)))
     assert [point.fit for point in complete(curve, spent_by(10, state))] == [4, 8, 10]

@@ -14,9 +14,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from protofed.common.errors import ConfigError, DeniedError, UnavailableError
-from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.guard import BODY_BYTES, HEADERS, PageAccess, is_loopback_host
-from protofed.deploy.pages.shell import Program, application, form_of, listening, shell_of
+from protofed.deploy.pages.shell import Page, Program, application, form_of, listening, shell_of
 
 BASE = "http://127.0.0.1:8080"
 FORM = "application/x-www-form-urlencoded"

@@ -17,7 +17,7 @@ from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import PlanView, check, plan_view
-from protofed.deploy.cli.client_consortium import client_consortium
+from protofed.deploy.cli.consortium import client_consortium
 from protofed.deploy.cli.init import init_client
 from protofed.deploy.cli.options import (
     AsJson,
@@ -251,7 +251,7 @@ def resume(state: State) -> None:
 def _leave(run: str, state: Path, *, yes: bool) -> None:
     from protofed.client.transport.audit import FILE
     from protofed.deploy.audit.handed_in import handed_in
-    from protofed.deploy.site import decide, orders
+    from protofed.deploy.site import orders
 
     def begun(took_part: bool) -> None:
         word = "left" if took_part else "denied"
@@ -261,7 +261,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
     offer = approvals.offer(run)
     if orders.is_out(approvals, offer):
         _say(f"this site was out of run {offer.run} already")
-        decide.act_as_owner(state)
+        orders.act_as_owner(state)
     else:
         if approvals.took_part(run) and not yes:
             confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
@@ -322,10 +322,10 @@ def budget(
     from protofed.client.policy.policy import Policy
     from protofed.client.state.dp_ledger import FILE, read
     from protofed.deploy import shipped
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import orders
     from protofed.deploy.site.privacy_spent import privacy_spent
 
-    decide.check_state(state)
+    orders.check_state(state)
     allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
     found = asdict(privacy_spent(read(state / FILE), allowed, delta))
     if as_json:
@@ -381,9 +381,9 @@ def scores(
     from protofed.client.state.own_scores import FOLDER, OwnScores
     from protofed.client.transport.audit import FILE
     from protofed.deploy.audit.handed_in import HandedIn, handed_in
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import orders
 
-    decide.check_state(state)
+    orders.check_state(state)
     kept = OwnScores(state / FOLDER)
     if run is None:
         run = next(reversed(kept.runs()), None)

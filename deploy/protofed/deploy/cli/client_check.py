@@ -16,7 +16,7 @@ from rich.console import Console
 from protofed.common import plugins
 from protofed.common.errors import ConfigError, DataError, PolicyViolationError, StateError
 from protofed.deploy.cli.options import Set, needs_recipe
-from protofed.deploy.doctor.diagnoses import diagnosis
+from protofed.deploy.doctor.checks import diagnosis
 
 if TYPE_CHECKING:
     from protofed.client.policy.approval import Offer

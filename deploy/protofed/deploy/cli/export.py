@@ -11,7 +11,7 @@ from rich.console import Console
 
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
 from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe
 
 if TYPE_CHECKING:

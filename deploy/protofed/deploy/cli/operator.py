@@ -10,7 +10,7 @@ from rich.console import Console
 
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.connection import connected
+from protofed.deploy.cli.completion import connected
 from protofed.deploy.cli.options import AsJson, DryRun, Set, Yes, confirm, show_dry_run
 
 if TYPE_CHECKING:

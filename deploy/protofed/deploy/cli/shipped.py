@@ -115,7 +115,7 @@ def files(
 
     Example: `protofed files monitoring dashboards prometheus`
     """
-    from protofed.deploy.shipped_files import KINDS, write_files
+    from protofed.deploy.shipped import KINDS, write_files
 
     if listed:
         rows = [{"kind": name, "what": one.what} for name, one in KINDS.items()]

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,22 +19,20 @@ import structlog
 
 from protofed.client.distributed.launch import Launch, launched
 from protofed.common.address import check_connection
-from protofed.common.clock import stamp
+from protofed.common.clock import stamp, utc_now
 from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, PolicyViolationError, RevokedError, UnavailableError
+from protofed.common.errors import ConfigError, DataError, PolicyViolationError, RevokedError, UnavailableError
 from protofed.common.monitoring.http import Monitor
-from protofed.common.pki.identity import LiveIdentity
+from protofed.common.pki.identity import IdentityError, IdentityProblem, LiveIdentity, Party
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
 from protofed.common.quick_imports import quick_imports
 from protofed.common.storage.journal import Journal
 from protofed.common.storage.segments import SEGMENT_BYTES
 from protofed.common.version import VERSION
-from protofed.deploy import shipped
-from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
+from protofed.deploy import logs, shipped
 from protofed.deploy.daemons.metrics_endpoint import serve_metrics
 from protofed.deploy.daemons.signals import forbid_core_dumps, stoppable
-from protofed.deploy.logs import capture, setup
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +55,52 @@ if TYPE_CHECKING:
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
+
+
+def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_now) -> LiveIdentity | None:
+    """The site's identity; None: plain text. `clock` says when certificates are valid.
+
+    Raises:
+        ConfigError: it cannot be used, or is another site's.
+    """
+    if settings.identity is None:
+        return None
+    identity = LiveIdentity(settings.identity, Party.SITE, clock)
+    if (name := identity.current().certificate.name) != settings.site:
+        text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
+        raise IdentityError(
+            IdentityProblem.ANOTHERS, text + "correct the setting `site`, or give its --identity folder"
+        )
+    return identity
+
+
+def own_proxy(settings: ClientSettings) -> Proxy | None:
+    """The proxy on the way to the server; None: there is none. Removes `no_proxy` from the environment.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    from protofed.client.transport.proxy import Proxy
+
+    if settings.proxy is None:
+        return None
+    if settings.plaintext:
+        raise ConfigError("proxy: plain text stays on this machine; remove the setting, or give --identity")
+    for name in ("no_grpc_proxy", "no_proxy"):  # gRPC's C core reads them, and they would overrule the setting
+        os.environ.pop(name, None)
+    return Proxy.read(settings.proxy)
+
+
+def check_root(settings: ClientSettings) -> None:
+    """Check at the start that the data's folder exists: without this, the first run would fail hours later.
+
+    Raises:
+        DataError: it does not exist.
+    """
+    root = settings.data.place
+    if root is not None and not root.exists() and not settings.data.download:
+        raise DataError(f"no data at {root}; mount or copy them there, or correct data.root")
+
 
 log = structlog.get_logger()
 WAIT_S = 20.0  # for a task, or a run: a server holds a call for no longer
@@ -83,12 +128,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         HangUpError: SIGHUP ended it.
     """
     forbid_core_dumps()
-    setup.hide_site(settings)
+    logs.hide_site(settings)
     check_download(settings, launch := launched(os.environ))
     if launch is not None and launch.rank:
         _follow(settings, launch)
         return
-    setup.bind_fields(lambda: {"site": settings.site})
+    logs.bind_fields(lambda: {"site": settings.site})
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
     check_root(settings)
@@ -109,7 +154,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     with stoppable(), ExitStack() as stack:
         distribute = stack.enter_context(leading(launch, device))
         store, status = DiskStore(settings.state), DaemonStatus()
-        setup.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
+        logs.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
         stack.callback(store.close)
         claim(settings.state, settings.site)  # under the store's lock, and before anything is written for the site
         journal = Journal(settings.state / FILE, SEGMENT_BYTES)
@@ -229,7 +274,7 @@ def _monitored_loading(
 
 def _follow(settings: ClientSettings, launch: Launch) -> None:
     """Run as a rank other than 0: without connection to the server, identity or state folder."""
-    setup.bind_fields(lambda: {"site": settings.site, "rank": launch.rank})
+    logs.bind_fields(lambda: {"site": settings.site, "rank": launch.rank})
     check_root(settings)
     device = _device(settings, launch)
 
@@ -250,7 +295,7 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
     import torch
 
-    capture.redirect("torch")
+    logs.redirect("torch")
 
     from protofed.client.transfer import pick_device
 

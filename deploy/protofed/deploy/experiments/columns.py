@@ -11,9 +11,17 @@ from protofed.common.errors import ConfigError, unknown
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.score_names import LOSS, OWN_METRIC, SCALARS, ScoreNames
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.experiments.cost import Cost, Target, costs
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.summary import OWN_LOCAL, LocalAccuracy, Summary, best_round, summary
+from protofed.deploy.experiments.summary import (
+    OWN_LOCAL,
+    Cost,
+    LocalAccuracy,
+    Summary,
+    Target,
+    best_round,
+    costs,
+    summary,
+)
 
 
 @dataclass(frozen=True)

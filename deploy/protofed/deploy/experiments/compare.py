@@ -18,13 +18,20 @@ from protofed.common.storage import files
 from protofed.deploy.console.progress import usable_cores
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
 from protofed.deploy.experiments.columns import check_metric
-from protofed.deploy.experiments.contents import ExperimentContents, read_contents, refuse_foreign, write_contents
-from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.curves import Curves, curves_of, draw
-from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.experiment import (
+    ExperimentContents,
+    ExperimentJob,
+    Result,
+    jobs_of,
+    read_contents,
+    refuse_foreign,
+    write_contents,
+)
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.shown import FORMATS, show
+from protofed.deploy.experiments.summary import Target
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 from protofed.deploy.experiments.tuning import outcome, search, tuned
 

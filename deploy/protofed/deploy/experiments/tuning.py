@@ -18,8 +18,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError
 from protofed.common.protocol.score_names import JUDGED_BY
 from protofed.deploy.experiments.columns import TableColumn, check_metric, named, summarise
-from protofed.deploy.experiments.contents import Candidate, Tuning
-from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_values, with_settings
+from protofed.deploy.experiments.experiment import Candidate, ExperimentJob, Tuning, jobs_of, read_values, with_settings
 from protofed.deploy.experiments.summary import Summary
 
 FRACTION = 0.2  # of the training images, where a recipe says none

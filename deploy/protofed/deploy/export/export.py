@@ -21,14 +21,13 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.console.run_words import from_sum, kept_best
 from protofed.deploy.export import agreement, model_folder, models, onnx, published_states, site_state
 from protofed.deploy.export.model_card import Choice, card, choice, warnings
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
 from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.export.site_state import KeptRound
-from protofed.deploy.run_view import RunView
+from protofed.deploy.run_view import RunView, from_sum, kept_best
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
@@ -314,6 +313,6 @@ def _names(request: ExportRequest, recipe: Recipe) -> tuple[str, ...]:
     """Class names: the given ones, the run's, those of a well-known data set, or numbers."""
     if request.classes is not None:
         return model_folder.read_names(request.classes, recipe.classes)
-    from protofed.deploy.plots.style import class_names  # here: it imports matplotlib
+    from protofed.deploy.plots import class_names  # here: it imports matplotlib
 
     return tuple(class_names(request.recipe or recipe))

@@ -14,8 +14,7 @@ from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import DataError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.statistics import Spread
-from protofed.deploy.console.run_words import BestSnapshot
-from protofed.deploy.run_view import RunView
+from protofed.deploy.run_view import BestSnapshot, RunView
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
 from protofed.server.operator.run_record import best_of, run_record

@@ -17,7 +17,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part
 from protofed.common.tensors import unit
 from protofed.deploy.figures.finished_run import FinishedRun
-from protofed.deploy.plots.style import NAMED_CLASSES, class_names, percent, titled
+from protofed.deploy.plots import NAMED_CLASSES, class_names, percent, titled
 from protofed.server.method import ClasswiseMethod
 from protofed.server.rounds.context import round_context
 

@@ -13,14 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common.errors import count
-from protofed.deploy.console.run_words import (
-    NOISE_KEEPS,
-    NOT_IN_A_SUM,
-    best_sentence,
-    kept_sentence,
-    summed_sentence,
-    warning_lines,
-)
 from protofed.deploy.operator.snapshot import (
     FAILED,
     Attempt,
@@ -30,6 +22,14 @@ from protofed.deploy.operator.snapshot import (
     ScoreSnapshot,
     SiteSnapshot,
     TimeRemaining,
+)
+from protofed.deploy.run_view import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
 )
 from protofed.deploy.tables import STYLES, span, styled
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from protofed.deploy.console.run_words import BestSnapshot
+from protofed.deploy.run_view import BestSnapshot
 from protofed.deploy.tables import span
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run

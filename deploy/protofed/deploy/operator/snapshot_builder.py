@@ -11,7 +11,6 @@ from itertools import pairwise
 from protofed.client.policy.score_disclosures import is_own
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.statistics import lower_is_better
-from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.operator.snapshot import (
     ENDED,
     FAILED,
@@ -27,6 +26,7 @@ from protofed.deploy.operator.snapshot import (
     WaitingSnapshot,
     WarningSnapshot,
 )
+from protofed.deploy.run_view import BestSnapshot
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 

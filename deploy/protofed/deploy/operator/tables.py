@@ -12,14 +12,6 @@ from rich.text import Text
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import count, short
-from protofed.deploy.console.run_words import (
-    NOISE_KEEPS,
-    NOT_IN_A_SUM,
-    best_sentence,
-    kept_sentence,
-    summed_sentence,
-    warning_lines,
-)
 from protofed.deploy.operator.snapshot_builder import (
     best_snapshot,
     keeping,
@@ -27,6 +19,14 @@ from protofed.deploy.operator.snapshot_builder import (
     model_warnings,
     unmet,
     waiting,
+)
+from protofed.deploy.run_view import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
 )
 from protofed.deploy.tables import STATUS, Column, span, styled, terminal
 from protofed.protos.v1 import operator_pb2 as pb

@@ -15,9 +15,8 @@ from protofed.deploy.experiments.curves import ROUNDS, Curves
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.shown import NOTHING, caption, grids, notes
 from protofed.deploy.experiments.table import Comparison
-from protofed.deploy.overrides import leaves
-from protofed.deploy.report.document import Document, Figure, Section, Tile, render
-from protofed.deploy.report.formats import duration, listed, thinned
+from protofed.deploy.report.document import Document, Figure, Section, Tile, duration, listed, render, thinned
+from protofed.deploy.shipped import leaves
 from protofed.deploy.tables import Row, Table
 from protofed.server.method import server_methods
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from protofed.common.payload import Array
-from protofed.deploy.overrides import leaves
-from protofed.deploy.plots.charts import Panel, matrix, over_rounds
-from protofed.deploy.report.document import Figure, Section
-from protofed.deploy.report.formats import thinned, utc
+from protofed.deploy.plots import Panel, matrix, over_rounds
+from protofed.deploy.report.document import Figure, Section, thinned, utc
 from protofed.deploy.run_view import RunView
+from protofed.deploy.shipped import leaves
 from protofed.deploy.tables import Table
 
 FIGURES = {

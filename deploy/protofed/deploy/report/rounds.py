@@ -8,9 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from protofed.common.errors import count
-from protofed.deploy.plots.charts import RoundSize, round_sizes, volumes
-from protofed.deploy.report.document import Figure, Section
-from protofed.deploy.report.formats import megabytes, thinned, utc
+from protofed.deploy.plots import RoundSize, round_sizes, volumes
+from protofed.deploy.report.document import Figure, Section, megabytes, thinned, utc
 from protofed.deploy.run_view import RunView, used_sites
 from protofed.deploy.tables import Cell, Row, Table
 

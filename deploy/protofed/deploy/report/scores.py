@@ -10,8 +10,7 @@ import numpy as np
 from protofed.common.errors import count
 from protofed.common.protocol.score_names import MAJORITY
 from protofed.common.statistics import deviation, lower_is_better, spread
-from protofed.deploy.console.run_words import from_sum
-from protofed.deploy.plots.charts import (
+from protofed.deploy.plots import (
     BLUE,
     GREEN,
     ORANGE,
@@ -22,9 +21,8 @@ from protofed.deploy.plots.charts import (
     points,
     reliability,
 )
-from protofed.deploy.report.document import Figure, Section
-from protofed.deploy.report.formats import formatted, label, percent, thinned
-from protofed.deploy.run_view import GROUPS, RunView
+from protofed.deploy.report.document import Figure, Section, formatted, label, percent, thinned
+from protofed.deploy.run_view import GROUPS, RunView, from_sum
 from protofed.deploy.tables import Cell, Row, Table
 
 WHOSE = {"global": "Global model", "personal": "Own models"}

@@ -12,10 +12,19 @@ from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
 from protofed.common.protocol.score_names import JUDGED_BY, MAJORITY
 from protofed.common.statistics import PAIR, Spread
-from protofed.deploy.console.run_words import from_sum
-from protofed.deploy.report.document import Section, Tile
-from protofed.deploy.report.formats import LABELS, duration, formatted, label, listed, megabytes, percent, utc
-from protofed.deploy.run_view import GROUPS, RunView, is_of_update
+from protofed.deploy.report.document import (
+    LABELS,
+    Section,
+    Tile,
+    duration,
+    formatted,
+    label,
+    listed,
+    megabytes,
+    percent,
+    utc,
+)
+from protofed.deploy.run_view import GROUPS, RunView, from_sum, is_of_update
 from protofed.deploy.site.recipe_privacy import planned_lines
 from protofed.deploy.tables import Table
 from protofed.server.method import server_methods

@@ -22,7 +22,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
 from protofed.common.statistics import Spread, spreads
 from protofed.deploy.console.progress import progress
-from protofed.deploy.console.run_words import BestSnapshot, best_sentence, warning_lines
+from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.deploy.tables import BOXED, Column, terminal

@@ -15,11 +15,10 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.errors import count
 from protofed.common.protocol.messages import TaskKind
 from protofed.deploy.audit.handed_in import rounds_text
-from protofed.deploy.pages.formats import Page, utc
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.hospital.site_log import Leaving, LeftTotals
 from protofed.deploy.pages.pictures import Picture
-from protofed.deploy.pages.shell import shell_of
+from protofed.deploy.pages.shell import Page, shell_of, utc
 
 SHOWN: Final = 25
 NOTES_SHOWN: Final = 50

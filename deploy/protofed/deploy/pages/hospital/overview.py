@@ -21,9 +21,8 @@ from protofed.common.pki.certificate import read_certificate
 from protofed.common.pki.identity import CERTIFICATE
 from protofed.deploy.daemons import readyz
 from protofed.deploy.doctor import machine
-from protofed.deploy.pages.hospital import privacy_curve
 from protofed.deploy.pages.hospital.examination import Examination, Examiner
-from protofed.deploy.pages.hospital.site import HospitalSite
+from protofed.deploy.pages.hospital.site import HospitalSite, chosen
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs
@@ -127,7 +126,7 @@ def _privacy_picture(site: HospitalSite) -> Mapping[str, Any]:
     except ProtofedError:  # `_spent` says why
         return {"privacy_picture": None, "privacy_going": ""}
     points, complete = site.privacy.points(ledger, spent.delta)
-    going = "" if complete else f"{len(points)} of {len(privacy_curve.chosen(len(ledger.spends)))}"
+    going = "" if complete else f"{len(points)} of {len(chosen(len(ledger.spends)))}"
     if not points:
         return {"privacy_picture": None, "privacy_going": going}
     from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second

@@ -19,7 +19,7 @@ from protofed.deploy.pages.hospital.overview import HealthPages, HospitalOvervie
 from protofed.deploy.pages.hospital.runs import HospitalRuns
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.shell import Program, form_of, shell_of
-from protofed.deploy.site import decide, orders
+from protofed.deploy.site import orders
 from protofed.deploy.site.orders import pause_end
 from protofed.deploy.site.partners import PartnersView
 
@@ -48,7 +48,7 @@ def client_page(
     Raises:
         ConfigError: there is no such folder.
     """
-    decide.act_as_owner(state)
+    orders.act_as_owner(state)
     shown = HospitalSite(state, policy, settings)
     shown.log.look()  # seconds, of a long log: before a page waits for it
     return pages_of(shown, site)
@@ -67,7 +67,7 @@ def pages_of(shown: HospitalSite, site: str = "") -> Program:
     name = f"site {site}, " if site else ""
     return Program(
         title="protofed client page",
-        whom=f"{name}{shown.state}, by {decide.user_name() or 'a user without a name'}",
+        whom=f"{name}{shown.state}, by {orders.user_name() or 'a user without a name'}",
         navigation=NAVIGATION,
         routes=[*shown.pictures.routes(), *(route for page in pages for route in page.routes())],
         templates=TEMPLATES,
@@ -123,7 +123,7 @@ class PausePages:
 
     def show(self, request: Request) -> Response:
         """The pause that is in force, or the form for one."""
-        context = {"pause": orders.pause_of(self.site.state).current(), "now": utc_now(), "user": decide.user_name()}
+        context = {"pause": orders.pause_of(self.site.state).current(), "now": utc_now(), "user": orders.user_name()}
         return shell_of(request).page(request, "pause.html.j2", context)
 
     def begin(self, request: Request) -> Response:

@@ -14,12 +14,11 @@ from protofed.client.policy.approval import Offer
 from protofed.client.state.own_scores import FOLDER, OwnScores, ScoredRound
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
-from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.hospital.left import round_lines
 from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.pictures import Picture
-from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.pages.shell import Page, form_of, shell_of
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
 from protofed.deploy.site.score_words import meaning, names_of
