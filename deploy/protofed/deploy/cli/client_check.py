@@ -16,7 +16,6 @@ from rich.console import Console
 from protofed.common import plugins
 from protofed.common.errors import ConfigError, DataError, PolicyViolationError, StateError
 from protofed.deploy.cli.options import Set, needs_recipe
-from protofed.deploy.doctor.checks import diagnosis
 
 if TYPE_CHECKING:
     from protofed.client.policy.approval import Offer
@@ -108,6 +107,8 @@ def _show(result: SiteCheck, contact_sheet: Path | None, view: PlanView | None) 
 
 def _exit_code(result: SiteCheck, view: PlanView | None) -> int:
     """0, or the code of the first reason against the run: its data, the policy, its scores."""
+    from protofed.deploy.doctor.checks import diagnosis  # with cryptography
+
     if result.refusal is not None:
         return DataError.exit_code
     if view is not None and view.refused:

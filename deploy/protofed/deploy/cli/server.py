@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 server = typer.Typer(
     no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites and health."
 )
+tracking = typer.Typer(no_args_is_help=True, help="Copy runs to an experiment tracker: TensorBoard or MLflow.")
 console = Console(soft_wrap=True)
+TensorBoard = Annotated[
+    Path | None, typer.Option(help="Folder for TensorBoard's event files, with a subfolder per run.")
+]
 
 
 server.command("init")(init_server)
@@ -140,19 +144,6 @@ def notify(settings: Settings = None, as_json: AsJson = False) -> None:
         raise typer.Exit(UnavailableError.exit_code)
 
 
-server.command("doctor")(doctor.of_server(start))
-server.command("health")(health)
-server.command("notify")(notify)
-
-
-TensorBoard = Annotated[
-    Path | None, typer.Option(help="Folder for TensorBoard's event files, with a subfolder per run.")
-]
-
-
-tracking = typer.Typer(no_args_is_help=True, help="Copy runs to an experiment tracker: TensorBoard or MLflow.")
-
-
 @tracking.command("sync")
 def sync(
     run: Annotated[str | None, typer.Argument(help="The run's name; optional if --state holds only one run.")] = None,
@@ -197,3 +188,8 @@ def _chosen_rows(folder: StateFolder, run: str | None, *, everything: bool) -> S
         return rows
     name = folder.run(run)
     return [row for row in rows if row.run == name]
+
+
+server.command("doctor")(doctor.of_server(start))
+server.command("health")(health)
+server.command("notify")(notify)
