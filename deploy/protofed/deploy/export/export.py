@@ -21,12 +21,11 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.statistics import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.export import agreement, model_folder, models, onnx, published_states, site_state
+from protofed.deploy.export import agreement, kept_states, model_folder, models, onnx
+from protofed.deploy.export.kept_states import KeptRound, PublishedState
 from protofed.deploy.export.model_card import Choice, card, choice, warnings
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
-from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.site_state import KeptRound
 from protofed.deploy.run_view import RunView, from_sum, kept_best
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def _number(request: ExportRequest) -> int | None:
         return request.round
     best = None
     if request.state is not None:
-        best = published_states.best_in(request.state, request.run)
+        best = kept_states.best_in(request.state, request.run)
     elif request.operator is not None:
         from protofed.deploy.operator.snapshot_builder import best_snapshot  # which loads gRPC
 
@@ -168,20 +167,20 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
             "coordinator for the number of the best round, and give that, or leave out --round"
         )
     recipe = _recipe(request, folder)
-    kept_round = site_state.kept(folder, request.run, request.round)
+    kept_round = kept_states.kept(folder, request.run, request.round)
     base, data = partial(_base, request, folder, kept_round), partial(_data, request, recipe, kept_round)
     built = models.personal_model(recipe, kept_round, base, data, request.allowed)
     if request.round not in (None, built.round):
-        raise site_state.no_such_round(folder, request.run, request.round)
+        raise kept_states.no_such_round(folder, request.run, request.round)
     return built, _own_scores(request, folder, kept_round, built.round)
 
 
-def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> site_state.Base:
+def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> kept_states.Base:
     """The model that the server sent to the site: from the server's state, else the newest that the site still has."""
     published = _published(request, _number(request))
     if published is not None:
-        return site_state.Base(published.address, published.round, models.sent_to(published, kept_round.site))
-    base = site_state.newest_base(folder, request.run, kept_round)
+        return kept_states.Base(published.address, published.round, models.sent_to(published, kept_round.site))
+    base = kept_states.newest_base(folder, request.run, kept_round)
     if request.round not in (None, base.round):
         raise ConfigError(
             f"the newest model that the site was sent is of round {base.round}, not {request.round}; leave out "
@@ -192,19 +191,19 @@ def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> site_s
 
 def _published(request: ExportRequest, round: int | None) -> PublishedState | None:
     if request.state is not None:
-        return published_states.of_folder(request.state, request.run, round)
-    return None if request.operator is None else published_states.of_server(request.operator, request.run, round)
+        return kept_states.of_folder(request.state, request.run, round)
+    return None if request.operator is None else kept_states.of_server(request.operator, request.run, round)
 
 
 def _recipe(request: ExportRequest, folder: Path) -> Recipe:
     if request.state is not None:
-        run_recipe = published_states.recipe_in(request.state, request.run)
+        run_recipe = kept_states.recipe_in(request.state, request.run)
         _check_recipe(request, run_recipe)
         return run_recipe
     if request.recipe is not None:
         return request.recipe
     try:
-        return site_state.offered_recipe(folder, request.run)
+        return kept_states.offered_recipe(folder, request.run)
     except ConfigError as error:
         raise ConfigError(f"{error}; or give the run's --recipe") from error
 

@@ -21,7 +21,7 @@ from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.shell import stamp
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
+GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from protofed.deploy.pages.hospital.examination import SITE, Examination, Examin
 from protofed.deploy.pages.hospital.page import client_page, pages_of
 from protofed.deploy.pages.hospital.site import HospitalSite
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
+GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 SETTINGS = 'site = "site-1"\npolicy = "standard"\nstate = "{state}"\nplaintext = true\nserver = "127.0.0.1:1"\n{data}'
 DIGITS = """[data]
 source = "digits"

@@ -46,7 +46,7 @@ from protofed.deploy.pages.shell import Program
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of
 from protofed.deploy.site import orders
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
+GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 RUN = "fednh"
 BUDGET = 'methods = ["fedavg"]\nparts = ["body"]\ndp = { epsilon = 8.0, delta = 1e-6, unit = "patient" }\n'

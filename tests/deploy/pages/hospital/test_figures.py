@@ -42,7 +42,7 @@ from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.pages.shell import stamp, utc
 from protofed.deploy.site.privacy_spent import PrivacySpent
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v0_3_0" / "site-1"
+GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 IMAGE = re.compile(r'<img class="drawn" src="(/pictures/\w+\.svg)"[^>]* alt="([^"]+)"')
 RAW = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 TASK = Task(TaskKind.FIT, "digits", 1, "a", Digest("a" * 64), 1, 60.0)

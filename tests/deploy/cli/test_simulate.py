@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy import shipped
 from protofed.deploy.cli.main import app
+from protofed.deploy.cli.simulate import check_simulated
 from protofed.deploy.simulation.run_tables import RELEASES_ALL
-from protofed.deploy.site.simulated_policy import check_simulated
 
 
 def test_what_a_policy_refuses_is_said_in_one_line_with_what_to_try() -> None:
