@@ -25,7 +25,7 @@ from protofed.deploy.doctor.checks import CheckRow, run_checks
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.server import ServerDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
-from protofed.deploy.templates.new_daemon import layouts
+from protofed.deploy.templates.new import layouts
 
 Cli: TypeAlias = Callable[..., tuple[int, str, str]]
 SITE = ("client", "init", "--site", "north", "--server", "hub.example:7443")

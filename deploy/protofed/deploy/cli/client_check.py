@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from protofed.client.policy.policy import Policy
     from protofed.common.config.recipe import Recipe
     from protofed.common.config.settings import ClientSettings
-    from protofed.deploy.console.progress import Bar
+    from protofed.deploy.progress import Bar
     from protofed.deploy.site.check import SiteCheck
     from protofed.deploy.site.plan import SitePlan
 
@@ -182,7 +182,7 @@ def _draw(result: SiteCheck, file: Path) -> None:
 
 @contextmanager
 def _bar(*, shown: bool) -> Iterator[Bar]:
-    from protofed.deploy.console.progress import progress
+    from protofed.deploy.progress import progress
 
     with progress("looking at images", unit="images", shown=shown) as bar:
         yield bar
@@ -235,7 +235,7 @@ def plan_view(
         StateError: the ledger is damaged.
     """
     from protofed.common.codec import Digest
-    from protofed.deploy.console.progress import progress
+    from protofed.deploy.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=progress_shown):
         from protofed.client.state.dp_ledger import FILE, read

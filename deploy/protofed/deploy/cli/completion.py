@@ -42,8 +42,8 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def run_command(*, server: str, identity: Path | None, plaintext: bool, **given: object) -> None:
-            from protofed.deploy.console.progress import progress
             from protofed.deploy.operator.connection import Operator
+            from protofed.deploy.progress import progress
 
             with Operator(server, identity, plaintext) as operator:
                 shown = not given.get("as_json")

@@ -22,9 +22,9 @@ from protofed.common.protocol.messages import Role
 from protofed.common.storage.files import Lock, write
 from protofed.deploy import shipped
 from protofed.deploy.certs import lifecycle
-from protofed.deploy.console.progress import end, interruption, progress
 from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE
 from protofed.deploy.daemons.server import read_address
+from protofed.deploy.progress import end, interruption, progress
 from protofed.server.operator.overview import Overview, overview
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader

@@ -141,8 +141,8 @@ def predict(
 
 
 def _export_with_progress(request: ExportRequest) -> Exported:
-    from protofed.deploy.console.progress import progress
     from protofed.deploy.export.export import export as work
+    from protofed.deploy.progress import progress
 
     with progress(f"exporting {request.kind}"):
         return work(request)

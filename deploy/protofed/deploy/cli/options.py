@@ -71,7 +71,7 @@ def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
         ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
     """
     from protofed.deploy.shipped import leaves
-    from protofed.deploy.site.recipe_privacy import planned_lines
+    from protofed.deploy.site.plan_request import planned_lines
 
     for recipe in recipes:
         if simulated and recipe.data is None:

@@ -155,7 +155,7 @@ def method(
 
     Example: `protofed new method my-method`
     """
-    from protofed.deploy.templates.new_method import new_method
+    from protofed.deploy.templates.new import new_method
 
     for path in (files := new_method(name, into)):
         console.print(path, soft_wrap=True, highlight=False)

@@ -15,7 +15,6 @@ from rich.console import Console
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
-from protofed.deploy.console.progress import usable_cores
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
 from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import Curves, curves_of, draw
@@ -34,6 +33,7 @@ from protofed.deploy.experiments.shown import FORMATS, show
 from protofed.deploy.experiments.summary import Target
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 from protofed.deploy.experiments.tuning import outcome, search, tuned
+from protofed.deploy.progress import usable_cores
 
 WIDTH = 200  # of tables that go into a file
 PAGE = "page.html"

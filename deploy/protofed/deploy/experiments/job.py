@@ -25,10 +25,10 @@ from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy import logs
-from protofed.deploy.console.progress import usable_cores
 from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.code_digest import CodeDigest, code_of
 from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob, Result, RoundTraffic
+from protofed.deploy.progress import usable_cores
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation

@@ -25,10 +25,10 @@ from protofed.common.payload import Array, Part, Payload
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.storage.files import TEMPORARY, write_error
 from protofed.common.version import install_hint
-from protofed.deploy.console.progress import progress
 from protofed.deploy.export import model_folder
 from protofed.deploy.export.images import UnreadableFile, batches, images_of
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
+from protofed.deploy.progress import progress
 
 # Pixels [N, channels, H, W] in 0..1 -> probabilities [N, C].
 Predictor: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]

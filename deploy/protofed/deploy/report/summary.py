@@ -25,7 +25,7 @@ from protofed.deploy.report.document import (
     utc,
 )
 from protofed.deploy.run_view import GROUPS, RunView, from_sum, is_of_update
-from protofed.deploy.site.recipe_privacy import planned_lines
+from protofed.deploy.site.plan_request import planned_lines
 from protofed.deploy.tables import Table
 from protofed.server.method import server_methods
 

@@ -21,7 +21,7 @@ from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
 from protofed.common.statistics import Spread, spreads
-from protofed.deploy.console.progress import progress
+from protofed.deploy.progress import progress
 from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation

@@ -25,8 +25,8 @@ from protofed.common.config.recipe import Input, Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, DataError, TaskFailedError
 from protofed.common.protocol.messages import Assignment
-from protofed.deploy.console.progress import Bar
 from protofed.deploy.daemons import client
+from protofed.deploy.progress import Bar
 from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage, mean_and_std, survey_arrays, survey_files
 from protofed.server.rounds.machine.rules import min_cohort
 

@@ -36,7 +36,7 @@ from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.rounds import TASK_STATUSES
 from protofed.deploy.run_view import NOISE_KEEPS, RunView, best_sentence, kept_sentence, summed_sentence, warning_lines
 from protofed.deploy.shipped import read_overrides, with_overrides
-from protofed.deploy.site.recipe_privacy import planned_lines
+from protofed.deploy.site.plan_request import planned_lines
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from protofed.deploy.console.progress import BYTES, NotebookBars, amount, each, progress
+from protofed.deploy.progress import BYTES, NotebookBars, amount, each, progress
 
 
 def terminal(*, is_one: bool = True) -> Console:
