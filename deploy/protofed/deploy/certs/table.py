@@ -19,7 +19,7 @@ from protofed.common.pki.certificate import load
 from protofed.common.pki.codes import code
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files
-from protofed.deploy.certs.authority import ISSUED
+from protofed.deploy.certs.lifecycle import ISSUED
 from protofed.deploy.tables import Column, TableStyle, terminal
 
 RED_DAYS, YELLOW_DAYS = 7, 30

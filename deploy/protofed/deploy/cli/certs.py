@@ -252,8 +252,8 @@ def sign(
     from protofed.common.pki.identity import Party
     from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs import files
-    from protofed.deploy.certs.lifecycle import authority_name, read_bundle, read_request, sign_request
-    from protofed.deploy.certs.request import check_addressee
+    from protofed.deploy.certs.lifecycle import authority_name, read_bundle, sign_request
+    from protofed.deploy.certs.request import check_addressee, read_request
     from protofed.deploy.cli import certs_output
 
     party, name = certs_output.party_of({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name})
@@ -386,7 +386,7 @@ def list_certificates(
 
 
 def _write_request(pem: bytes, identity: Path, out: Path | None, output: Output) -> None:
-    from protofed.deploy.certs.lifecycle import read_request
+    from protofed.deploy.certs.request import read_request
     from protofed.deploy.cli.certs_output import plain_request
 
     request = read_request(pem, "the request")
@@ -464,10 +464,10 @@ def _read_authority(folder: Path, passphrase_file: Path | None) -> Authority:
         ConfigError: the folder holds no CA, or the passphrase is missing or wrong.
     """
     from protofed.deploy.certs import files
-    from protofed.deploy.certs.authority import KEY, read_authority
+    from protofed.deploy.certs.lifecycle import CA_KEY, read_authority
 
     given = _passphrase(passphrase_file)
-    if given is None and files.is_encrypted(folder / KEY):
+    if given is None and files.is_encrypted(folder / CA_KEY):
         if not sys.stdin.isatty():
             raise ConfigError(f"the key of the CA in {folder} is encrypted; give --passphrase-file")
         given = str(typer.prompt("Passphrase of the CA's key", hide_input=True)).encode()

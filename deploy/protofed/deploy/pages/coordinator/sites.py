@@ -19,9 +19,8 @@ from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.common.pki.identity import AUTHORITIES, Party
 from protofed.common.protocol.roles import OPERATOR, check_roles
 from protofed.deploy.certs import files
-from protofed.deploy.certs.authority import KEY, read_authority
-from protofed.deploy.certs.lifecycle import Bundle, authority_name, read_bundle, read_request, sign_request
-from protofed.deploy.certs.request import check_addressee, check_key
+from protofed.deploy.certs.lifecycle import CA_KEY, Bundle, authority_name, read_authority, read_bundle, sign_request
+from protofed.deploy.certs.request import check_addressee, check_key, read_request
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import machine_line
 from protofed.deploy.operator.snapshot_builder import sites
@@ -240,7 +239,7 @@ class CertificatePages:
         to_sign = read_request(form.get("request", "").encode(), WHERE)
         check_addressee(to_sign, party, form.get("name", ""), WHERE)
         check_key(to_sign, form.get("code", ""), WHERE)
-        if files.is_encrypted(self.ca / KEY) and not passphrase:
+        if files.is_encrypted(self.ca / CA_KEY) and not passphrase:
             raise ConfigError("the CA's key is encrypted; expected its passphrase")
         authority = read_authority(self.ca, passphrase.encode() or None)
         renewal = form.get("renewal") == "yes"
@@ -266,7 +265,7 @@ class CertificatePages:
         context = {
             "values": values,
             "problem": problem,
-            "encrypted": files.is_encrypted(self.ca / KEY),
+            "encrypted": files.is_encrypted(self.ca / CA_KEY),
             "parties": PARTIES,
         }
         return shell_of(request).page(request, "sign.html.j2", context, status=400 if problem else 200)
