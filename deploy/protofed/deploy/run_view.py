@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import Spread, lower_is_better, recorded_spreads
 from protofed.deploy.console.run_words import NOISE_KEEPS, BestSnapshot, kept_sentence

@@ -15,8 +15,8 @@ from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.state.decisions import FOLDER as DECISIONS
 from protofed.client.state.decisions import Act, Decision, Decisions
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.training.checkpointing import FOLDER as CHECKPOINTS
-from protofed.client.training.checkpointing import on_disk
+from protofed.client.training.progress import FOLDER as CHECKPOINTS
+from protofed.client.training.progress import on_disk
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, OutOfSpaceError, UnavailableError
 from protofed.common.protocol.messages import Finished, PauseReason, Task, Wait

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.conftest import Mount
 from tests.support.doctor_rows import findings, rows, skipped
 
-from protofed.client import transfer
+from protofed.client import device
 from protofed.client.policy.approval import FOLDER, Approvals
 from protofed.client.state.owner import claim
 from protofed.common.config.recipe import Recipe
@@ -161,7 +161,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(
 
 
 def test_a_device_that_does_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "pick_device", lambda _name: torch.device("meta"))  # has no numbers
+    monkeypatch.setattr(device, "pick_device", lambda _name: torch.device("meta"))  # has no numbers
     assert findings(look(tmp_path)) == [("device", "device-unusable")]
 
 

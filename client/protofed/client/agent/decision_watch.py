@@ -8,8 +8,8 @@ from collections.abc import Callable
 import structlog
 
 from protofed.client.policy.approval import Approvals
+from protofed.client.site import DaemonStatus
 from protofed.client.state.decisions import Decision, Decisions
-from protofed.client.status import DaemonStatus
 from protofed.client.transport.link import Link
 from protofed.common.errors import FailureReason, ProtofedError, WithdrawnError
 from protofed.common.protocol.messages import Activity, Progress

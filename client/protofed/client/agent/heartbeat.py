@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from protofed.client.policy.policy import ReleasedTelemetry
-from protofed.client.status import DaemonStatus
+from protofed.client.site import DaemonStatus
 from protofed.client.transport.link import Link
 from protofed.common.config.recipe import Federation
 from protofed.common.protocol.messages import Activity, Signal

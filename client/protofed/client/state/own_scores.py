@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError, StateError, unknown
 from protofed.common.ids import check_id

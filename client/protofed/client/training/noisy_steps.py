@@ -24,9 +24,9 @@ from torch.nn.functional import one_hot
 
 from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.models.split import SplitModel
-from protofed.client.training.checkpointing import TrainingState
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext
+from protofed.client.training.progress import TrainingState
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach

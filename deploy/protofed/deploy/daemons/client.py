@@ -48,11 +48,10 @@ if TYPE_CHECKING:
     from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
     from protofed.client.secure_aggregation.membership import Membership
-    from protofed.client.site import PreparedRun, Site
+    from protofed.client.site import DaemonStatus, PreparedRun, Site
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
-    from protofed.client.status import DaemonStatus
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
@@ -99,9 +98,9 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         from protofed.client.agent.heartbeat import Heartbeat
         from protofed.client.agent.metrics import ClientMetrics
         from protofed.client.policy.policy import PolicyFile
+        from protofed.client.site import DaemonStatus
         from protofed.client.state.disk_store import DiskStore
         from protofed.client.state.owner import claim
-        from protofed.client.status import DaemonStatus
         from protofed.client.transport.audit import FILE, ClientAudit
 
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
@@ -252,7 +251,7 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
 
     capture.redirect("torch")
 
-    from protofed.client.transfer import pick_device
+    from protofed.client.device import pick_device
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -264,7 +263,7 @@ def _site(
 ) -> Site:
     from protofed.client.models.catalogue import device_model
     from protofed.client.site import Site
-    from protofed.client.training.checkpointing import on_disk
+    from protofed.client.training.progress import on_disk
 
     return Site(
         settings.site,
@@ -306,7 +305,7 @@ def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
 
 
 def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> None:
-    from protofed.client.policy.score_disclosures import on_own_images
+    from protofed.client.policy.rules import on_own_images
 
     if scores := on_own_images(settings.roles, policy().rules.metrics):
         log.warning(

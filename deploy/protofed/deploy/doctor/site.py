@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protofed.client.policy.score_disclosures import is_own, on_own_images
+from protofed.client.policy.rules import is_own, on_own_images
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, UnavailableError, count
@@ -75,7 +75,7 @@ class SiteUnderCheck:
         """The device exists and computes correctly."""
         import torch
 
-        from protofed.client.transfer import pick_device
+        from protofed.client.device import pick_device
 
         try:
             where = pick_device(settings.device)
