@@ -15,7 +15,7 @@ from tests.common.secure_aggregation.test_secure_aggregation import uniformity
 
 from protofed.client.agent import scores
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.secure_aggregation.membership import membership_of
+from protofed.client.secure_aggregation.partners import membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore
 from protofed.client.training.dp import SIMULATED_SECRET

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.support.scripted_server import RULES, AgentHarness, work
 
-from protofed.client.agent.decision_watch import DecisionWatch
+from protofed.client.agent.heartbeat import DecisionWatch
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.state.decisions import FOLDER as DECISIONS

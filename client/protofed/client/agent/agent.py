@@ -18,7 +18,7 @@ from protofed.client.policy.approval import OUT, Approvals, ApprovalStatus
 from protofed.client.policy.pause import Pause, SitePause
 from protofed.client.policy.policy import UNREADABLE, PolicyOrigin
 from protofed.client.policy.rules import PolicyRules, Window, is_open, next_opening
-from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.site import DaemonStatus, is_offered_summed
 from protofed.client.site import Site as Site
 from protofed.client.transport.link import Link

@@ -21,7 +21,7 @@ from protofed.client.base_checks.judge import base_refusal
 from protofed.client.method import RefiningMethod, refining
 from protofed.client.models.catalogue import first_model
 from protofed.client.policy.policy import Released
-from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.secure_aggregation.steps import SumSteps
 from protofed.client.site import (
     FORESEEN,
@@ -56,7 +56,7 @@ from protofed.common.protocol.messages import Activity, Assignment, Progress, Ro
 log = structlog.get_logger()
 
 
-class Work(Protocol):
+class TaskWork(Protocol):
     """Work on the tasks of one kind."""
 
     def work(self, run: PreparedRun, task: Task) -> None:
@@ -179,7 +179,7 @@ class RunWork:
         run = self._prepared(task)
         self._fit(run).hand_in(run, task, update)
 
-    def _work_for(self, run: PreparedRun, kind: TaskKind) -> Work:
+    def _work_for(self, run: PreparedRun, kind: TaskKind) -> TaskWork:
         match kind:
             case TaskKind.INITIALISE:
                 return FirstModel(self.tools)

@@ -39,15 +39,14 @@ if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.decision_watch import DecisionWatch
-    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.heartbeat import DecisionWatch, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.data.site_data import SiteData
     from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
-    from protofed.client.secure_aggregation.membership import Membership
+    from protofed.client.secure_aggregation.partners import Membership
     from protofed.client.site import DaemonStatus, PreparedRun, Site
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
@@ -190,7 +189,7 @@ def _link(
 def _decision_watch(
     settings: ClientSettings, store: DiskStore, status: DaemonStatus, link: GrpcLink, audit: ClientAudit
 ) -> DecisionWatch:
-    from protofed.client.agent.decision_watch import DecisionWatch
+    from protofed.client.agent.heartbeat import DecisionWatch
     from protofed.client.state.decisions import FOLDER, Decisions
 
     decisions = Decisions(settings.state / FOLDER)
@@ -280,7 +279,7 @@ def _site(
 
 def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
     """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
-    from protofed.client.secure_aggregation.membership import membership_of
+    from protofed.client.secure_aggregation.partners import membership_of
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
     record, institution = audit.secure_sum, settings.institution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protofed.client.data.image_error import UnreadableImagesError
+from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.labels import LabelsError
 from protofed.client.data.sources import infer_class_names, infer_input
 from protofed.client.policy.run_limits import BY_IMAGES
@@ -23,7 +23,7 @@ NAMED = 3  # unreadable files that the message names
 # The first that an error is an instance of; of others, the check itself has failed.
 _DIAGNOSES: dict[type[Exception], str] = {
     LabelsError: "labels-unmapped",
-    UnreadableImagesError: "images-unreadable",
+    TooManyUnreadableError: "images-unreadable",
     DataError: "data-unusable",
     PreprocessingError: "preprocessing-differs",
     PolicyRefusedError: "run-refused",
@@ -70,7 +70,7 @@ def _diagnosis(cause: BaseException) -> str:
 def _text(cause: BaseException) -> str:
     """The daemon's text, without its counts of examples: what the doctor says is sent to others."""
     match cause:
-        case UnreadableImagesError(files=files):
+        case TooManyUnreadableError(files=files):
             listed = ", ".join(f"{short(name)}: {why}" for name, why in files[:NAMED])
             return f"{listed}{'; and others' if len(files) > NAMED else ''} (`protofed client check` lists all)"
         case PolicyRefusedError(rule=rule) if rule in BY_IMAGES:
