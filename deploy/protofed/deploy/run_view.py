@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Protocol
 
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.common.errors import ConfigError, count, short
 from protofed.common.protocol.messages import score_family
 from protofed.common.statistics import Spread, lower_is_better, recorded_spreads

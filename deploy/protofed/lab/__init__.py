@@ -17,7 +17,7 @@ from protofed.common.version import install_hint
 try:
     import pandas as pd
 
-    from protofed.client.transfer import pick_device
+    from protofed.client.device import pick_device
     from protofed.deploy.experiments.curves import FAMILIES, over_rounds
     from protofed.deploy.experiments.job import run_job
     from protofed.deploy.plots import NotebookFigure, lines

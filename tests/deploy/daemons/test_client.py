@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 
 from protofed.client.agent import metrics
 from protofed.client.policy.policy import PolicyFile
-from protofed.client.status import DaemonStatus
+from protofed.client.site import DaemonStatus
 from protofed.client.transport.audit import FILE
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe

@@ -25,7 +25,7 @@ from tests.support.doctor_rows import findings, rows, skipped
 from tests.support.policies import standard_with_plain_updates
 from tests.support.scripted_server import ScriptedServer
 
-from protofed.client import transfer
+from protofed.client import device
 from protofed.client.agent.agent import Agent
 from protofed.client.models.catalogue import first_model
 from protofed.client.policy.approval import FOLDER, Approvals
@@ -178,7 +178,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there(
 
 
 def test_a_device_that_does_not_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "pick_device", lambda _name: torch.device("meta"))  # has no numbers
+    monkeypatch.setattr(device, "pick_device", lambda _name: torch.device("meta"))  # has no numbers
     assert findings(look(tmp_path)) == [("device", "device-unusable")]
 
 

@@ -38,20 +38,18 @@ if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.decision_watch import DecisionWatch
-    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.heartbeat import DecisionWatch, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.data.site_data import SiteData
     from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
-    from protofed.client.secure_aggregation.membership import Membership
-    from protofed.client.site import PreparedRun, Site
+    from protofed.client.secure_aggregation.partners import Membership
+    from protofed.client.site import DaemonStatus, PreparedRun, Site
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
-    from protofed.client.status import DaemonStatus
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
@@ -144,9 +142,9 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         from protofed.client.agent.heartbeat import Heartbeat
         from protofed.client.agent.metrics import ClientMetrics
         from protofed.client.policy.policy import PolicyFile
+        from protofed.client.site import DaemonStatus
         from protofed.client.state.disk_store import DiskStore
         from protofed.client.state.owner import claim
-        from protofed.client.status import DaemonStatus
         from protofed.client.transport.audit import FILE, ClientAudit
 
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
@@ -236,7 +234,7 @@ def _link(
 def _decision_watch(
     settings: ClientSettings, store: DiskStore, status: DaemonStatus, link: GrpcLink, audit: ClientAudit
 ) -> DecisionWatch:
-    from protofed.client.agent.decision_watch import DecisionWatch
+    from protofed.client.agent.heartbeat import DecisionWatch
     from protofed.client.state.decisions import FOLDER, Decisions
 
     decisions = Decisions(settings.state / FOLDER)
@@ -297,7 +295,7 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
 
     logs.redirect("torch")
 
-    from protofed.client.transfer import pick_device
+    from protofed.client.device import pick_device
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -309,7 +307,7 @@ def _site(
 ) -> Site:
     from protofed.client.models.catalogue import device_model
     from protofed.client.site import Site
-    from protofed.client.training.checkpointing import on_disk
+    from protofed.client.training.progress import on_disk
 
     return Site(
         settings.site,
@@ -326,7 +324,7 @@ def _site(
 
 def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
     """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
-    from protofed.client.secure_aggregation.membership import membership_of
+    from protofed.client.secure_aggregation.partners import membership_of
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
     record, institution = audit.secure_sum, settings.institution
@@ -351,7 +349,7 @@ def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
 
 
 def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> None:
-    from protofed.client.policy.score_disclosures import on_own_images
+    from protofed.client.policy.rules import on_own_images
 
     if scores := on_own_images(settings.roles, policy().rules.metrics):
         log.warning(

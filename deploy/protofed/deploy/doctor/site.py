@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protofed.client.data.image_error import UnreadableImagesError
+from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.labels import LabelsError
 from protofed.client.data.sources import infer_class_names, infer_input
+from protofed.client.policy.rules import is_own, on_own_images
 from protofed.client.policy.run_limits import BY_IMAGES
-from protofed.client.policy.score_disclosures import is_own, on_own_images
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.client.site import PreprocessingError
 from protofed.common.config.recipe import Recipe
@@ -82,7 +82,7 @@ class SiteUnderCheck:
         """The device exists and computes correctly."""
         import torch
 
-        from protofed.client.transfer import pick_device
+        from protofed.client.device import pick_device
 
         try:
             where = pick_device(settings.device)
@@ -221,7 +221,7 @@ NAMED = 3  # unreadable files that the message names
 # The first that an error is an instance of; of others, the check itself has failed.
 _DIAGNOSES: dict[type[Exception], str] = {
     LabelsError: "labels-unmapped",
-    UnreadableImagesError: "images-unreadable",
+    TooManyUnreadableError: "images-unreadable",
     DataError: "data-unusable",
     PreprocessingError: "preprocessing-differs",
     PolicyRefusedError: "run-refused",
@@ -268,7 +268,7 @@ def _diagnosis(cause: BaseException) -> str:
 def _text(cause: BaseException) -> str:
     """The daemon's text, without its counts of examples: what the doctor says is sent to others."""
     match cause:
-        case UnreadableImagesError(files=files):
+        case TooManyUnreadableError(files=files):
             listed = ", ".join(f"{short(name)}: {why}" for name, why in files[:NAMED])
             return f"{listed}{'; and others' if len(files) > NAMED else ''} (`protofed client check` lists all)"
         case PolicyRefusedError(rule=rule) if rule in BY_IMAGES:

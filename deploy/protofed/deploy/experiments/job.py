@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from protofed.client.transfer import pick_device
+from protofed.client.device import pick_device
 from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.malloc import keep_memory
 from protofed.common.payload import SiteId

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from safetensors.numpy import save
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.policy.score_disclosures import LOCAL
+from protofed.client.policy.rules import LOCAL
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.common import codec, plugins

@@ -14,8 +14,7 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.site import check_model
-from protofed.client.training.context import FitContext
-from protofed.client.training.own_buffers import with_own_buffers
+from protofed.client.training.context import FitContext, with_own_buffers
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError

@@ -111,11 +111,11 @@ def _has_cuda(onnxruntime: Any) -> bool:
 
 
 def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozenset[str]) -> Predictor:
+    from protofed.client.device import pick_device
     from protofed.client.models import inference
     from protofed.client.models.catalogue import architectures
-    from protofed.client.models.heads import HEADS, OWN
+    from protofed.client.models.split import HEADS, OWN
     from protofed.client.site import check_model
-    from protofed.client.transfer import pick_device
 
     where, spec, weights = pick_device(device), contents.model, _weights(folder, contents)
     classes = len(spec.classes)

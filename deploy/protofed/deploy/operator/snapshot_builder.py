@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.statistics import lower_is_better
 from protofed.deploy.operator.snapshot import (

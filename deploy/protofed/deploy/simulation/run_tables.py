@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from protofed.client.device import pick_device
 from protofed.client.policy.policy import Policy
-from protofed.client.transfer import pick_device
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId

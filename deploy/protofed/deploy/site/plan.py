@@ -18,9 +18,8 @@ from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.policy.policy import Policy
-from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules, discloses, is_own
 from protofed.client.policy.run_limits import LimitCheck, RunFacts, checks, unchecked
-from protofed.client.policy.score_disclosures import discloses, is_own
 from protofed.client.policy.update_checks import BY_CLASS, TELLS_STEPS, GateContext, PolicyRefusedError
 from protofed.client.site import check_rules
 from protofed.client.state.dp_ledger import Spent

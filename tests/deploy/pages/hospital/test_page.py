@@ -23,8 +23,7 @@ from protofed.client.policy.dp_accountant import NoisySums
 from protofed.client.policy.pause import FILE as PAUSE
 from protofed.client.policy.pause import SitePause
 from protofed.client.policy.policy import Policy
-from protofed.client.secure_aggregation.membership import membership_of
-from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED
+from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED, membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger
