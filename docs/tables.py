@@ -34,7 +34,7 @@ from protofed.common.config.tables import Input
 from protofed.common.monitoring import table as metrics_table
 from protofed.common.protocol.messages import Telemetry
 from protofed.deploy.cli.main import app
-from protofed.deploy.doctor.diagnoses import table as doctor_table
+from protofed.deploy.doctor.checks import diagnoses_table
 from protofed.server.method import server_methods
 from protofed.server.metrics import METRICS as SERVER_METRICS
 
@@ -356,7 +356,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "models": models,
     "server-metrics": lambda: metrics_table(SERVER_METRICS),
     "client-metrics": lambda: metrics_table(CLIENT_METRICS),
-    "doctor": doctor_table,
+    "doctor": diagnoses_table,
     "federation": lambda: proto("federation.proto"),
     "operator": lambda: proto("operator.proto"),
     "rooms": rooms,

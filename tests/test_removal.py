@@ -9,7 +9,7 @@ from google_crc32c import value as crc32c
 
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.downloads import DiskDownloads
-from protofed.client.training.checkpointing import DiskCheckpoints
+from protofed.client.training.progress import DiskCheckpoints
 from protofed.common.codec import digest
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.chunks import MARKS

@@ -28,7 +28,7 @@ from protofed.client.agent import scores
 from protofed.client.agent.agent import Agent
 from protofed.client.data.site_data import SiteData
 from protofed.client.models.split import load
-from protofed.client.secure_aggregation.membership import membership_of
+from protofed.client.secure_aggregation.partners import membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

@@ -34,9 +34,8 @@ from protofed.client.models.split import load
 from protofed.client.policy.dp_accountant import epsilon, round_events
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules
-from protofed.client.site import PreparedRun, Site, prepare, train_alone
+from protofed.client.site import DaemonStatus, PreparedRun, Site, prepare, train_alone
 from protofed.client.state.store import MemoryStore, SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.noisy_steps import ClippedSum, PerExample
 from protofed.common.codec import Digest

@@ -25,11 +25,11 @@ from tests.support.scripted_server import AgentHarness
 from protofed.client.agent import computation
 from protofed.client.agent.agent import Agent
 from protofed.client.base_checks import judge
-from protofed.client.base_checks.statistics import BaseProblem, Check
+from protofed.client.base_checks.statistics import BaseCheck, BaseProblem
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import SiteData
 from protofed.client.policy.policy import Policy
-from protofed.client.secure_aggregation.membership import membership_of
+from protofed.client.secure_aggregation.partners import membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.common import codec
 from protofed.common.config.data import Data
@@ -159,7 +159,7 @@ def test_how_units_answer_to_images_is_told_to_the_site_and_not_to_the_server(
     honest = Questioned(tmp_path / "honest", recipe, always(sites[0]))
     assert honest.answer(TaskKind.FIT, 1, base) == "done"
     assert not honest.withheld()
-    found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
+    found = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
     monkeypatch.setattr(judge, "response_problem", lambda *_: found)
     trapped = Questioned(tmp_path / "trapped", recipe, always(sites[0]))
     refused, withheld, looked = list[object](), list[object](), list[object]()
@@ -184,7 +184,7 @@ def test_what_answers_to_images_is_not_asked_where_nothing_of_them_leaves(
     sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No update tells the server more than a site that declines would."""
-    found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
+    found = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
     monkeypatch.setattr(judge, "response_problem", lambda *_: found)
     recipe = recipe_like("digits-solo", plan=PLAN)
     asked = Questioned(tmp_path, recipe, always(sites[0]))
@@ -220,7 +220,7 @@ def test_in_a_run_with_noise_images_are_not_asked(
     sites: list[SiteData], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replaces an update by exact numbers of the images is no noisy result."""
-    found = BaseProblem(Check.RESPONSE, "body/linear", "has units that answer to very few images only")
+    found = BaseProblem(BaseCheck.RESPONSE, "body/linear", "has units that answer to very few images only")
     monkeypatch.setattr(judge, "response_problem", lambda *_: found)
     dp = {"noise_multiplier": 30.0, "sampling_rate": 0.1}
     recipe = recipe_like("digits-fedavg-dp", plan={**PLAN, "dp": dp}, federation=SECURE)

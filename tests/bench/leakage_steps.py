@@ -8,7 +8,7 @@ import numpy as np
 from tests.bench.attack_views import Seen
 from tests.bench.leakage_scores import Victim
 
-from protofed.client.training.optimizer import sgd_length
+from protofed.client.training.progress import sgd_length
 from protofed.common.config.recipe import Plan
 from protofed.common.payload import Part, weights
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
 from protofed.deploy.certs import lifecycle
-from protofed.deploy.certs.authority import make_authority
+from protofed.deploy.certs.lifecycle import make_authority
 from protofed.deploy.operator.connection import Operator
 
 OPERATOR = "bench"

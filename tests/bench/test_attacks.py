@@ -14,7 +14,7 @@ from tests.bench.leakage_runs import Case, attacked
 from tests.bench.leakage_scores import Found, Victim, auc, auc_between, correlation, strongest, tried, without_means
 from tests.bench.leakage_steps import steps_told, told_to_a_batch
 
-from protofed.client.training.optimizer import sgd_length
+from protofed.client.training.progress import sgd_length
 from protofed.common.config.recipe import Plan
 from protofed.common.payload import Array, Part, Payload, unit
 from protofed.deploy import shipped

@@ -25,8 +25,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.methods import cwfedavg, fednh, fedproc, fedprp
 from protofed.client.models.catalogue import architectures, device_model
-from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import CosineHead, PrototypeHead, SplitModel, dump
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext, DpNoise
 from protofed.client.training.loop import Loss, Trained, train

@@ -18,8 +18,9 @@ from tests.support.tls_server import TlsServer, tls_server
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki.identity import Party
-from protofed.deploy.certs.lifecycle import make_authority, read_request
+from protofed.deploy.certs.lifecycle import make_authority
 from protofed.deploy.certs.lifecycle import request as make_request
+from protofed.deploy.certs.request import read_request
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.pages.coordinator.console import console
 from protofed.deploy.pages.shell import Program

@@ -27,7 +27,7 @@ from protofed.deploy import shipped
 from protofed.deploy.pages.hospital.examination import SiteSettings
 from protofed.deploy.pages.hospital.page import client_page
 from protofed.deploy.pages.shell import Program
-from protofed.deploy.site.offer import as_offered
+from protofed.deploy.site.check import as_offered
 
 pytestmark = pytest.mark.browser
 GOLDEN = Path("tests/golden/v0_3_0/site-1").absolute()

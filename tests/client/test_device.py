@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofed.client.transfer import pick_device
+from protofed.client.device import pick_device
 from protofed.common.errors import ConfigError, UnavailableError
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.client import transfer
+from protofed.client.device import page_locked
 from protofed.client.models import split
-from protofed.client.transfer import page_locked, to_arrays, to_tensors
+from protofed.client.models.split import to_arrays, to_tensors
 from protofed.common.payload import Tensors
 
 
@@ -38,7 +38,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         made.append(page_locked(shape, dtype))
         return made[-1]
 
-    monkeypatch.setattr(transfer, "page_locked", recorded)
+    monkeypatch.setattr(split, "page_locked", recorded)
     return made
 
 

@@ -15,7 +15,7 @@ from tests.common.secure_aggregation.test_masking import uniformity
 
 from protofed.client.agent import scores
 from protofed.client.agent.computation import Computation, fit
-from protofed.client.secure_aggregation.membership import membership_of
+from protofed.client.secure_aggregation.partners import membership_of
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore
 from protofed.client.training.dp import SIMULATED_SECRET
@@ -148,7 +148,7 @@ def test_a_simulation_leaves_out_the_groups_that_masked_rounds_leave_out(
             raise TaskFailedError(FailureReason.NUMERIC, "not this time")
         return fit(work, *rest)
 
-    monkeypatch.setattr("protofed.client.agent.plain_fit.fit", fails)
+    monkeypatch.setattr("protofed.client.agent.run_work.fit", fails)
     with simulation(recipe) as plain:
         expected, groups = states(plain), plain.ledger.groups()
         aside, simulated = set_aside(plain), scored(plain)

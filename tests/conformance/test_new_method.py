@@ -17,7 +17,7 @@ from tests.support.warm_processes import WarmProcess
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy import shipped
-from protofed.deploy.templates.new_method import TEMPLATES, new_method
+from protofed.deploy.templates.new import METHOD_TEMPLATES, new_method
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
 from protofed.testing.small_recipe import small_recipe
@@ -139,7 +139,7 @@ def test_a_server_that_was_not_told_of_it_refuses_it_and_imports_nothing(ourprox
 
 def test_every_template_is_filled_in(package: Path) -> None:
     files = [path for path in package.rglob("*") if path.is_file() and "dist-info" not in str(path)]
-    assert len(files) == len(list(TEMPLATES.glob("*.tmpl")))
+    assert len(files) == len(list(METHOD_TEMPLATES.glob("*.tmpl")))
     assert not [path for path in files if "$" in path.read_text(encoding="utf-8")]
 
 

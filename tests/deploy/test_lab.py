@@ -51,7 +51,7 @@ def test_a_missing_package_names_the_extra(package: str, monkeypatch: pytest.Mon
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    for module in ("lab", "deploy.experiments.curves", "deploy.plots.charts", "deploy.plots.style"):
+    for module in ("lab", "deploy.experiments.curves", "deploy.plots"):
         monkeypatch.delitem(sys.modules, f"protofed.{module}")
     with pytest.raises(ModuleNotFoundError, match=r"whl\[lab\]") as missing:
         importlib.import_module("protofed.lab")

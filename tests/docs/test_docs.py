@@ -37,7 +37,7 @@ from protofed.common.payload import NOT_ON_THE_WIRE, Part
 from protofed.common.protocol.messages import Role
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
-from protofed.deploy.doctor.diagnoses import DIAGNOSES
+from protofed.deploy.doctor.checks import DIAGNOSES
 from protofed.deploy.operator import snapshot
 from protofed.server.method import server_methods
 from protofed.server.metrics import METRICS as SERVER_METRICS

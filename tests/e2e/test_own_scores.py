@@ -12,7 +12,7 @@ from tests.support.policies import standard_with_plain_updates
 
 from protofed.client.agent.agent import Agent
 from protofed.client.policy.policy import Policy
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.deploy.cli import main

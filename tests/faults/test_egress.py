@@ -25,9 +25,8 @@ from protofed.client.method import client_methods
 from protofed.client.models.catalogue import device_model
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.update_checks import TELLS_STEPS
-from protofed.client.site import Site
+from protofed.client.site import DaemonStatus, Site
 from protofed.client.state.store import MemoryStore
-from protofed.client.status import DaemonStatus
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

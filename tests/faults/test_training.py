@@ -31,12 +31,12 @@ from protofed.client.agent.agent import REJECTED_PAUSE_S
 from protofed.client.agent.heartbeat import Heartbeat
 from protofed.client.data.site import load_site
 from protofed.client.data.site_data import Examples, SiteData
+from protofed.client.device import pick_device
 from protofed.client.models.split import SplitModel
+from protofed.client.site import DaemonStatus
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.downloads import MemoryDownloads, download
-from protofed.client.status import DaemonStatus
-from protofed.client.training.checkpointing import FOLDER, on_disk
-from protofed.client.transfer import pick_device
+from protofed.client.training.progress import FOLDER, on_disk
 from protofed.client.transport import calls
 from protofed.client.transport.grpc_link import GrpcLink
 from protofed.common import codec

@@ -18,7 +18,7 @@ from tests.gpu.processes import ended, started
 from tests.gpu.report import Finding, Found, Status
 from torch import Tensor, cat
 
-from protofed.client.training.checkpointing import FOLDER
+from protofed.client.training.progress import FOLDER
 from protofed.common.failpoint import VARIABLE
 
 ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # cuBLAS's condition for deterministic results

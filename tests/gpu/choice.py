@@ -12,8 +12,8 @@ from tests.gpu.report import Finding, Found, Status
 
 from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.data.site_data import CPU, SiteData
+from protofed.client.device import pick_device
 from protofed.client.models.split import dump, load
-from protofed.client.transfer import pick_device
 from protofed.common.config.recipe import Augment
 from protofed.common.errors import UnavailableError
 

@@ -21,7 +21,7 @@ from protofed.common.errors import RunFailedError
 from protofed.common.process import keep_memory
 from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
-from protofed.deploy.overrides import with_overrides
+from protofed.deploy.shipped import with_overrides
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import Simulation, simulation
 

@@ -14,8 +14,8 @@ from tests.gpu.checkpoints import WARNINGS, result_of
 from tests.gpu.fits import examples, fit_context, loss_of
 from torch import nn
 
-from protofed.client.training.checkpointing import on_disk
 from protofed.client.training.loop import train
+from protofed.client.training.progress import on_disk
 from protofed.common import failpoint
 from protofed.common.protocol.messages import Task, TaskKind
 

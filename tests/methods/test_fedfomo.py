@@ -19,8 +19,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import distance, losses_of, mixed
 from protofed.client.methods.fedfomo import FedFomoClient, first_order, mixture_of
 from protofed.client.methods.solo import SoloClient
-from protofed.client.models.mixture import site_models
-from protofed.client.models.split import SplitModel
+from protofed.client.models.split import SplitModel, site_models
 from protofed.client.training.context import FitContext
 from protofed.common.config.tables import Input
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, same_tensors

@@ -13,8 +13,7 @@ from tests.support.round_contexts import round_context
 from torch import nn
 
 from protofed.client.methods.fednh import FedNHClient
-from protofed.client.models.heads import CosineHead
-from protofed.client.models.split import SplitModel
+from protofed.client.models.split import CosineHead, SplitModel
 from protofed.client.training.context import FitContext
 from protofed.common import codec
 from protofed.common.config.recipe import Plan

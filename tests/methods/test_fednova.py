@@ -15,7 +15,7 @@ from protofed.client.methods.fednova import FedNovaClient
 from protofed.client.methods.fedprox import FedProxClient
 from protofed.client.models.split import SplitModel
 from protofed.client.training.context import FitContext
-from protofed.client.training.optimizer import sgd_length
+from protofed.client.training.progress import sgd_length
 from protofed.common.payload import Part, Payload, Update
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.fednova import FedNovaServer

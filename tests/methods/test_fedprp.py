@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from protofed.client.method import client_methods
 from protofed.client.methods import fedprp
 from protofed.client.methods.fedprp import FedPRPClient
-from protofed.client.models.heads import PrototypeHead
-from protofed.client.models.split import SplitModel, dump
+from protofed.client.models.split import PrototypeHead, SplitModel, dump
 from protofed.client.training import losses
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
-from protofed.client.training.optimizer import ParameterGroup
+from protofed.client.training.progress import ParameterGroup
 from protofed.common import codec
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, Payload, Tensors, describe, same_tensors

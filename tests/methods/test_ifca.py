@@ -12,8 +12,7 @@ from tests.support.round_contexts import round_context
 
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.methods.ifca import IFCAClient
-from protofed.client.models.mixture import site_models
-from protofed.client.models.split import SplitModel
+from protofed.client.models.split import SplitModel, site_models
 from protofed.client.training.context import FitContext
 from protofed.common.payload import Part, Payload, SiteId, Update, same_tensors
 from protofed.server.methods.fedavg import FedAvgServer

@@ -22,7 +22,7 @@ from protofed.client.policy.policy import Policy
 from protofed.client.training.context import FitContext
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Array, Part, Payload, Tensors, Update, same_tensors
-from protofed.deploy.export.site_state import kept
+from protofed.deploy.export.kept_states import kept
 from protofed.deploy.simulation.simulation import everything, simulation
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.methods.scaffold import ScaffoldServer

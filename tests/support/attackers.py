@@ -16,9 +16,8 @@ from protofed.client.agent.agent import Agent
 from protofed.client.agent.computation import Computation, ScoredModel, score
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.policy.policy import Policy, Released
-from protofed.client.site import PreparedRun
+from protofed.client.site import DaemonStatus, PreparedRun
 from protofed.client.state.store import SiteState
-from protofed.client.status import DaemonStatus
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, norm_of

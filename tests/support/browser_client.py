@@ -9,7 +9,7 @@ from html import unescape
 from httpx2 import Response
 from starlette.testclient import TestClient
 
-from protofed.deploy.pages.guard import FORM, Access
+from protofed.deploy.pages.guard import FORM, PageAccess
 from protofed.deploy.pages.shell import Program, application
 
 BASE = "http://127.0.0.1:8080"
@@ -19,7 +19,7 @@ class Browser:
     """The browser that has opened the printed address."""
 
     def __init__(self, program: Program) -> None:
-        self.access = Access()
+        self.access = PageAccess()
         self.client = TestClient(application(program, self.access), BASE)
         entered = self.client.get("/enter", params={"token": self.access.token}, follow_redirects=False)
         assert entered.headers["location"] == f"{self.access.root}/"

@@ -36,11 +36,10 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules, unlimited
-from protofed.client.site import PreparedRun, Site, prepare
+from protofed.client.site import DaemonStatus, PreparedRun, Site, TaskAbortedError, prepare
 from protofed.client.state.store import SECRET_BYTES, MemoryStore, SiteState
-from protofed.client.status import DaemonStatus, TaskAbortedError
-from protofed.client.training.checkpointing import DiskCheckpoints
 from protofed.client.training.context import Checkpoints, NoCheckpoints
+from protofed.client.training.progress import DiskCheckpoints
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input
 from protofed.common.errors import ProtofedError, TaskFailedError

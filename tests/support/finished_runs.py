@@ -17,7 +17,7 @@ from protofed.client.data.site_data import Examples
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.deploy.export import model_folder
-from protofed.deploy.export.runtime import predictor
+from protofed.deploy.export.predict import predictor
 from protofed.deploy.simulation.simulation import EVALUATOR, data_of, simulation
 
 ROUNDS = 2

@@ -13,7 +13,7 @@ from tests.support import dicom_reference, tiff_files
 
 from protofed.client.data import dicom
 from protofed.client.data.decoding import open_image, silence_decoders
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError
 
 MOST_BYTES = 1_000_000
 LOSSY = 6 / 255  # decoders of JPEG and of WebP round differently

@@ -17,7 +17,7 @@ import torch
 from tests.support.scripted_server import RUN, AgentHarness, give_secret
 
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.training.checkpointing import FOLDER, on_disk
+from protofed.client.training.progress import FOLDER, on_disk
 from protofed.common import codec
 
 PLAN = {**RUN["plan"], "momentum": 0.9, "checkpoint": True}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from protofed.deploy.pages.guard import Access
+from protofed.deploy.pages.guard import PageAccess
 from protofed.deploy.pages.shell import Program, application, listening
 
 
@@ -17,7 +17,7 @@ def served(program: Program) -> Iterator[tuple[str, str]]:
     """The address of the pages, and the token that opens them once."""
     with listening("127.0.0.1:0") as opened:
         port = opened.getsockname()[1]
-        access = Access()
+        access = PageAccess()
         opened.listen()
         app = application(program, access)
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", ws="none"))

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from protofed.client.secure_aggregation import membership
-from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED
+from protofed.client.secure_aggregation.partners import CONFIRMED, OFFERED, load_or_create_identity
 from protofed.common.protocol.consortium import Consortium, Partner, checked
 
 
 def identity_of(folder: Path) -> str:
     """The identity of a state folder, in hexadecimal digits; made if there is none."""
-    return membership.load_or_create_identity(folder).public_key().public_bytes_raw().hex()
+    return load_or_create_identity(folder).public_key().public_bytes_raw().hex()
 
 
 def listed(folders: Mapping[str, Path], number: int = 1, coordinator: str = "The Hub") -> Consortium:

@@ -16,11 +16,10 @@ from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.policy.policy import Policy, Released, ReleasedScores
 from protofed.client.policy.rules import PolicyRules, unlimited
-from protofed.client.site import no_checkpoints
+from protofed.client.site import DaemonStatus, no_checkpoints
 from protofed.client.state import store as state_store
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, Store
-from protofed.client.status import DaemonStatus
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason

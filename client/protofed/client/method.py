@@ -11,9 +11,20 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, TypeAlias, cast
 
 from protofed.client.models.calibration import CalibratedEnsemble
-from protofed.client.models.heads import ComparedBy, CosineHead, MethodHead, PrototypeHead
-from protofed.client.models.mixture import mixed, mixture, site_models
-from protofed.client.models.split import SplitModel, dump, held, load, load_joined
+from protofed.client.models.split import (
+    ComparedBy,
+    CosineHead,
+    MethodHead,
+    PrototypeHead,
+    SplitModel,
+    dump,
+    held,
+    load,
+    load_joined,
+    mixed,
+    mixture,
+    site_models,
+)
 from protofed.client.training.context import FitContext, FitStart
 from protofed.client.training.cores import Cores
 from protofed.client.training.loop import (
@@ -49,7 +60,7 @@ from protofed.client.training.losses import (
     supervised,
 )
 from protofed.client.training.noisy_steps import label_shares
-from protofed.client.training.optimizer import ParameterGroup, sgd_length
+from protofed.client.training.progress import ParameterGroup, sgd_length
 from protofed.common.config.recipe import DpCost, LocalLoss, Plan
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.payload import Array, Exchange, Part, Payload, SiteId, Tensors, Update, towards, weights

@@ -19,7 +19,6 @@ from protofed.common.forms import stamp
 from protofed.common.pki.certificate import Certificate, read_certificate
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, KEY, NEXT_KEY, Party
 from protofed.common.storage import files as storage_files
-from protofed.deploy.certs import authority as certs_authority
 from protofed.deploy.certs import files as certs_files
 from protofed.deploy.certs import lifecycle as certs
 from protofed.deploy.certs import request as certs_request
@@ -62,7 +61,7 @@ class Job:
             signing_request, action = self._request(name, party)
             if signing_request is not None:
                 # Made here a moment ago, so no telephone; `renewal`: an interrupted job signs for a name again.
-                request = certs.read_request(signing_request, name)
+                request = certs_request.read_request(signing_request, name)
                 certs_request.check_addressee(request, party, name, name)
                 signed = certs.sign_request(request, authority, DAYS, now=self.now, renewal=True)
                 certs.install(self._of(name), signed, now=self.now)
@@ -80,10 +79,10 @@ class Job:
 
     def _authority(self) -> certs.Authority:
         folder = self.folder / CA
-        if (folder / certs_authority.CERTIFICATE).exists():
+        if (folder / certs.CA_CERTIFICATE).exists():
             return certs.read_authority(folder)
         # A key without a certificate is of an interrupted job: it has signed nothing, and would be in the way.
-        (folder / certs_authority.KEY).unlink(missing_ok=True)
+        (folder / certs.CA_KEY).unlink(missing_ok=True)
         return certs.make_authority(folder, "protofed compose", now=self.now)
 
     def _request(self, name: str, party: Party) -> tuple[bytes | None, str]:

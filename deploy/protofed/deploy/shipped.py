@@ -1,18 +1,86 @@
-"""Finds the recipes, policies and site settings that come with protofed, in a checkout and in an installed package."""
+"""Finds the recipes, policies and site settings that come with protofed, and sets keys of a recipe.
+
+Overrides are `plan.lr=0.1` on the command line, `plan__lr=0.1` or a dict in Python. A key that is removed has the value
+None, which no TOML has: `plan.dp=` on the command line, `plan__dp=None` in Python.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from protofed.common.config.recipe import Recipe, parse, read_recipe
 from protofed.common.config.settings import is_path
-from protofed.common.config.toml_files import read_extended, read_table
-from protofed.common.errors import ConfigError, unknown
-from protofed.deploy.overrides import leaves, read_overrides, with_overrides
+from protofed.common.config.toml_files import overlay, read_extended, read_table, toml_problem, without
+from protofed.common.errors import ConfigError, StateError, unknown
+from protofed.deploy import shipped
+
+_REMOVED = re.compile(r"\s*([\w.-]+)\s*=\s*")
+
+
+def read_overrides(assignments: Sequence[str]) -> dict[str, Any]:
+    """Assignments in TOML (`plan.lr=0.1`, `name="mine"`) as one nested table; of two that set one key the last counts.
+
+    An assignment of nothing (`plan.dp=`) removes a key.
+
+    Raises:
+        ConfigError: an assignment is no TOML.
+    """
+    table: dict[str, Any] = {}
+    for assignment in assignments:
+        if removed := _REMOVED.fullmatch(assignment):
+            table = overlay(table, from_keywords({removed[1]: None}))
+            continue
+        try:
+            table = overlay(table, tomllib.loads(assignment))
+        except tomllib.TOMLDecodeError as error:
+            problem = toml_problem(assignment, error)
+            expected = f"expected KEY=VALUE in TOML ({problem}); text needs quotes, and KEY= removes the key"
+            raise ConfigError(f"--set {assignment}: {expected}") from error
+    return table
+
+
+def from_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords as one nested table: `plan__lr` and `plan.lr` are both the key `lr` of the table `plan`."""
+    table: dict[str, Any] = {}
+    for keyword, value in keywords.items():
+        *tables, key = keyword.replace("__", ".").split(".")
+        nested: dict[str, Any] = {key: value}
+        for name in reversed(tables):
+            nested = {name: nested}
+        table = overlay(table, nested)
+    return table
+
+
+def with_overrides(recipe: Recipe, table: Mapping[str, Any]) -> Recipe:
+    """The recipe with a table over it, merged as `extends` merges; the seed of the data is a key of its own.
+
+    Raises:
+        ConfigError: an unknown key, or a value that the recipe cannot have.
+    """
+    if not table:
+        return recipe
+    where = f"recipe '{recipe.name}'"
+    base, changes = recipe.model_dump(mode="json"), dict(table)
+    for path in [path for path, value in leaves(table) if value is None]:
+        base, changes = without(base, path, "removed key", where), without(changes, path, "removed key", where)
+    return parse(overlay(base, changes), Recipe, where)
+
+
+def leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of nested tables with its path, as `plan.lr`, and what it is set to."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
 
 _HERE = Path(__file__).parent
 # Beside this file in a wheel; a checkout has them in deploy/.
@@ -120,3 +188,122 @@ def _assignment(key: str, value: object) -> str:
 
 def _first_key(lines: Sequence[str]) -> int:
     return next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """Files that belong together.
+
+    Attributes:
+        what: in a few words.
+        paths: files and folders, below `shipped.ROOT` and below the folder that they are written to.
+        folders: empty ones that are made beside them.
+    """
+
+    what: str
+    paths: tuple[str, ...]
+    folders: tuple[str, ...] = ()
+
+
+RESULTS: Final = "RESULTS.md"  # beside the recipes: a page of the documents
+# All kinds keep their places to one another, so that what one names in another is found below one folder.
+KINDS: Final = {
+    "dashboards": FileKind("Grafana's dashboards, and the provisioning that finds them", ("grafana",)),
+    "prometheus": FileKind(
+        "Prometheus: its settings, recording rules and alerts; examples for Alertmanager",
+        ("prometheus/prometheus.yml", "prometheus/rules", "prometheus/sites", "prometheus/alertmanager"),
+    ),
+    "systemd": FileKind(
+        "systemd's units for server and sites, examples of settings, how to install them", ("systemd",)
+    ),
+    "helm": FileKind("a Helm chart for the server and for sites; README.md in it says how", ("helm",)),
+    "compose": FileKind(
+        "Compose files for the server with sites, Prometheus and Grafana, and for a hospital alone",
+        (
+            *(
+                "compose.yaml",
+                "compose.site.yaml",
+                ".env.example",
+                "grafana",
+                "prometheus/rules",
+                "prometheus/alertmanager",
+            ),
+            *(f"docker/compose/{name}" for name in ("admission.py", "certificates.py", "replica.py", "volumes.sh")),
+            "docker/compose/prometheus.yml",
+            *("docker/compose/data/README.md", "docker/compose/secrets/README.md", "policies", "recipes", "sites"),
+        ),
+        tuple(f"docker/compose/data/{site}" for site in ("evaluator", *(f"site-{number}" for number in range(1, 6)))),
+    ),
+    "policies": FileKind("the policies, as `protofed policies show` prints them", ("policies",)),
+    "recipes": FileKind("the recipes, as `protofed recipes show` prints them", ("recipes",)),
+    "sites": FileKind("settings of a hospital and of the demonstration's sites", ("sites",)),
+}
+
+
+def write_files(into: Path, kinds: Sequence[str]) -> list[Path]:
+    """Write the files of these kinds, all kinds if there are none, into a folder; overwrites nothing.
+
+    A file that is there already with the same content stays. If another one is there, nothing is written.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ConfigError: an unknown kind, or a file is there with other content.
+        StateError: a file cannot be written.
+    """
+    for name in kinds:
+        if name not in KINDS:
+            raise unknown("kind of files", name, KINDS)
+    chosen = [KINDS[name] for name in kinds or KINDS]
+    texts = {path: _content(path) for kind in chosen for path in _files(kind)}
+    try:
+        missing = _missing(into, texts)
+        for path in missing:
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            with (into / path).open("xb") as file:
+                file.write(texts[path])
+        for folder in (folder for kind in chosen for folder in kind.folders):
+            (into / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateError(f"cannot write into {into}: {error.strerror}; name a folder of yours") from error
+    return [into / path for path in missing]
+
+
+def _missing(into: Path, texts: Mapping[str, bytes]) -> list[str]:
+    """The paths that are not in the folder yet.
+
+    Raises:
+        ConfigError: a file is there with other content.
+    """
+    there = {path for path in texts if os.path.lexists(into / path)}
+    if other := sorted(path for path in there if not _is(into / path, texts[path])):
+        raise ConfigError(f"{into / other[0]} is there with other content, and nothing is overwritten; move it away")
+    return [path for path in texts if path not in there]
+
+
+def without_build(text: str) -> str:
+    """A Compose file, or its example of settings, without all that builds images: that takes a clone's sources."""
+    text = re.sub(r"^x-build-arguments:.*\n(?:  .*\n)+\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^( +)build:\n(?:\1 +.*\n)+", "", text, flags=re.MULTILINE)
+    return re.sub(r"^# What they are built from(?s:.*)\Z", "", text, flags=re.MULTILINE)
+
+
+def _files(kind: FileKind) -> Iterator[str]:
+    for name in kind.paths:
+        if not (source := shipped.ROOT / name).is_dir():
+            yield name
+        for folder, _, files in os.walk(source, followlinks=True):  # a link of the checkout: the chart's rules
+            relative = Path(folder).relative_to(shipped.ROOT)
+            yield from (str(relative / file) for file in sorted(files) if file != RESULTS)
+
+
+def _content(path: str) -> bytes:
+    content = (shipped.ROOT / path).read_bytes()
+    if path in ("compose.yaml", "compose.site.yaml", ".env.example"):
+        return without_build(content.decode()).encode()
+    return content
+
+
+def _is(file: Path, content: bytes) -> bool:
+    return file.is_file() and file.read_bytes() == content

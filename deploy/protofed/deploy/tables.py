@@ -59,7 +59,7 @@ class Column(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Look:
+class TableStyle:
     """How a terminal shows tables.
 
     Attributes:
@@ -73,7 +73,12 @@ class Look:
     whole: bool = False
 
 
-BOXED, OPEN, STATUS, LIST = Look(boxed=True), Look(), Look(heads="dim", whole=True), Look(heads=None)
+BOXED, OPEN, STATUS, LIST = (
+    TableStyle(boxed=True),
+    TableStyle(),
+    TableStyle(heads="dim", whole=True),
+    TableStyle(heads=None),
+)
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class Table:
 def terminal(
     columns: Sequence[Column[R]],
     rows: Iterable[R],
-    look: Look = OPEN,
+    look: TableStyle = OPEN,
     title: str | None = None,
     caption: str | None = None,
 ) -> TerminalTable:

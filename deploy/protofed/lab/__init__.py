@@ -17,12 +17,11 @@ from protofed.common.version import install_hint
 try:
     import pandas as pd
 
-    from protofed.client.transfer import pick_device
-    from protofed.deploy.console.progress import usable_cores
+    from protofed.client.device import pick_device
     from protofed.deploy.experiments.curves import FAMILIES, over_rounds
     from protofed.deploy.experiments.job import run_job
-    from protofed.deploy.plots.charts import lines
-    from protofed.deploy.plots.style import NotebookFigure
+    from protofed.deploy.plots import NotebookFigure, lines
+    from protofed.deploy.progress import usable_cores
 except ModuleNotFoundError as error:
     missing = (error.name or "").partition(".")[0]
     hint = f"{missing} is not installed, which notebooks need: {install_hint('lab')}"
@@ -32,10 +31,10 @@ from protofed.common.config.recipe import Recipe, parse
 from protofed.common.config.toml_files import parse_toml
 from protofed.common.errors import ConfigError, RunFailedError, count
 from protofed.deploy import shipped
-from protofed.deploy.console.progress import progress
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import Processes, run_jobs
-from protofed.deploy.overrides import from_keywords, with_overrides
+from protofed.deploy.progress import progress
+from protofed.deploy.shipped import from_keywords, with_overrides
 
 _MAIN_SCORES = {
     "global accuracy": "global.accuracy",

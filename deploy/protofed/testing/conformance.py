@@ -48,7 +48,7 @@ class MethodResult(NamedTuple):
     scores: Mapping[int, Mapping[str, Scores]]
 
 
-class FinishedRun(NamedTuple):
+class ConformanceRun(NamedTuple):
     """A simulation that is over, to be looked at, and what its sites and its evaluator sent."""
 
     running: Simulation
@@ -80,18 +80,18 @@ class MethodConformance:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def simulate(cls) -> Iterator[Callable[[str], FinishedRun]]:
+    def simulate(cls) -> Iterator[Callable[[str], ConformanceRun]]:
         """A run of a method's small recipe that nothing disturbed, shared by the tests of a class."""
         with ExitStack() as opened:
             yield cache(lambda method: opened.enter_context(_finished(small_recipe(method))))
 
     @pytest.fixture
-    def finished(self, method: str, simulate: Callable[[str], FinishedRun]) -> FinishedRun:
+    def finished(self, method: str, simulate: Callable[[str], ConformanceRun]) -> ConformanceRun:
         """That of the method."""
         return simulate(method)
 
     @pytest.fixture
-    def simulated(self, finished: FinishedRun) -> MethodResult:
+    def simulated(self, finished: ConformanceRun) -> MethodResult:
         """Its result."""
         return _result(finished.running)
 
@@ -176,7 +176,7 @@ class MethodConformance:
             running.go()
             assert _result(running) == simulated
 
-    def test_every_published_state_comes_out_again(self, finished: FinishedRun) -> None:
+    def test_every_published_state_comes_out_again(self, finished: ConformanceRun) -> None:
         running = finished.running
         recipe = running.recipe
         published = [row for row in running.ledger.rounds(recipe.name) if row.state is not None]
@@ -196,7 +196,7 @@ class MethodConformance:
             resumed.go()
             assert _result(resumed).digest == simulated.digest
 
-    def test_only_declared_parts_leave(self, method: str, finished: FinishedRun) -> None:
+    def test_only_declared_parts_leave(self, method: str, finished: ConformanceRun) -> None:
         first_model, same, *updates = finished.released
         assert first_model.manifest == same.manifest  # of two sites
         assert {spec.part for spec in first_model.manifest.tensors} == {Part.BODY, Part.HEAD}
@@ -256,7 +256,7 @@ def _take_turns(agents: Sequence[Agent]) -> None:
 
 
 @contextmanager
-def _finished(recipe: Recipe) -> Iterator[FinishedRun]:
+def _finished(recipe: Recipe) -> Iterator[ConformanceRun]:
     """A run of that recipe, over and open to be looked at."""
     by_sites: list[Released] = []
     by_evaluator: list[Released] = []
@@ -271,7 +271,7 @@ def _finished(recipe: Recipe) -> Iterator[FinishedRun]:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(Policy, "release", recorded)
             running.go()
-        yield FinishedRun(running, by_sites, by_evaluator)
+        yield ConformanceRun(running, by_sites, by_evaluator)
 
 
 def _is_refined(method: str) -> bool:

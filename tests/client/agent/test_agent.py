@@ -18,9 +18,9 @@ from torch import nn
 from protofed.client.agent.agent import EXCLUDED_PAUSE_S, INCIDENT_PAUSE_S
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.models.split import SplitModel
+from protofed.client.site import DaemonStatus
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore, SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training import evaluation
 from protofed.client.training.evaluation import Tally, tally
 from protofed.common import codec

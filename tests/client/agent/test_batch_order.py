@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from tests.support.scripted_server import RULES, AgentHarness, give_secret
 
-from protofed.client.site import prepare
+from protofed.client.site import DaemonStatus, prepare
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.context import FitContext, NoCheckpoints, seeded
 from protofed.common.errors import FailureReason
 from protofed.common.protocol.messages import Assignment

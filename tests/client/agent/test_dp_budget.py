@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, site_data, work
 
 from protofed.client.agent.agent import Agent
-from protofed.client.agent.dp_budget import Spending
+from protofed.client.agent.task_tools import Spending
 from protofed.client.data.site_data import SiteData
 from protofed.client.policy.dp_accountant import NoisySums, epsilon, rounds_within
 from protofed.client.policy.policy import Policy

@@ -13,8 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
-from protofed.client.agent.agent import Agent
-from protofed.client.agent.enrollment import PAUSED_RETRY_S, TaskGate
+from protofed.client.agent.agent import PAUSED_RETRY_S, Agent, TaskGate
 from protofed.client.policy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules

@@ -11,9 +11,8 @@ from tests.support.scripted_server import RUN
 from protofed.client.agent.computation import Computation, fit
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import load
-from protofed.client.site import PreparedRun
+from protofed.client.site import DaemonStatus, PreparedRun
 from protofed.client.state.store import SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.context import FitContext, FitStart, NoCheckpoints
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload, Update

@@ -15,7 +15,7 @@ from protofed.client.agent import heartbeat
 from protofed.client.agent.heartbeat import Heartbeat, idle_heartbeat_s
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules
-from protofed.client.status import DaemonStatus, TaskAbortedError
+from protofed.client.site import DaemonStatus, TaskAbortedError
 from protofed.client.training.context import FitProgress
 from protofed.common.config.recipe import Federation
 from protofed.common.protocol import wire

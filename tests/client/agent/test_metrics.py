@@ -26,7 +26,7 @@ from protofed.client.agent.metrics import (
 )
 from protofed.client.policy.policy import Policy, PolicyRefusedError, Released
 from protofed.client.policy.rules import PolicyRules
-from protofed.client.status import DaemonStatus
+from protofed.client.site import DaemonStatus
 from protofed.client.training.context import RECENT_STEPS, Throughput
 from protofed.common.errors import PolicyViolationError
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, Update

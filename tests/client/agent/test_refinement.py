@@ -17,7 +17,7 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.policy.policy import Policy, PolicyRefusedError
 from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.training.checkpointing import on_disk
+from protofed.client.training.progress import on_disk
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason

@@ -25,11 +25,10 @@ from protofed.client.data.partition import stratified_sample
 from protofed.client.data.site_data import Examples, SiteData, no_examples
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
-from protofed.client.site import PreparedRun
+from protofed.client.site import DaemonStatus, PreparedRun
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.client.state.store import MemoryStore
-from protofed.client.status import DaemonStatus
 from protofed.client.training.evaluation import Tally
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe

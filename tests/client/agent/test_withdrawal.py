@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.support.scripted_server import RULES, AgentHarness, work
 
-from protofed.client.agent.decision_watch import DecisionWatch
+from protofed.client.agent.heartbeat import DecisionWatch
 from protofed.client.models.split import SplitModel
 from protofed.client.policy.approval import FOLDER, Approvals, ApprovalStatus
 from protofed.client.state.decisions import FOLDER as DECISIONS
 from protofed.client.state.decisions import Act, Decision, Decisions
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.training.checkpointing import FOLDER as CHECKPOINTS
-from protofed.client.training.checkpointing import on_disk
+from protofed.client.training.progress import FOLDER as CHECKPOINTS
+from protofed.client.training.progress import on_disk
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import FailureReason, OutOfSpaceError, UnavailableError
 from protofed.common.protocol.messages import Finished, PauseReason, Task, Wait

@@ -15,7 +15,7 @@ from protofed.client.agent.agent import Agent
 from protofed.client.base_checks import statistics as base_checks
 from protofed.client.data.site_data import Examples
 from protofed.client.models.catalogue import first_model
-from protofed.client.models.mixture import led_by_controls, site_models
+from protofed.client.models.split import led_by_controls, site_models
 from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore

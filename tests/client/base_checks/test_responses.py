@@ -21,7 +21,7 @@ from protofed.client.base_checks.responses import (
     response_problem,
     responses,
 )
-from protofed.client.base_checks.statistics import Check
+from protofed.client.base_checks.statistics import BaseCheck
 from protofed.client.data.site_data import Batch, Examples, SiteData
 from protofed.client.models.catalogue import build, first_model
 from protofed.client.models.split import SplitModel, dump, load
@@ -69,7 +69,7 @@ def one_image_each(layer: nn.Linear) -> None:
     layer.bias.copy_(-answers.topk(2, dim=0).values.mean(0))
 
 
-def refused(model: SplitModel, number: int = 128, rates: float = 1.0) -> Check | None:
+def refused(model: SplitModel, number: int = 128, rates: float = 1.0) -> BaseCheck | None:
     built = responses(prepared(), [batch(number)])
     problem = response_problem(responses(model, [batch(number)]), built, rates)
     return problem.check if problem else None
@@ -87,7 +87,7 @@ def faint(layer: nn.Linear) -> None:
 
 @pytest.mark.parametrize("trap", [sorted_thresholds, one_image_each, blind, faint])
 def test_traps_are_found(trap: Callable[[nn.Linear], None]) -> None:
-    assert refused(prepared(trap)) is Check.RESPONSE
+    assert refused(prepared(trap)) is BaseCheck.RESPONSE
 
 
 def test_the_built_model_and_a_trained_one_pass() -> None:
@@ -107,7 +107,7 @@ def test_a_fit_that_moves_far_makes_more_of_what_a_body_sees() -> None:
         layer.weight.mul_(0.2)
 
     dim = prepared(dimmed)
-    assert [refused(dim, rates=rates) for rates in (0.0, 1.0, 4.0)] == [Check.RESPONSE, Check.RESPONSE, None]
+    assert [refused(dim, rates=rates) for rates in (0.0, 1.0, 4.0)] == [BaseCheck.RESPONSE, BaseCheck.RESPONSE, None]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_few_images_tell_nothing_of_units() -> None:
 
 
 def test_that_a_body_is_blind_shows_in_few_images() -> None:
-    assert [refused(prepared(faint), number) for number in (LEAST_SEEN - 1, LEAST_SEEN)] == [None, Check.RESPONSE]
+    assert [refused(prepared(faint), number) for number in (LEAST_SEEN - 1, LEAST_SEEN)] == [None, BaseCheck.RESPONSE]
 
 
 def test_and_in_few_features() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protofed.client.base_checks import statistics as base_checks
-from protofed.client.base_checks.statistics import Check
+from protofed.client.base_checks.statistics import BaseCheck
 from protofed.client.models.catalogue import first_model
 from protofed.common.codec import decode, encode
 from protofed.common.config.recipe import Recipe
@@ -42,7 +42,7 @@ def with_weight(change: Callable[[Array], Array], part: Part = Part.BODY) -> Pay
     return {**model, part: {**model[part], name: change(model[part][name]).astype(np.float32)}}
 
 
-def structure(model: Payload, recipe: Recipe = MLP) -> Check | None:
+def structure(model: Payload, recipe: Recipe = MLP) -> BaseCheck | None:
     problem = base_checks.finite_problem(model) or base_checks.structure_problem(
         model, base_checks.statistics(built(recipe))
     )
@@ -69,14 +69,14 @@ def test_the_last_digits_of_another_platform_pass_and_a_step_of_training_does_no
         problem = base_checks.first_problem(model, built(), {})
         assert (problem is not None) == refused
     assert problem is not None
-    assert (problem.check, problem.layer) == (Check.FIRST_MODEL, f"body/{name_of_weight(built())}")
+    assert (problem.check, problem.layer) == (BaseCheck.FIRST_MODEL, f"body/{name_of_weight(built())}")
 
 
 def test_a_first_model_lacks_nothing() -> None:
     model = {**built(), Part.BODY: {}}
     problem = base_checks.first_problem(model, built(), {})
     assert problem is not None
-    assert problem.check is Check.FIRST_MODEL
+    assert problem.check is BaseCheck.FIRST_MODEL
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_another_head_in_one_matrix_is_the_built_head_in_the_first_round(bias: b
         problem = base_checks.first_problem(base, model, {})
         assert (problem is not None) == refused
     assert problem is not None
-    assert (problem.check, problem.layer) == (Check.FIRST_MODEL, "head/retrained")
+    assert (problem.check, problem.layer) == (BaseCheck.FIRST_MODEL, "head/retrained")
 
 
 def test_class_models_of_the_first_round_are_copies_of_the_built_head() -> None:
@@ -120,7 +120,7 @@ def test_class_models_of_the_first_round_are_copies_of_the_built_head() -> None:
     problem = base_checks.first_problem({**model, Part.CLASS_MODELS: chosen}, built(), {})
     assert problem is not None
     assert problem.layer == "class-models/bias"
-    assert structure({**model, Part.CLASS_MODELS: chosen}) is Check.GROWTH
+    assert structure({**model, Part.CLASS_MODELS: chosen}) is BaseCheck.GROWTH
 
 
 def same_rows(weight: Array) -> Array:
@@ -130,18 +130,18 @@ def same_rows(weight: Array) -> Array:
 @pytest.mark.parametrize(
     ("change", "check"),
     [
-        (lambda weight: np.where(np.arange(len(weight))[:, None] == 3, np.nan, weight), Check.FINITE),
-        (lambda weight: weight * 0, Check.DEAD),
-        (lambda weight: weight * 1e-6, Check.DEAD),
-        (lambda weight: np.where(np.arange(len(weight))[:, None] < 20, 0.0, weight), Check.DEAD),
-        (lambda weight: weight * 1e3, Check.GROWTH),
-        (lambda weight: np.where(np.arange(len(weight))[:, None] == 3, weight, weight / 500), Check.ROWS),
-        (same_rows, Check.DUPLICATES),
-        (lambda weight: np.where(np.arange(len(weight))[:, None] < 16, -2 * weight[:1], weight), Check.DUPLICATES),
-        (lambda weight: np.where(np.arange(len(weight))[:, None] < 2, weight[:1], weight), Check.DUPLICATES),
+        (lambda weight: np.where(np.arange(len(weight))[:, None] == 3, np.nan, weight), BaseCheck.FINITE),
+        (lambda weight: weight * 0, BaseCheck.DEAD),
+        (lambda weight: weight * 1e-6, BaseCheck.DEAD),
+        (lambda weight: np.where(np.arange(len(weight))[:, None] < 20, 0.0, weight), BaseCheck.DEAD),
+        (lambda weight: weight * 1e3, BaseCheck.GROWTH),
+        (lambda weight: np.where(np.arange(len(weight))[:, None] == 3, weight, weight / 500), BaseCheck.ROWS),
+        (same_rows, BaseCheck.DUPLICATES),
+        (lambda weight: np.where(np.arange(len(weight))[:, None] < 16, -2 * weight[:1], weight), BaseCheck.DUPLICATES),
+        (lambda weight: np.where(np.arange(len(weight))[:, None] < 2, weight[:1], weight), BaseCheck.DUPLICATES),
         (
             lambda weight: np.where(np.arange(len(weight))[:, None] < 2, weight[:1] + weight / 4, weight),
-            Check.DUPLICATES,
+            BaseCheck.DUPLICATES,
         ),
     ],
     ids=[
@@ -149,7 +149,7 @@ def same_rows(weight: Array) -> Array:
         *("two the same", "two alike"),
     ],
 )
-def test_weights_that_no_training_makes_are_refused(change: Callable[[Array], Array], check: Check) -> None:
+def test_weights_that_no_training_makes_are_refused(change: Callable[[Array], Array], check: BaseCheck) -> None:
     assert structure(with_weight(change)) is check
 
 
@@ -158,19 +158,19 @@ def test_sorted_thresholds_over_one_measurement_are_refused_with_noise_too() -> 
     draw = np.random.default_rng(0)
     for noise in (0.0, 1e-4, 1e-3):
         trap = with_weight(lambda weight, noise=noise: 0.02 * (1 + noise * draw.normal(size=weight.shape)))  # type: ignore[misc]
-        assert structure(trap) is Check.DUPLICATES
+        assert structure(trap) is BaseCheck.DUPLICATES
 
 
 def test_a_head_of_rank_one_is_refused() -> None:
     trap = with_weight(lambda weight: np.outer(np.arange(1, len(weight) + 1), weight[0]) / 5, Part.HEAD)
-    assert structure(trap) is Check.RANK
+    assert structure(trap) is BaseCheck.RANK
 
 
 @pytest.mark.parametrize(("variance", "refused"), [(0.5, False), (0.0, True), (-1.0, True)])
 def test_dead_channels_of_batch_normalisation_are_refused(variance: float, *, refused: bool) -> None:
     model = built()
     body = {**model[Part.BODY], "norm.running_var": np.full(8, variance, dtype=np.float32)}
-    assert structure({**model, Part.BODY: body}) is (Check.VARIANCE if refused else None)
+    assert structure({**model, Part.BODY: body}) is (BaseCheck.VARIANCE if refused else None)
 
 
 def test_a_layer_that_is_replaced_has_moved_too_far_however_small_it_is_made() -> None:
@@ -179,7 +179,7 @@ def test_a_layer_that_is_replaced_has_moved_too_far_however_small_it_is_made() -
         other = with_weight(lambda weight, size=size: size * weight.std() * draw.normal(size=weight.shape))  # type: ignore[misc]
         problem = base_checks.change_problem(other, built(), 0.9)
         assert problem is not None
-        assert problem.check is Check.CHANGE
+        assert problem.check is BaseCheck.CHANGE
     trained = with_weight(lambda weight: weight + 0.5 * weight.std() * draw.normal(size=weight.shape))
     assert base_checks.change_problem(trained, built(), 0.9) is None
 

@@ -22,7 +22,7 @@ from tests.support.image_files import GREY, RGB, input_, ramp, save
 
 from protofed.client.data import decoding
 from protofed.client.data.decoding import decode
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 

@@ -25,7 +25,7 @@ from tests.support.image_files import input_
 
 from protofed.client.data import dicom
 from protofed.client.data.decoding import decode
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 

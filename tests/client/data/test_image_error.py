@@ -19,7 +19,7 @@ from tests.support.image_files import RGB, ramp, save
 
 from protofed.client.data import decoding
 from protofed.client.data.decoding import decode
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError
 
 
 def png(width: int, height: int, depth: int = 8, colour: int = 2) -> bytes:

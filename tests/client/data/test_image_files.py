@@ -12,7 +12,7 @@ import pytest
 from tests.support.image_files import RGB, classes, save, settings
 
 from protofed.client.data import labels
-from protofed.client.data.image_error import UnreadableImagesError
+from protofed.client.data.file_entry import TooManyUnreadableError
 from protofed.client.data.image_files import Scan, scan
 from protofed.client.data.sources import read_files
 from protofed.common.errors import DataError
@@ -186,7 +186,7 @@ def test_a_link_to_itself_is_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     root = classes(tmp_path / "in", {"nv": 20, "mel": 20})
     (root / "nv" / "loop.png").symlink_to("loop.png")
     assert len(folder(root).items) == 41
-    with pytest.raises(UnreadableImagesError) as caught:
+    with pytest.raises(TooManyUnreadableError) as caught:
         read_files(settings("folder", root), RGB, RUN)
     assert [name for name, _ in caught.value.files] == ["nv/loop.png"]
 

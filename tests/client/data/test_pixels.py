@@ -22,7 +22,7 @@ from tests.support.image_files import dicom, save
 from tests.support.tiff_files import BLACK_IS_ZERO, CMYK, LAB, PALETTE, RGB, WHITE_IS_ZERO, YCBCR
 
 from protofed.client.data.decoding import open_image
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError
 
 Reference = Callable[[Path], NDArray[np.float64]]
 UNREAD = "of a kind that Pillow does not read: save it as PNG"

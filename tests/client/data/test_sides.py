@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 from tests.support.image_files import GREY, RGB, settings
 
-from protofed.client.data import sides
-from protofed.client.data.image_error import UnreadableImagesError
+from protofed.client.data.file_entry import TooManyUnreadableError
+from protofed.client.data.hold_out import check_apart, held_out, units_of_groups, units_of_images
 from protofed.client.data.labels import LabelsError
-from protofed.client.data.sides import check_apart, units_of_groups
 from protofed.client.data.site import load_site, load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.common.config.data import Data
@@ -242,12 +241,12 @@ def test_another_label_moves_no_image(tmp_path: Path) -> None:
 
 def test_equal_images_are_on_one_side_and_draws_of_other_purposes_are_independent() -> None:
     images = np.stack([noise(seed % 500) for seed in range(1000)])
-    units = sides.units_of_images(images)
-    local, test = (sides.held_out(units, 0.5, 0, purpose) for purpose in ("local test", "test"))
+    units = units_of_images(images)
+    local, test = (held_out(units, 0.5, 0, purpose) for purpose in ("local test", "test"))
     assert (local[:500] == local[500:]).all()
     assert 180 < (local[:500] == test[:500]).sum() < 320
-    assert sides.held_out(units, 1.0, 0, "test").all()
-    assert not (local == sides.held_out(units, 0.5, 1, "local test")).all()
+    assert held_out(units, 1.0, 0, "test").all()
+    assert not (local == held_out(units, 0.5, 1, "local test")).all()
 
 
 def test_few_images_are_no_reason_to_take_no_part(tmp_path: Path) -> None:
@@ -262,7 +261,7 @@ def test_few_images_are_no_reason_to_take_no_part(tmp_path: Path) -> None:
 
 def test_without_noise_an_unreadable_file_still_has_the_run_refused(tmp_path: Path) -> None:
     put(folder(tmp_path) / "mel/P90_1.png", b"no image")
-    with pytest.raises(UnreadableImagesError):
+    with pytest.raises(TooManyUnreadableError):
         load_site(settings("folder", tmp_path), 0, GREY, 2, NAMES)
 
 

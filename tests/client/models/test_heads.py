@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from protofed.client.models.catalogue import build
-from protofed.client.models.heads import CosineHead, PrototypeHead
-from protofed.client.models.split import SplitModel, dump, load, load_joined
+from protofed.client.models.split import CosineHead, PrototypeHead, SplitModel, dump, load, load_joined
 from protofed.common.codec import decode, encode
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofed.client.models.mixture import mixed, mixture
+from protofed.client.models.split import mixed, mixture
 from protofed.common.errors import CodecError
 from protofed.common.payload import Array, Part, Payload
 

@@ -16,7 +16,7 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import dump
-from protofed.client.status import DaemonStatus
+from protofed.client.site import DaemonStatus
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part, Payload

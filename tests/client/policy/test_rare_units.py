@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from protofed.client.agent.computation import active_images, unit_layers, withhold_rare_units
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.catalogue import build
 from protofed.client.models.split import SplitModel, dump, load
-from protofed.client.policy.rare_units import active_images, unit_layers, withhold_rare_units
 from protofed.client.policy.update_checks import PolicyRefusedError
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Part, Payload
@@ -211,7 +211,7 @@ def test_counts_do_not_depend_on_how_images_are_batched(monkeypatch: pytest.Monk
     data, model = data_of(), made("fedavg-cnn")
     layers = unit_layers(model, data)
     at_once = active_images(model, data, layers)
-    monkeypatch.setattr("protofed.client.policy.rare_units.BATCH", 3)
+    monkeypatch.setattr("protofed.client.agent.computation.BATCH", 3)
     assert all(np.array_equal(a, b) for a, b in zip(at_once, active_images(model, data, layers), strict=True))
 
 

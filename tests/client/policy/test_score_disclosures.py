@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protofed.client.policy.score_disclosures import discloses, is_own, on_own_images, tells_of_classes
+from protofed.client.policy.rules import discloses, is_own, on_own_images, tells_of_classes
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.scores import SCALARS
 

@@ -11,9 +11,15 @@ from structlog.testing import capture_logs
 from tests.support.partners import confirm, identity_of, listed
 from tests.support.pki import Authority
 
-from protofed.client.secure_aggregation import membership
-from protofed.client.secure_aggregation.membership import fingerprint, membership_of
-from protofed.client.secure_aggregation.partners import CONFIRMED, MET, Partners
+from protofed.client.secure_aggregation.partners import (
+    CONFIRMED,
+    IDENTITY_FILE,
+    MET,
+    Partners,
+    fingerprint,
+    load_or_create_identity,
+    membership_of,
+)
 from protofed.common.errors import ConfigError, SecureSumError, StateError
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Endorsement, Party, check_endorsement, endorsed, read_identity
@@ -135,15 +141,15 @@ def test_an_offer_that_is_no_list_is_not_kept_and_a_damaged_list_lets_nobody_in(
 
 def test_the_identity_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
     with capture_logs() as lines:
-        first = membership.load_or_create_identity(tmp_path)
-        assert membership.load_or_create_identity(tmp_path).private_bytes_raw() == first.private_bytes_raw()
+        first = load_or_create_identity(tmp_path)
+        assert load_or_create_identity(tmp_path).private_bytes_raw() == first.private_bytes_raw()
     made = certificate.code(fingerprint(first.public_key().public_bytes_raw()))
     assert [(line["event"], line["code"]) for line in lines] == [("identity for secure sums made", made)]
-    path = tmp_path / membership.IDENTITY_FILE
+    path = tmp_path / IDENTITY_FILE
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(b"")
     with pytest.raises(StateError, match="no Ed25519 key"):
-        membership.load_or_create_identity(tmp_path)
+        load_or_create_identity(tmp_path)
 
 
 @pytest.fixture
@@ -185,8 +191,8 @@ def test_a_renewed_certificate_keeps_the_identity_and_nobody_has_to_believe_it_a
     own = lambda: read_identity(tmp_path / "judge", Party.SITE, NOW)  # noqa: E731
     authority.issue(tmp_path / "judge", Party.SITE, "south")
     seen = []
-    for certificate in (first, renewed):
-        member = membership_of(north, "north", partial(read_identity, certificate, Party.SITE, NOW))
+    for folder in (first, renewed):
+        member = membership_of(north, "north", partial(read_identity, folder, Party.SITE, NOW))
         public = member.identity.public_key().public_bytes_raw()
         seen.append((public, member.endorsement()))
         told = KeyAdvert("north", public, member.endorsement(), b"", (), (), b"")

@@ -16,7 +16,7 @@ from protofed.client.agent import task_tools
 from protofed.client.agent.agent import Agent
 from protofed.client.method import client_methods
 from protofed.client.policy.policy import Released
-from protofed.client.secure_aggregation.membership import membership_of
+from protofed.client.secure_aggregation.partners import membership_of
 from protofed.client.secure_aggregation.sessions import FOLDER, Sessions
 from protofed.client.site import PreparedRun
 from protofed.client.state.disk_store import DiskStore

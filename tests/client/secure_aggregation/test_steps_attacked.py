@@ -11,7 +11,7 @@ from tests.support.command_line import called
 from tests.support.sum_server import SumServer
 
 from protofed.client.agent.agent import Agent
-from protofed.client.secure_aggregation.membership import load_or_create_identity, membership_of
+from protofed.client.secure_aggregation.partners import load_or_create_identity, membership_of
 from protofed.client.transport.audit import FILE, ClientAudit
 from protofed.common import codec
 from protofed.common.protocol.messages import TaskKind

@@ -23,9 +23,9 @@ from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.training.checkpointing import FOLDER, DiskCheckpoints, on_disk
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, seeded
 from protofed.client.training.loop import train
+from protofed.client.training.progress import FOLDER, DiskCheckpoints, on_disk
 from protofed.common import codec
 from protofed.common.config.recipe import Plan
 from protofed.common.config.tables import Input

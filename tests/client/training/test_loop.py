@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from protofed.client.data.site_data import Examples, SiteData
-from protofed.client.models.heads import CosineHead
-from protofed.client.models.split import SplitModel
+from protofed.client.models.split import CosineHead, SplitModel
 from protofed.client.training.context import FitContext, FitProgress
 from protofed.client.training.loop import (
     BATCH,
@@ -33,7 +32,7 @@ from protofed.client.training.loop import (
     stacked,
     train,
 )
-from protofed.client.training.optimizer import ParameterGroup
+from protofed.client.training.progress import ParameterGroup
 from protofed.common.config.recipe import Plan
 from protofed.common.config.tables import Input
 from protofed.common.errors import CodecError, ConfigError, DataError, FailureReason, TaskFailedError

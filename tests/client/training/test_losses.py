@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.models.split import SplitModel, dump
-from protofed.client.status import TaskAbortedError
+from protofed.client.site import TaskAbortedError
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import (
     WORST,

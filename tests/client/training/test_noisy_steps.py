@@ -23,11 +23,10 @@ from protofed.client.methods import fednh, fedproc, fedprp
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import SplitModel, dump
 from protofed.client.training import noisy_steps
-from protofed.client.training.checkpointing import on_disk
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import train
 from protofed.client.training.noisy_steps import ClippedSum, PerExample, check_model
-from protofed.client.training.optimizer import ParameterGroup
+from protofed.client.training.progress import ParameterGroup, on_disk
 from protofed.common.config.recipe import DpCost, DpPlan, Plan
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.client.training.optimizer import Optimizer
+from protofed.client.training.progress import Optimizer
 from protofed.common.config.recipe import Plan
 
 STEPS = 5

@@ -15,11 +15,15 @@ from protofed.client.agent.computation import Computation, ScoredModel, fit, sco
 from protofed.client.data.site_data import Examples, SiteData
 from protofed.client.method import client_methods
 from protofed.client.models.split import dump
-from protofed.client.site import PreparedRun, train_alone
+from protofed.client.site import DaemonStatus, PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
-from protofed.client.status import DaemonStatus
-from protofed.client.training.context import FitContext, NoCheckpoints
-from protofed.client.training.own_buffers import PREFIX, memory_with_buffers, with_own_buffers
+from protofed.client.training.context import (
+    OWN_BUFFERS,
+    FitContext,
+    NoCheckpoints,
+    memory_with_buffers,
+    with_own_buffers,
+)
 from protofed.common import codec
 from protofed.common.payload import Array, Part, Payload, is_buffer, same_tensors
 from protofed.common.protocol.messages import Task, TaskKind
@@ -96,7 +100,7 @@ def test_what_the_server_sends_of_them_changes_nothing(method: str) -> None:
 @pytest.mark.parametrize("method", SENDERS)
 def test_else_it_does_and_nothing_is_remembered(method: str) -> None:
     lab = Lab(method, "averaged")
-    assert not any(name.startswith(PREFIX) for name in lab.state.memory.get(Part.PRIVATE, {}))
+    assert not any(name.startswith(OWN_BUFFERS) for name in lab.state.memory.get(Part.PRIVATE, {}))
     assert lab.second(lab.sent) != lab.second(with_buffers(lab.sent, far))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from protofed.client.models.split import dump
 from protofed.client.training.context import FitContext
 from protofed.client.training.loop import Loss, Step, Trained, train
-from protofed.client.training.optimizer import ParameterGroup
+from protofed.client.training.progress import ParameterGroup
 from protofed.common.errors import FailureReason, TaskFailedError
 from protofed.common.payload import Part
 

@@ -15,7 +15,7 @@ from protofed.common.errors import ConfigError, DataError
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol.messages import Role
-from protofed.deploy.daemons.client_resources import check_root
+from protofed.deploy.daemons.client import check_root
 
 SERVER = 'recipes = ["a.toml", "b.toml"]\nlisten = "127.0.0.1:1"\nkeep_rounds = 5\n'
 CLIENT = """

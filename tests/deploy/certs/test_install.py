@@ -16,7 +16,7 @@ from protofed.common.storage import files
 from protofed.deploy.certs import lifecycle
 from protofed.deploy.certs.files import read_key
 from protofed.deploy.certs.lifecycle import Authority, make_authority
-from protofed.deploy.certs.request import make_request
+from protofed.deploy.certs.request import make_request, read_request
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def other(tmp_path: Path) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, also: Authority | None = None) -> bytes:
-    asked_for = lifecycle.read_request(asked, "request")
+    asked_for = read_request(asked, "request")
     return lifecycle.sign_request(asked_for, authority, also=also.pem if also else None, renewal=True)
 
 
@@ -115,7 +115,7 @@ def test_one_ca_takes_over_from_another_in_three_steps(authority: Authority, oth
 
 
 def test_only_cas_are_trusted_as_such(authority: Authority, site: Path) -> None:
-    asked = lifecycle.read_request(lifecycle.renew(site), "request")
+    asked = read_request(lifecycle.renew(site), "request")
     with pytest.raises(ConfigError, match="--also"):
         lifecycle.sign_request(asked, authority, also=(site / "cert.pem").read_bytes())
 

@@ -19,6 +19,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.pki.identity import Party
 from protofed.deploy.certs import files, lifecycle
 from protofed.deploy.certs.lifecycle import Authority, make_authority
+from protofed.deploy.certs.request import read_request
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOSTNAME_MISMATCH, UNKNOWN_ISSUER, WRONG_PURPOSE = 62, 20, 26  # of X509_V_ERR_* in openssl/x509_vfy.h
@@ -39,7 +40,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def approved(asked: bytes, authority: Authority, days: int = 365) -> bytes:
-    return lifecycle.sign_request(lifecycle.read_request(asked, "request"), authority, days, renewal=True)
+    return lifecycle.sign_request(read_request(asked, "request"), authority, days, renewal=True)
 
 
 def joined(folder: Path, authority: Authority, party: Party = Party.SITE, name: str = "a") -> Path:
@@ -135,8 +136,8 @@ def test_a_copy_of_what_was_signed_stays_with_the_ca(authority: Authority) -> No
 
 def test_a_name_with_a_valid_certificate_gets_another_as_a_renewal_only(tmp_path: Path) -> None:
     authority = make_authority(tmp_path / "ca", now=NOW)
-    asked = lifecycle.read_request(lifecycle.request(tmp_path / "a", Party.SITE, "a"), "request")
-    other = lifecycle.read_request(lifecycle.request(tmp_path / "b", Party.SITE, "a-1"), "request")
+    asked = read_request(lifecycle.request(tmp_path / "a", Party.SITE, "a"), "request")
+    other = read_request(lifecycle.request(tmp_path / "b", Party.SITE, "a-1"), "request")
     lifecycle.sign_request(asked, authority, days=30, now=NOW)
     with pytest.raises(ConfigError, match=r"site 'a' that is valid until .*--renewal"):
         lifecycle.sign_request(asked, authority, now=NOW + timedelta(days=29))
@@ -149,7 +150,7 @@ def test_nothing_outlives_its_ca(tmp_path: Path) -> None:
     short = make_authority(tmp_path / "ca", days=5)
     made = lifecycle.read_bundle(approved(custom("protofed://site/a"), short), "bundle").certificate
     assert made.not_after == short.certificate.not_valid_after_utc
-    request = lifecycle.read_request(custom("protofed://site/a"), "request")
+    request = read_request(custom("protofed://site/a"), "request")
     with pytest.raises(ConfigError, match=r"the CA in .* is valid from .* until .*certs init"):
         lifecycle.sign_request(request, short, now=NOW + timedelta(days=6))
 
@@ -180,7 +181,7 @@ BAD_REQUESTS: list[tuple[str, bytes | Callable[[], bytes], str]] = [
 @pytest.mark.parametrize(("data", "said"), [case[1:] for case in BAD_REQUESTS], ids=[case[0] for case in BAD_REQUESTS])
 def test_a_request_that_cannot_be_signed_says_why(data: bytes | Callable[[], bytes], said: str) -> None:
     with pytest.raises(ConfigError, match=said) as found:
-        lifecycle.read_request(data if isinstance(data, bytes) else data(), "request.pem")
+        read_request(data if isinstance(data, bytes) else data(), "request.pem")
     assert str(found.value).startswith(("request.pem", "site", "a ", "host "))
     assert "BEGIN" not in str(found.value)
 
@@ -194,11 +195,11 @@ def test_a_host_that_is_none_is_refused_before_a_key_is_made(host: str, tmp_path
 
 def test_hosts_are_taken_once_and_in_lower_case(authority: Authority, tmp_path: Path) -> None:
     asked = lifecycle.request(tmp_path, Party.SERVER, "main", ["FL.example.org", "fl.example.org", "2001:DB8:0::7"])
-    assert lifecycle.read_request(asked, "request").hosts == ("fl.example.org", "2001:db8::7")
+    assert read_request(asked, "request").hosts == ("fl.example.org", "2001:db8::7")
 
 
 def test_a_request_can_be_made_again_with_the_same_key(tmp_path: Path) -> None:
-    first, second = (lifecycle.read_request(lifecycle.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
+    first, second = (read_request(lifecycle.request(tmp_path, Party.SITE, "a"), "request") for _ in range(2))
     assert first.fingerprint == second.fingerprint
 
 

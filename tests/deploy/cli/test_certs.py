@@ -16,7 +16,8 @@ from tests.support.operator_stub import CertificateInfo, OperatorStub
 
 from protofed.common.pki.certificate import code
 from protofed.common.pki.identity import Party, fingerprint, read_identity
-from protofed.deploy.certs.lifecycle import install, make_authority, read_request, request, sign_request
+from protofed.deploy.certs.lifecycle import install, make_authority, request, sign_request
+from protofed.deploy.certs.request import read_request
 from protofed.deploy.operator import connection
 
 Cli = Callable[..., tuple[int, str, str]]

@@ -30,7 +30,7 @@ from protofed.common.storage import files
 from protofed.common.storage.journal import records, verify
 from protofed.deploy.cli import client
 from protofed.deploy.daemons import readyz
-from protofed.deploy.site import decide
+from protofed.deploy.site import orders
 from protofed.deploy.site.orders import pause_end
 
 Run = Callable[..., tuple[int, str, str]]
@@ -135,7 +135,7 @@ def test_the_command_returns_once_the_daemon_has_carried_it_out(
 def test_a_daemon_that_does_not_look_is_told_of(
     run: Run, approvals: Approvals, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decide, "WAIT_S", 0.0)
+    monkeypatch.setattr(orders, "WAIT_S", 0.0)
     lock = files.Lock(tmp_path)
     code, out, _ = run("withdraw", recipe.name, "--state", tmp_path, "--yes")
     lock.release()
@@ -175,7 +175,7 @@ def test_an_unknown_run_is_named(command: str, run: Run, approvals: Approvals, r
 def test_root_writes_as_the_owner_of_the_state_folder(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     try:
-        decide.act_as_owner(tmp_path)
+        orders.act_as_owner(tmp_path)
         assert (os.geteuid(), os.getegid()) == (65534, 65534)
     finally:
         os.seteuid(0)

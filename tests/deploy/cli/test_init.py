@@ -20,12 +20,13 @@ from protofed.common.pki.identity import Party, read_identity
 from protofed.common.protocol.messages import Role
 from protofed.deploy import shipped
 from protofed.deploy.certs import files as certs_files
-from protofed.deploy.certs.lifecycle import make_authority, read_request, request, sign_request
+from protofed.deploy.certs.lifecycle import make_authority, request, sign_request
+from protofed.deploy.certs.request import read_request
 from protofed.deploy.doctor.checks import CheckRow, run_checks
 from protofed.deploy.doctor.client import ClientDoctor
 from protofed.deploy.doctor.server import ServerDoctor
 from protofed.deploy.doctor.site import SiteUnderCheck
-from protofed.deploy.templates.new_daemon import layouts
+from protofed.deploy.templates.new import layouts
 
 Cli: TypeAlias = Callable[..., tuple[int, str, str]]
 SITE = ("client", "init", "--site", "north", "--server", "hub.example:7443")

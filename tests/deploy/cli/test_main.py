@@ -20,9 +20,8 @@ from typer.main import get_command
 
 from protofed.common.deprecated import Renamed, rename_command
 from protofed.common.storage.files import Lock
-from protofed.deploy import shipped
+from protofed.deploy import logs, shipped
 from protofed.deploy.cli import completion, main
-from protofed.deploy.logs import setup
 from protofed.deploy.simulation import run_tables
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -37,7 +36,7 @@ SITE_A = ["--settings", SITE, "--site", "a", "--policy", POLICY]
 @pytest.fixture
 def protofed(capfd: pytest.CaptureFixture[str]) -> Cli:
     """Runs the command line in this process: exit code, standard output, standard error."""
-    setup.configure()  # a daemon's command of another test left its log's form behind
+    logs.configure()  # a daemon's command of another test left its log's form behind
     return partial(called, capfd)
 
 

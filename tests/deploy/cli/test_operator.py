@@ -31,10 +31,10 @@ from protofed.common.protocol.messages import Role, TaskKind
 from protofed.deploy import shipped
 from protofed.deploy.cli import completion, main
 from protofed.deploy.cli import operator as cli_operator
-from protofed.deploy.console.run_words import best_sentence, kept_best
 from protofed.deploy.operator import tables
 from protofed.deploy.operator.connection import Operator, plain
 from protofed.deploy.operator.snapshot_builder import best_snapshot
+from protofed.deploy.run_view import best_sentence, kept_best
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.server.methods.fedavg import FedAvgServer
 from protofed.server.storage.rows import RoundRow, TaskRow

@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 
 from protofed.client.agent import metrics
 from protofed.client.policy.policy import PolicyFile
-from protofed.client.status import DaemonStatus
+from protofed.client.site import DaemonStatus
 from protofed.client.transport.audit import FILE
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe
@@ -33,7 +33,7 @@ from protofed.common.errors import ConfigError, DataError, RevokedError
 from protofed.common.protocol.messages import Activity, Finished, Task, TaskKind, Telemetry, Wait
 from protofed.common.storage import journal
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client, client_resources, metrics_endpoint, signals
+from protofed.deploy.daemons import client, metrics_endpoint, signals
 from protofed.testing.live_server import LiveServer
 
 PATIENCE_S = 240.0  # an event that never comes; a machine that runs other tests is slow
@@ -296,9 +296,9 @@ def test_data_in_the_common_folder_are_found_at_the_start(tmp_path: Path, monkey
     settings = ClientSettings.model_validate(said)
     monkeypatch.setenv("PROTOFED_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"list\.csv"):
-        client_resources.check_root(settings)
+        client.check_root(settings)
     (tmp_path / "list.csv").write_text("path,label\n", encoding="utf-8")
-    client_resources.check_root(settings)
+    client.check_root(settings)
 
 
 # A server that answers at once, every time

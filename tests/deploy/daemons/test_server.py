@@ -1,4 +1,7 @@
-"""`protofed server`, as a process: how it is spoken to, and what it says of that."""
+"""`protofed server`, as a process: how it is spoken to, and what it says of that.
+
+The recipes of `server start`: files, and names of those that come with protofed.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,12 @@ from pathlib import Path
 import pytest
 from tests.support.pki import Authority
 
+from protofed.common.config.settings import ServerSettings, read_settings
+from protofed.common.errors import ConfigError
 from protofed.common.forms import stamp
 from protofed.common.pki.identity import Party
+from protofed.deploy import shipped
+from protofed.deploy.daemons.server import recipes_of
 from protofed.deploy.operator.connection import Operator
 
 
@@ -156,3 +163,15 @@ def test_a_server_that_may_open_too_few_files_to_serve_sites_says_how_many_it_ne
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (64, 64))
     assert process.wait(timeout=60) == 78, server.log()
     assert "may open 64 files: too few to serve sites. Let it open 4352" in server.log()
+
+
+def test_a_server_takes_shipped_recipes_by_name(tmp_path: Path) -> None:
+    (own := tmp_path / "own.toml").write_text(shipped.resolved("digits-fednh"))
+    read = read_settings(ServerSettings, None, {"recipes": ["digits-fedavg", str(own)]})
+    assert [recipe.name for recipe in recipes_of(read, ())] == ["digits-fedavg", "digits-fednh"]
+
+
+def test_a_misspelt_recipe_of_a_server_is_named_with_the_nearest() -> None:
+    read = read_settings(ServerSettings, None, {"recipes": ["digits-fednhh"]})
+    with pytest.raises(ConfigError, match="did you mean 'digits-fednh'"):
+        recipes_of(read, ())

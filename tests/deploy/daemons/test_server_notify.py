@@ -14,7 +14,7 @@ from tests.support.command_line import called
 from tests.support.receivers import MailReceiver, WebhookReceiver, secret_file
 
 from protofed.common.pki.identity import Party
-from protofed.deploy.logs import setup
+from protofed.deploy import logs
 from protofed.deploy.operator.connection import Operator
 from protofed.server.notifications.outbox import JOURNAL_FILE
 
@@ -58,7 +58,7 @@ def settings(server: ServerProcess, identity: Path, hook: WebhookReceiver, mail:
 
 @pytest.fixture
 def protofed(capfd: pytest.CaptureFixture[str]) -> Cli:
-    setup.configure()
+    logs.configure()
     return partial(called, capfd)
 
 

@@ -18,18 +18,19 @@ from protofed.common.pki.identity import IdentityError, IdentityProblem
 from protofed.deploy import shipped
 from protofed.deploy.cli import doctor, main
 from protofed.deploy.doctor.checks import (
+    DIAGNOSES,
     Check,
     CheckFailedError,
     CheckRow,
     CheckSkippedError,
     State,
+    diagnosis,
     first_finding,
     plain,
     run_checks,
     verdict,
 )
 from protofed.deploy.doctor.checks import table as shown
-from protofed.deploy.doctor.diagnoses import DIAGNOSES, diagnosis
 
 Run = Callable[..., tuple[int, str, str]]
 FINE, WARNED = CheckRow("a", State.FINE, "good"), CheckRow("b", State.WARNING, "low", diagnosis("disk-low"))

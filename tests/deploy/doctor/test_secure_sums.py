@@ -12,9 +12,14 @@ from tests.support.partners import confirm, listed
 from tests.support.pki import Authority
 
 from protofed.client.policy.policy import Policy
-from protofed.client.secure_aggregation import membership
-from protofed.client.secure_aggregation.membership import fingerprint
-from protofed.client.secure_aggregation.partners import MET, OFFERED
+from protofed.client.secure_aggregation.partners import (
+    IDENTITY_FILE,
+    MET,
+    OFFERED,
+    fingerprint,
+    load_identity,
+    load_or_create_identity,
+)
 from protofed.common.config.recipe import Recipe
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Identity, Party, read_identity
@@ -46,7 +51,7 @@ def refused(state: Path, **told: Any) -> tuple[str, str]:
 
 
 def code_of(state: Path) -> str:
-    return certificate.code(fingerprint(membership.load_identity(state).public_key().public_bytes_raw()))
+    return certificate.code(fingerprint(load_identity(state).public_key().public_bytes_raw()))
 
 
 def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: Path) -> None:
@@ -59,7 +64,7 @@ def test_before_the_daemon_ran_there_is_no_identity_and_none_is_made(tmp_path: P
 
 def test_a_site_that_is_ready_shows_the_code_to_read_aloud_and_says_what_one_alone_cannot_see(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "north"):
-        membership.load_or_create_identity(folder)
+        load_or_create_identity(folder)
     text = checked(tmp_path)
     assert f"identity {code_of(tmp_path)}, endorsed by no certificate (plain text); no list of partners" in text
     assert f"run {SECURE.name} sums updates under masks, which policy secure = allowed allows" in text
@@ -67,8 +72,8 @@ def test_a_site_that_is_ready_shows_the_code_to_read_aloud_and_says_what_one_alo
 
 
 def test_an_identity_that_others_can_read_or_that_is_damaged(tmp_path: Path) -> None:
-    membership.load_or_create_identity(tmp_path)
-    path = tmp_path / membership.IDENTITY_FILE
+    load_or_create_identity(tmp_path)
+    path = tmp_path / IDENTITY_FILE
     path.chmod(0o640)
     assert refused(tmp_path) == ("sum-identity-unusable", f"{path} can be read by others (mode 0640)")
     path.chmod(0o600)
@@ -78,7 +83,7 @@ def test_an_identity_that_others_can_read_or_that_is_damaged(tmp_path: Path) -> 
 
 
 def test_the_certificate_endorses_the_identity_also_after_it_was_renewed(tmp_path: Path) -> None:
-    membership.load_or_create_identity(tmp_path)
+    load_or_create_identity(tmp_path)
     authority, code = Authority.make(), code_of(tmp_path)
     for folder in ("first", "renewed"):
         certified = read_identity(authority.issue(tmp_path / folder, Party.SITE, "north"), Party.SITE, NOW)
@@ -86,7 +91,7 @@ def test_the_certificate_endorses_the_identity_also_after_it_was_renewed(tmp_pat
 
 
 def test_a_certificate_that_has_ended_endorses_nothing(tmp_path: Path) -> None:
-    membership.load_or_create_identity(tmp_path)
+    load_or_create_identity(tmp_path)
     certified = read_identity(Authority.make().issue(tmp_path / "id", Party.SITE, "north"), Party.SITE, NOW)
     late = certified.certificate.not_after.replace(year=certified.certificate.not_after.year + 1)
     with pytest.raises(CheckFailedError, match="not endorsed"):
@@ -96,7 +101,7 @@ def test_a_certificate_that_has_ended_endorses_nothing(tmp_path: Path) -> None:
 def test_partners_that_nobody_confirmed_and_those_that_were_believed_on_first_use(tmp_path: Path) -> None:
     folders = {site: tmp_path / site for site in ("north", "south", "west")}
     for folder in folders.values():
-        membership.load_or_create_identity(folder)
+        load_or_create_identity(folder)
     north, confirmed = folders["north"], policy(partners="confirmed")
     assert refused(north, by=confirmed)[0] == "partners-unconfirmed"
     (north / MET).write_text(json.dumps({"south": {"identity": "a" * 64, "at": "2026-11-24T00:00:00Z"}}))

@@ -66,7 +66,7 @@ def test_a_jobs_code_is_its_own_methods_and_no_others(method: str, recipe_of: Re
 
 def test_it_covers_what_computes_and_not_what_shows(recipe_of: Recipes) -> None:
     found = modules(recipe_of("fednh"))
-    computing = ("client.training.loop", "client.models.digits_cnn", "client.data.dirichlet", "client.agent.agent")
+    computing = ("client.training.loop", "client.models.networks", "client.data.partition", "client.agent.agent")
     for name in (*computing, "server.rounds.aggregation.aggregation", "common.codec", "deploy.simulation.workers"):
         assert f"protofed.{name}" in found
     for name in ("deploy.experiments.table", "deploy.cli.main", "server.rpc.server", "client.transport.grpc_link"):

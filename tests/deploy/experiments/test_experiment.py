@@ -16,12 +16,19 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DataError, StateError
 from protofed.deploy import shipped
 from protofed.deploy.experiments.compare import CompareRequest, compare, read_seeds
-from protofed.deploy.experiments.contents import ExperimentContents, read_contents, refuse_foreign, write_contents
 from protofed.deploy.experiments.curves import curves_of, draw, over_rounds
-from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, varied
+from protofed.deploy.experiments.experiment import (
+    ExperimentContents,
+    ExperimentJob,
+    jobs_of,
+    read_contents,
+    refuse_foreign,
+    varied,
+    write_contents,
+)
 from protofed.deploy.experiments.shown import as_json, caption, comma_separated, markdown, show
 from protofed.deploy.experiments.table import CompareOptions, Comparison
-from protofed.deploy.plots.charts import spaced
+from protofed.deploy.plots import spaced
 
 Recipes = Callable[..., Recipe]
 

@@ -13,8 +13,7 @@ import pytest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError
 from protofed.deploy.experiments.compare import CompareRequest, compare
-from protofed.deploy.experiments.contents import read_contents
-from protofed.deploy.experiments.experiment import ExperimentJob
+from protofed.deploy.experiments.experiment import ExperimentJob, read_contents
 from protofed.deploy.experiments.tuning import TunedRecipe, outcome, read_grid
 
 Recipes = Callable[..., Recipe]

@@ -16,7 +16,7 @@ from tests.support.finished_runs import FinishedRun, finished_run, right_answers
 from protofed.client.method import client_methods
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe
-from protofed.deploy.export import published_states
+from protofed.deploy.export import kept_states
 from protofed.deploy.export.export import ExportRequest, export
 from protofed.deploy.export.model_folder import ModelFacts
 from protofed.server.method import server_methods
@@ -82,7 +82,7 @@ def test_a_class_model_is_what_the_server_half_makes_of_the_state(
     """Nobody scores it in a run."""
     done, facts = exported(method, "class:0")
     half: Any = server_methods.build(method, {})
-    state = published_states.of_folder(done.state, done.run).state
+    state = kept_states.of_folder(done.state, done.run).state
     assert facts.origin.weights == codec.digest(codec.encode(half.class_model(state, 0)))
     by_torch, by_onnx = (right_answers(tmp_path, done.test, runtime) for runtime in RUNTIMES)
     assert (by_torch == by_onnx).all()

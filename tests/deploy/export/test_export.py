@@ -1,4 +1,7 @@
-"""An exported model answers exactly as the run's own did, and its folder says where it comes from."""
+"""An exported model answers exactly as the run's own did, and its folder says where it comes from.
+
+A site's own model is written as it predicts: with its own statistics, where the recipe keeps them local.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +17,28 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from tests.support.finished_runs import ROUNDS, FinishedRun, accuracy, finished_run, probabilities
+from tests.support.normed_model import NAME, seeded
 
+from protofed.client.data.site_data import SiteData
+from protofed.client.models.split import dump
 from protofed.client.transport.audit import ClientAudit
 from protofed.common import codec
+from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError, DataError, ProtofedError, StateError
+from protofed.common.payload import Part
 from protofed.common.storage.journal import Journal
-from protofed.deploy.export import model_folder, published_states
+from protofed.deploy.export import kept_states, model_folder
 from protofed.deploy.export.export import ExportRequest, export
+from protofed.deploy.export.kept_states import Base, KeptRound
 from protofed.deploy.export.model_card import card
+from protofed.deploy.export.models import personal_model
 from protofed.deploy.state_folder import open_state
 from protofed.server.methods.cwfedavg import CwFedAvgServer
 from protofed.server.methods.cwfedavg_private import CwFedAvgPrivateServer
 from protofed.server.operator.run_record import run_record
+from protofed.testing.small_recipe import small_recipe
 
 Simulated = Callable[[str], FinishedRun]
 GLOBAL = ("fedavg", "fednh", "fedproc", "fedprp")
@@ -105,14 +117,14 @@ def test_a_site_may_predict_with_its_private_head(recipe_of: Callable[..., Recip
 def test_a_class_model_is_that_of_the_state(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("cwfedavg")
     made = export(wanted("cwfedavg", "class:3", tmp_path / "m"))
-    state = published_states.of_folder(done.state, done.run).state
+    state = kept_states.of_folder(done.state, done.run).state
     assert made.facts.origin.weights == codec.digest(codec.encode(CwFedAvgServer().class_model(state, 3)))
     assert "class '3'" in (tmp_path / "m" / model_folder.CARD).read_text(encoding="utf-8")
 
 
 def test_a_private_class_model_is_the_body_with_that_head(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("cwfedavg-private")
-    state = published_states.of_folder(done.state, done.run).state
+    state = kept_states.of_folder(done.state, done.run).state
     found = [export(wanted("cwfedavg-private", f"class:{c}", tmp_path / str(c))).facts.origin for c in range(10)]
     half = CwFedAvgPrivateServer()
     assert [one.weights for one in found] == [codec.digest(codec.encode(half.class_model(state, c))) for c in range(10)]
@@ -160,7 +172,7 @@ def test_private_mixtures_need_the_sites_own_data(simulated: Simulated, wanted: 
 def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     """Its own folder has the newest model that it fetched, and its audit log says of which run and round."""
     done = simulated("cwfedavg")
-    found = published_states.of_folder(done.state, done.run)
+    found = kept_states.of_folder(done.state, done.run)
     data = codec.encode(CwFedAvgServer().broadcast(found.state, "site-2"))
     site = tmp_path / "site"
     shutil.copytree(done.site("site-2"), site)
@@ -189,7 +201,7 @@ def test_a_site_needs_no_server_for_what_it_was_sent(simulated: Simulated, wante
 def test_a_damaged_state_is_not_exported(simulated: Simulated, wanted: Wants, tmp_path: Path) -> None:
     done = simulated("fedavg")
     shutil.copytree(done.state, tmp_path / "state")
-    address = published_states.of_folder(done.state, done.run).address
+    address = kept_states.of_folder(done.state, done.run).address
     with (tmp_path / "state" / "blobs" / address).open("ab") as file:
         file.write(b"x")
     with pytest.raises(StateError, match="has changed on disk"):
@@ -221,7 +233,7 @@ def test_looking_leaves_the_folders_as_they_are(simulated: Simulated, wanted: Wa
     (written := done.state / "blobs" / ".tmp-a-running-server-writes").write_bytes(b"")
     before = contents(done.state)
     export(wanted("solo", "personal", tmp_path / "m", site_state=done.site("site-1"), recipe=done.recipe))
-    published_states.of_folder(done.state, done.run)
+    kept_states.of_folder(done.state, done.run)
     assert contents(done.state) == before
     written.unlink()
 
@@ -299,7 +311,7 @@ class Served:
         self._folder, self._damage = folder, damage
 
     def state(self, run: str, round: int | None) -> tuple[int, bytes]:
-        found = published_states.of_folder(self._folder, run, round)
+        found = kept_states.of_folder(self._folder, run, round)
         return found.round, codec.encode(found.state) + self._damage
 
     def run_record(self, run: str) -> Any:
@@ -328,3 +340,19 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(wanted: Wants, 
     written = export(wanted("fednh", "global", tmp_path / "m"))
     assert said.files.keys() == written.files.keys()
     assert said.facts.origin.weights == written.facts.origin.weights
+
+
+def no_data() -> SiteData:
+    raise AssertionError("FedPer needs none to predict")
+
+
+def test_an_exported_model_has_the_sites_own_statistics() -> None:
+    own = {"buffers.body.2.running_mean": np.full(16, 7.0, np.float32)}
+    for buffers, expected in (("local", 7.0), ("averaged", 0.0)):
+        recipe = small_recipe("fedper", model={"name": NAME}, plan={"buffers": buffers})
+        first = seeded(recipe.input, recipe.classes)
+        model = {Part.BODY: dump(first.body), Part.HEAD: dump(first.head)}
+        digest = Digest("a" * 64)
+        kept = KeptRound("ann", 1, digest, {Part.HEAD: model[Part.HEAD], Part.PRIVATE: own}, model)
+        built = personal_model(recipe, kept, partial(Base, digest, 1, model), no_data, frozenset({NAME}))
+        assert (built.model.weights()[Part.BODY]["2.running_mean"] == expected).all()

@@ -11,9 +11,9 @@ from protofed.common.codec import Digest
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.payload import Payload
 from protofed.deploy.export.export import _scored
+from protofed.deploy.export.kept_states import PublishedState
 from protofed.deploy.export.model_card import Choice, card, choice
 from protofed.deploy.export.model_folder import ModelFacts, ModelScores, Origin, Spec
-from protofed.deploy.export.published_states import PublishedState
 from protofed.deploy.run_view import RunView
 from protofed.testing.small_recipe import small_recipe
 

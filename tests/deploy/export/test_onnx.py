@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from protofed.client.models.catalogue import architectures, build
-from protofed.client.models.heads import CosineHead, NearestHead, PrototypeHead
 from protofed.client.models.inference import DeployedModel, predict, rebuild
-from protofed.client.models.split import SplitModel
+from protofed.client.models.split import CosineHead, NearestHead, PrototypeHead, SplitModel
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.deploy.export import onnx

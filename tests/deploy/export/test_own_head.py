@@ -13,7 +13,7 @@ from tests.support.finished_runs import FinishedRun, finished_run, probabilities
 from torch import Tensor, nn
 
 from protofed.client.method import Declaration, FitContext, MethodHead, Part, Payload, Update, dump, load
-from protofed.client.models.heads import blank_head
+from protofed.client.models.split import blank_head
 from protofed.common import plugins
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions

@@ -21,7 +21,7 @@ from protofed.deploy import shipped
 from protofed.deploy.cli import main
 from protofed.deploy.experiments.experiment import ExperimentJob, Result
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.figures.figures import FiguresRequest, draw
+from protofed.deploy.figures.figures import FiguresRequest, ablation, draw, draw_ablation, group_recalls, option_of
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import (
     CIFAR100,
@@ -33,7 +33,6 @@ from protofed.deploy.figures.matrices import (
     within_and_between,
 )
 from protofed.deploy.figures.plane import by_angle, on_ring, tsne
-from protofed.deploy.figures.scores import ablation, draw_ablation, group_recalls, option_of
 from protofed.deploy.simulation.simulation import simulation
 
 Recipes = Callable[..., Recipe]

@@ -6,10 +6,10 @@ import pytest
 from tests.support.server_replies import NOW, answer, attempt, info, mixed_reply, published, score, site, snapshot_of
 
 from protofed.common.protocol.messages import Activity, Progress
-from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.operator.snapshot import Attempt, Attention, Problem, TimeRemaining
 from protofed.deploy.operator.snapshot_builder import place
 from protofed.deploy.operator.watch import changes
+from protofed.deploy.run_view import BestSnapshot
 from protofed.protos.v1 import operator_pb2 as pb
 
 # Where it is

@@ -14,9 +14,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from protofed.common.errors import ConfigError, DeniedError, UnavailableError
-from protofed.deploy.pages.formats import Page
-from protofed.deploy.pages.guard import BODY_BYTES, HEADERS, Access, is_loopback_host
-from protofed.deploy.pages.shell import Program, application, form_of, listening, shell_of
+from protofed.deploy.pages.guard import BODY_BYTES, HEADERS, PageAccess, is_loopback_host
+from protofed.deploy.pages.shell import Page, Program, application, form_of, listening, shell_of
 
 BASE = "http://127.0.0.1:8080"
 FORM = "application/x-www-form-urlencoded"
@@ -38,13 +37,13 @@ def _fails(request: Request) -> Response:
 
 
 @pytest.fixture
-def access() -> Access:
+def access() -> PageAccess:
     DONE.clear()
-    return Access()
+    return PageAccess()
 
 
 @pytest.fixture
-def stranger(access: Access, tmp_path: Path) -> TestClient:
+def stranger(access: PageAccess, tmp_path: Path) -> TestClient:
     """A browser without a session."""
     (tmp_path / "first.html.j2").write_text(
         "{% extends layout %}{% block main %}<h1>first</h1>{% block live %}<p>{{ name }}</p>{% endblock %}"
@@ -60,7 +59,7 @@ def stranger(access: Access, tmp_path: Path) -> TestClient:
 
 
 @pytest.fixture
-def browser(stranger: TestClient, access: Access) -> TestClient:
+def browser(stranger: TestClient, access: PageAccess) -> TestClient:
     """A browser with the session."""
     assert stranger.get("/enter", params={"token": access.token}).status_code == 200
     stranger.base_url = f"{BASE}{access.root}"
@@ -73,7 +72,7 @@ def order(browser: TestClient, *, origin: str | None = BASE, site: str = "north"
 
 
 def test_the_token_opens_a_session_once_and_the_cookie_is_for_this_browser_and_its_path_alone(
-    stranger: TestClient, access: Access
+    stranger: TestClient, access: PageAccess
 ) -> None:
     token = access.token
     answer = stranger.get("/enter", params={"token": token}, follow_redirects=False)
@@ -89,7 +88,7 @@ def test_the_token_opens_a_session_once_and_the_cookie_is_for_this_browser_and_i
     assert stranger.get(first).status_code == 401
 
 
-def test_a_server_on_another_port_is_sent_nothing_that_opens_the_pages(browser: TestClient, access: Access) -> None:
+def test_a_server_on_another_port_is_sent_nothing_that_opens_the_pages(browser: TestClient, access: PageAccess) -> None:
     """It keeps whatever the browser sends it, and sends that here, to every path that it can think of."""
     seen: list[Request] = []
 
@@ -113,7 +112,7 @@ def test_a_server_on_another_port_is_sent_nothing_that_opens_the_pages(browser: 
     assert DONE == []
 
 
-def test_the_cookie_alone_and_the_path_alone_open_nothing(browser: TestClient, access: Access) -> None:
+def test_the_cookie_alone_and_the_path_alone_open_nothing(browser: TestClient, access: PageAccess) -> None:
     (cookie,) = (f"{one.name}={one.value}" for one in browser.cookies.jar)
     browser.cookies.clear()
     stolen = {"Cookie": cookie}
@@ -124,19 +123,21 @@ def test_the_cookie_alone_and_the_path_alone_open_nothing(browser: TestClient, a
 
 
 @pytest.mark.parametrize("token", ["", "x", "\N{SNOWMAN}"])
-def test_a_wrong_token_opens_nothing_and_leaves_the_right_one(stranger: TestClient, access: Access, token: str) -> None:
+def test_a_wrong_token_opens_nothing_and_leaves_the_right_one(
+    stranger: TestClient, access: PageAccess, token: str
+) -> None:
     answer = stranger.get("/enter", params={"token": token})
     assert answer.status_code == 401
     assert "set-cookie" not in answer.headers
     assert stranger.get("/enter", params={"token": access.token}).status_code == 200
 
 
-def test_an_empty_token_is_none_after_the_right_one_was_used(browser: TestClient, access: Access) -> None:
+def test_an_empty_token_is_none_after_the_right_one_was_used(browser: TestClient, access: PageAccess) -> None:
     assert access.token == ""
     assert browser.get("/enter", params={"token": ""}).status_code == 401
 
 
-def test_without_the_session_there_is_no_page_and_no_form(stranger: TestClient, access: Access) -> None:
+def test_without_the_session_there_is_no_page_and_no_form(stranger: TestClient, access: PageAccess) -> None:
     for path in ("/", "/nothing", "/fails/config", "/guessed/", access.root, f"{access.root}/"):
         answer = stranger.get(path)
         assert answer.status_code == 401
@@ -148,7 +149,7 @@ def test_without_the_session_there_is_no_page_and_no_form(stranger: TestClient, 
 
 
 @pytest.mark.parametrize("path", ["/enterprise", "/enter/", "/enter/x", "/entered", "/static/none.css", "/static"])
-def test_a_path_beside_an_open_one_shows_a_stranger_nothing(browser: TestClient, access: Access, path: str) -> None:
+def test_a_path_beside_an_open_one_shows_a_stranger_nothing(browser: TestClient, access: PageAccess, path: str) -> None:
     access.notify("aborted: for a reason")
     browser.cookies.clear()
     text = browser.get(f"{BASE}{path}").text
@@ -157,7 +158,7 @@ def test_a_path_beside_an_open_one_shows_a_stranger_nothing(browser: TestClient,
     assert access.taken_notices() == [("aborted: for a reason", False)]
 
 
-def test_a_missing_file_leaves_the_notices_to_the_next_page(browser: TestClient, access: Access) -> None:
+def test_a_missing_file_leaves_the_notices_to_the_next_page(browser: TestClient, access: PageAccess) -> None:
     access.notify("aborted: for a reason")
     assert browser.get(f"{BASE}/static/none.css").status_code == 404
     answer = browser.get("/enterprise")
@@ -165,7 +166,7 @@ def test_a_missing_file_leaves_the_notices_to_the_next_page(browser: TestClient,
     assert "for a reason" in answer.text
 
 
-def test_the_session_is_none_before_its_token_was_redeemed(stranger: TestClient, access: Access) -> None:
+def test_the_session_is_none_before_its_token_was_redeemed(stranger: TestClient, access: PageAccess) -> None:
     stranger.cookies.set("protofed", access._cookie)
     assert stranger.get(f"{access.root}/").status_code == 401
 
@@ -197,12 +198,12 @@ def test_hosts(host: str, right: bool) -> None:
 @pytest.mark.parametrize(
     "origin", [None, "null", "http://evil.example", "http://127.0.0.1:9999", "https://127.0.0.1:8080"]
 )
-def test_a_form_of_another_origin_is_refused(browser: TestClient, access: Access, origin: str | None) -> None:
+def test_a_form_of_another_origin_is_refused(browser: TestClient, access: PageAccess, origin: str | None) -> None:
     assert order(browser, origin=origin) == 403
     assert DONE == []
 
 
-def test_a_form_to_another_path_is_refused(browser: TestClient, access: Access) -> None:
+def test_a_form_to_another_path_is_refused(browser: TestClient, access: PageAccess) -> None:
     browser.cookies.update({one.name: one.value or "" for one in browser.cookies.jar})  # for all paths
     for root in ("", access.root[:-1], f"{access.root}x"):
         browser.base_url = f"{BASE}{root}"
@@ -210,7 +211,9 @@ def test_a_form_to_another_path_is_refused(browser: TestClient, access: Access) 
     assert DONE == []
 
 
-def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(browser: TestClient, access: Access) -> None:
+def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(
+    browser: TestClient, access: PageAccess
+) -> None:
     (path,) = re.findall(r'action="([^"]+)"', browser.get("/").text)
     assert path == f"{access.root}/order"
     assert order(browser) == 303
@@ -219,7 +222,7 @@ def test_a_form_of_the_page_is_done_once_and_the_next_page_says_so_once(browser:
     assert "done: north" not in browser.get("/").text
 
 
-def test_what_is_no_form_or_too_large_is_refused(browser: TestClient, access: Access) -> None:
+def test_what_is_no_form_or_too_large_is_refused(browser: TestClient, access: PageAccess) -> None:
     headers = {"Origin": BASE, "Content-Type": "application/json"}
     assert browser.post("/order", content=b"{}", headers=headers).status_code == 415
     assert order(browser, site="x" * (BODY_BYTES + 1)) == 413
@@ -263,7 +266,7 @@ def test_a_fragment_has_the_live_part_alone(browser: TestClient) -> None:
     assert browser.get("/?fragment=1").text.strip() == "<p>&lt;b&gt;north&lt;/b&gt;</p>"
 
 
-def test_a_fragment_leaves_the_notices_to_the_page(browser: TestClient, access: Access) -> None:
+def test_a_fragment_leaves_the_notices_to_the_page(browser: TestClient, access: PageAccess) -> None:
     access.notify("done")
     browser.get("/?fragment=1")
     assert "done" in browser.get("/").text

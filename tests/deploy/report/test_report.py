@@ -21,12 +21,11 @@ from protofed.client.policy.policy import Policy
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli import report as cli_report
-from protofed.deploy.console.run_words import NOISE_KEEPS
 from protofed.deploy.operator.connection import Operator
-from protofed.deploy.report.formats import megabytes
+from protofed.deploy.report.document import megabytes
 from protofed.deploy.report.report import report, write_report
 from protofed.deploy.report.summary import problems
-from protofed.deploy.run_view import RunView
+from protofed.deploy.run_view import NOISE_KEEPS, RunView
 from protofed.deploy.simulation.simulation import simulation
 from protofed.deploy.state_folder import open_state
 

@@ -18,7 +18,7 @@ from protofed.common.config.tables import Model, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.site import plan_privacy, recipe_privacy
+from protofed.deploy.site import plan_privacy, plan_request
 from protofed.deploy.site.plan import LOSS, plain, site_plan
 from protofed.deploy.site.plan_privacy import planned, privacy_plan
 
@@ -121,14 +121,14 @@ def test_what_is_spent_counts_in_the_preview(tmp_path: Path) -> None:
 
 
 def test_beside_a_server_without_pytorch_the_place_to_look_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recipe_privacy.planned_lines(shipped.recipe("digits-fedavg")) == []
-    assert recipe_privacy.planned_lines(noisy())[0] != recipe_privacy.NOT_HERE
+    assert plan_request.planned_lines(shipped.recipe("digits-fedavg")) == []
+    assert plan_request.planned_lines(noisy())[0] != plan_request.NOT_HERE
 
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'")
 
     monkeypatch.setattr(plan_privacy, "planned", missing)
-    assert recipe_privacy.planned_lines(noisy()) == [recipe_privacy.NOT_HERE]
+    assert plan_request.planned_lines(noisy()) == [plan_request.NOT_HERE]
 
 
 def test_noise_that_is_shared_is_said_to_be() -> None:
@@ -137,7 +137,7 @@ def test_noise_that_is_shared_is_said_to_be() -> None:
     assert plan.events == (NoisySums(0.2, 2.0, 1),)
     assert plan.shared_by == (4, 5)
     assert plan.epsilon == pytest.approx(5.02, abs=0.01)
-    assert len(recipe_privacy.planned_lines(recipe)) == 3
+    assert len(plan_request.planned_lines(recipe)) == 3
     budget = {"epsilon": 8.0, "delta": 1e-5, "unit": "image"}
     for colluders, refused in ((1, 0), (2, 1)):
         found = site_plan(recipe, policy(secure="required", sum_group=5, dp={**budget, "colluders": colluders}))

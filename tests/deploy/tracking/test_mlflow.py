@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from tests.deploy.tracking.test_follower import RECIPE, RUN, RunLedger, by_the_ledger, expect_same, follow
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.logs.rendering import Hidden
+from protofed.deploy.logs import Hidden
 from protofed.deploy.tracking import follower as tracking
 from protofed.deploy.tracking.follower import Follower
 from protofed.deploy.tracking.mlflow import EXPERIMENT, Mlflow

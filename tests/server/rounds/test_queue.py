@@ -36,7 +36,7 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.deploy.site.offer import as_offered
+from protofed.deploy.site.check import as_offered
 from protofed.server.rounds import queue
 from protofed.server.rounds.aggregation.aggregation import PAUSE_S
 from protofed.server.rounds.context import ServerContext

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric as Family
 
 from protofed.client.policy.policy import PolicyRefusedError, Released
-from protofed.client.status import DaemonStatus
+from protofed.client.site import DaemonStatus
 from protofed.common.errors import PolicyViolationError
 from protofed.common.monitoring import Metric
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, SiteId

@@ -1,26 +1,41 @@
-"""A site's work on the tasks of one run: each ends handed in, or declined by a code."""
+"""A site's work on the tasks of one run: each ends handed in, or declined by a code.
+
+`RunWork` prepares the run, and has one object for each kind of task: `FirstModel`, `PlainFit` or `SecureFit`,
+`Refinement`, and the scores. `NoisyFit` stands around the training of a fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 import structlog
 
-from protofed.client.agent.computation import Computation, Elsewhere
-from protofed.client.agent.dp_budget import DpBudget, Spending
+from protofed.client.agent.computation import Computation, Elsewhere, fit
 from protofed.client.agent.heartbeat import idle_heartbeat_s
-from protofed.client.agent.plain_fit import ComputedFit, Fit, NoisyFit, PlainFit
-from protofed.client.agent.refinement import FirstModel, Refinement, warn_if_it_cannot
 from protofed.client.agent.scores import OwnScoreKeeper, PlainScores, Scorer, SecureScores
-from protofed.client.agent.secure_fit import SecureFit, SecureStep
-from protofed.client.agent.task_tools import TaskTools
-from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.agent.task_tools import DpBudget, Spending, TaskTools
+from protofed.client.base_checks.judge import base_refusal
+from protofed.client.method import RefiningMethod, refining
+from protofed.client.models.catalogue import first_model
+from protofed.client.policy.policy import Released
+from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.secure_aggregation.steps import SumSteps
-from protofed.client.site import FORESEEN, PreparedRun, Site, is_summed, prepare, reason_of
-from protofed.client.status import DaemonStatus, TaskAbortedError
-from protofed.client.training.context import FitProgress
+from protofed.client.site import (
+    FORESEEN,
+    DaemonStatus,
+    PreparedRun,
+    Site,
+    TaskAbortedError,
+    is_summed,
+    prepare,
+    reason_of,
+)
+from protofed.client.state.store import COUNTED, FitOutcome, SiteState
+from protofed.client.training.context import Checkpoints, FitProgress
+from protofed.client.training.dp import share_std
 from protofed.client.transport.link import Link
 from protofed.common.errors import (
     FailureReason,
@@ -34,13 +49,14 @@ from protofed.common.errors import (
     StateError,
     TaskFailedError,
 )
-from protofed.common.payload import Update
-from protofed.common.protocol.messages import Activity, Assignment, Progress, Task, TaskKind
+from protofed.common.failpoint import reach
+from protofed.common.payload import Payload, Update
+from protofed.common.protocol.messages import Activity, Assignment, Progress, Role, Task, TaskKind
 
 log = structlog.get_logger()
 
 
-class Work(Protocol):
+class TaskWork(Protocol):
     """Work on the tasks of one kind."""
 
     def work(self, run: PreparedRun, task: Task) -> None:
@@ -163,7 +179,7 @@ class RunWork:
         run = self._prepared(task)
         self._fit(run).hand_in(run, task, update)
 
-    def _work_for(self, run: PreparedRun, kind: TaskKind) -> Work:
+    def _work_for(self, run: PreparedRun, kind: TaskKind) -> TaskWork:
         match kind:
             case TaskKind.INITIALISE:
                 return FirstModel(self.tools)
@@ -226,3 +242,232 @@ class RunWork:
             raise TaskFailedError(self._run.reason, str(self._run))
         self._run.check_task(task)
         return self._run
+
+
+class Fit(Protocol):
+    """Trains: what both kinds of FIT tasks have in their middle."""
+
+    def __call__(self, work: Computation, base: Payload, checkpoints: Checkpoints) -> FitOutcome:
+        """What a fit from `base` leaves; see `computation.fit`."""
+
+
+class ComputedFit:
+    """Trains here, or in one of the other processes."""
+
+    def __init__(self, tools: TaskTools, elsewhere: Elsewhere) -> None:
+        self._tools, self._elsewhere = tools, elsewhere
+
+    def __call__(self, work: Computation, base: Payload, checkpoints: Checkpoints) -> FitOutcome:
+        """As of `Fit`."""
+        tools = self._tools
+        return self._elsewhere.fit(work) or fit(work, base, tools.status, checkpoints, tools.site.fit)
+
+
+class NoisyFit:
+    """A fit with noise around one without: counted before it begins, and with its share of a noise that sites share.
+
+    The noise of the fit's own steps is in the training loop. Under masks a daemon adds its share in the sum.
+    """
+
+    def __init__(self, tools: TaskTools, fit: Fit, budget: DpBudget) -> None:
+        self._tools, self._fit, self._budget = tools, fit, budget
+
+    def __call__(self, work: Computation, base: Payload, checkpoints: Checkpoints) -> FitOutcome:
+        """As of `Fit`.
+
+        Raises:
+            PolicyRefusedError, StateError: as of `DpBudget.spend`; nothing was trained.
+            TaskFailedError: as of `PreparedRun.noise_share`.
+        """
+        run, task = work.run, work.task
+        noise = run.noise(work.site, task, work.state)
+        self._tools.passed(task, lambda: self._budget.spend(run, task, noise))
+        outcome = self._fit(work, base, checkpoints)
+        if not run.shares_noise or is_summed(self._tools.site, run.recipe):
+            return outcome
+        std = share_std(run.recipe.plan, task.round, run.recipe.rounds, base)
+        share = run.noise_share(work.site, task, work.state, std)
+        return replace(outcome, update=replace(outcome.update, payload=share.on_update(outcome.update.payload)))
+
+
+class PlainFit:
+    """Trains, stages, and pushes what the policy releases."""
+
+    def __init__(self, tools: TaskTools, fit: Fit, own_scores: OwnScoreKeeper) -> None:
+        self._tools, self._fit, self._own_scores = tools, fit, own_scores
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Train and push; an update of this task that is staged already is pushed without training again."""
+        tools = self._tools
+        if (staged := tools.staged(task)) is not None:
+            self.hand_in(run, *staged)
+            return
+        tools.begin(task)
+        tools.passed(task, lambda: tools.guard.check_fit(task))
+        base = tools.bases.get(run, task)
+        tools.passed(task, lambda: tools.judge.judge_by_images(run, task, base))
+        with tools.site.checkpoints(task) as checkpoints:
+            work = Computation.for_fit(tools.site, run, task)
+            tools.status.activity = Activity.TRAINING
+            outcome = self._fit(work, base, checkpoints)
+            withheld = outcome.trained.withheld and tools.keep_back_diverged(task)
+            # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
+            released = self._release(run, task, outcome.update)
+            tools.stage(run, task, outcome, withheld=withheld)
+            self._own_scores.keep(task, outcome.update.metrics)
+        # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
+        self._push(task, released)
+
+    def hand_in(self, run: PreparedRun, task: Task, update: Update) -> None:
+        """Push what is staged for a task.
+
+        Raises:
+            TaskFailedError: it was trained by another recipe, or to leave in a secure sum.
+        """
+        self._tools.check_trained_by(run, task)
+        if task.subject is not None and not self._tools.site.simulated:
+            text = "this update was trained to leave in a secure sum, and the run, as it is offered now, has none"
+            raise TaskFailedError(FailureReason.REFUSED, text)
+        self._push(task, self._release(run, task, update))
+
+    def _release(self, run: PreparedRun, task: Task, update: Update) -> Released:
+        """Pass the update through the site's policy: the last function before the link."""
+        return self._tools.passed(task, lambda: self._tools.site.policy.release(update, run.gate_context()))
+
+    def _push(self, task: Task, released: Released) -> None:
+        receipt = self._tools.push(task, released)
+        self._tools.settle(task, receipt)
+        self._tools.check_taken(receipt)
+
+
+class SecureFit:
+    """A FIT task: trains, stages, and pushes the site's keys for the sum."""
+
+    def __init__(self, tools: TaskTools, fit: Fit, sums: SumSteps, own_scores: OwnScoreKeeper) -> None:
+        self._tools, self._fit, self._sums, self._own_scores = tools, fit, sums, own_scores
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Train and push keys; an update of this task that is staged already is not trained again."""
+        tools = self._tools
+        if (staged := tools.staged(task)) is not None:
+            self.hand_in(run, *staged)
+            return
+        tools.begin(task)
+        tools.passed(task, lambda: tools.guard.check_fit(task))
+        tools.passed(task, lambda: self._sums.check_open(run, task))
+        base = tools.bases.get(run, task)
+        withheld = self._withheld(run, task, base)
+        with tools.site.checkpoints(task) as checkpoints:
+            work = Computation.for_fit(tools.site, run, task)
+            tools.status.activity = Activity.TRAINING
+            outcome = self._fit(work, base, checkpoints)
+            if outcome.trained.withheld:
+                withheld = tools.keep_back_diverged(task)
+            # Before staging: an update that the policy refuses must not wait on disk to be pushed later.
+            tools.passed(task, lambda: self._sums.vector(run, outcome.update, base))
+            tools.stage(run, task, outcome, withheld=withheld)
+            self._own_scores.keep(task, outcome.update.metrics)
+        # Outside of the block: the update is staged, so a crash while it is pushed needs no checkpoints any more.
+        self.hand_in(run, task, outcome.update)
+
+    def hand_in(self, run: PreparedRun, task: Task, update: Update) -> None:
+        """Push the keys for the sum of what is staged for a task.
+
+        Raises:
+            TaskFailedError: it was trained by another recipe.
+        """
+        tools = self._tools
+        tools.check_trained_by(run, task)
+        base = partial(tools.bases.get, run, task)
+        receipt = tools.push(task, tools.passed(task, lambda: self._sums.begin(run, task, update, base)))
+        if receipt.verdict not in COUNTED:  # keys that are taken count only with the numbers that follow
+            tools.settle(task, receipt)
+        tools.check_taken(receipt)
+
+    def _withheld(self, run: PreparedRun, task: Task, base: Payload) -> bool:
+        """Whether the site's images decide that nothing of a fit leaves; only the site learns that it is this one.
+
+        A server that saw it would learn of the images, one question at a time. The fit takes its time as every other.
+        """
+        problem = self._tools.passed(task, lambda: self._tools.judge.judge_by_images(run, task, base))
+        refusal = run.withheld if problem is None else base_refusal(task, problem)
+        return refusal is not None and self._tools.keep_back(task, refusal)
+
+
+class SecureStep:
+    """A later task of a sum, of updates or of scores: what the protocol's next step takes of this site."""
+
+    def __init__(self, tools: TaskTools, sums: SumSteps) -> None:
+        self._tools, self._sums = tools, sums
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Push what the site hands in for the step; the numbers' receipt settles the fit."""
+        tools = self._tools
+        released = tools.passed(task, lambda: self._sums.step(run, task))
+        fitted = self._sums.settles(task)
+        receipt = tools.push(task, released)
+        if fitted is not None:
+            tools.settle(fitted, receipt)
+        self._sums.settled(task)  # last: what is staged for a sum that is over is dropped
+        tools.check_taken(receipt)
+
+
+class FirstModel:
+    """An INITIALISE task: makes the run's first model from the recipe's seed."""
+
+    def __init__(self, tools: TaskTools) -> None:
+        self._tools = tools
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Make it, and push."""
+        tools, policy = self._tools, self._tools.site.policy
+        tools.begin(task)
+        update = Update(tools.site.name, first_model(run.recipe, policy.rules.plugins))
+        released = tools.passed(task, lambda: policy.release_public(update, run.gate_context()))
+        tools.check_taken(tools.push(task, released))
+
+
+class Refinement:
+    """A REFINE task: an evaluator makes of a round's aggregate what the round publishes, on public images alone."""
+
+    def __init__(self, tools: TaskTools) -> None:
+        self._tools = tools
+
+    def work(self, run: PreparedRun, task: Task) -> None:
+        """Refine the round's aggregate on this evaluator's auxiliary images, and push."""
+        tools, policy = self._tools, self._tools.site.policy
+        tools.begin(task)
+        method, run = _for_refining(tools.site, run)
+        base = tools.bases.get(run, task)
+        tools.passed(task, lambda: tools.judge.judge_by_images(run, task, base))
+        with tools.site.checkpoints(task) as checkpoints:
+            tools.status.activity = Activity.TRAINING
+            context = run.fit_context(tools.site.name, task, SiteState(), tools.status, checkpoints)
+            update = method.refine(context, base)  # the same bytes whenever it is computed again
+            reach("refined")
+            released = tools.passed(task, lambda: policy.release_public(update, run.gate_context()))
+            # Within the block: nothing is staged, so a restart goes on behind its epochs.
+            tools.check_taken(tools.push(task, released))
+
+
+def warn_if_it_cannot(site: Site, run: PreparedRun) -> None:
+    """Say at once, and not after hours of the sites' training, that this evaluator has nothing to refine models on."""
+    if Role.EVALUATOR in site.roles and refining(run.method) is not None and run.data.auxiliary is None:
+        log.warning(
+            "this evaluator scores, and declines to refine the model: it has no auxiliary images",
+            run=run.recipe.name,
+            missing="data.auxiliary_per_class",
+        )
+
+
+def _for_refining(site: Site, run: PreparedRun) -> tuple[RefiningMethod, PreparedRun]:
+    """The method that refines, and the run with the evaluator's auxiliary images as its only data.
+
+    Raises:
+        TaskFailedError: this site is no evaluator, or the run's method refines nothing.
+        DataError: it has no auxiliary images.
+    """
+    if Role.EVALUATOR not in site.roles or (method := refining(run.method)) is None:
+        text = "a task to refine a model: expected only by an evaluator, in a run whose method refines models"
+        raise TaskFailedError(FailureReason.REFUSED, text)
+    return method, replace(run, data=run.data.for_refining())

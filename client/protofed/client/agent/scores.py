@@ -22,11 +22,10 @@ from protofed.client.agent.computation import Computation, Elsewhere, ScoredMode
 from protofed.client.agent.task_tools import BaseModelCache, TaskTools
 from protofed.client.data.partition import stratified_sample
 from protofed.client.data.site_data import SiteData
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.client.secure_aggregation.steps import SumSteps
-from protofed.client.site import PreparedRun, Site, is_summed
+from protofed.client.site import DaemonStatus, PreparedRun, Site, is_summed
 from protofed.client.state.store import SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.evaluation import PERSONAL, Tally, scores_of
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe

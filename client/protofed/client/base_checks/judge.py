@@ -20,12 +20,11 @@ from protofed.client.base_checks.statistics import (
     structure_problem,
 )
 from protofed.client.models.catalogue import first_model
-from protofed.client.models.mixture import class_models, led_by_controls, site_models, start_of
-from protofed.client.models.split import load
+from protofed.client.models.split import class_models, led_by_controls, load, site_models, start_of
 from protofed.client.policy.policy import PolicyRefusedError
 from protofed.client.policy.run_limits import step_sum
 from protofed.client.site import PreparedRun, Site, is_summed
-from protofed.client.training.optimizer import sgd_length
+from protofed.client.training.progress import sgd_length
 from protofed.common.payload import Exchange, Part, Payload
 from protofed.common.protocol.messages import Task, TaskKind
 

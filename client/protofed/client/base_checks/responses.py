@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from protofed.client.base_checks.statistics import BaseProblem, Check
+from protofed.client.base_checks.statistics import BaseCheck, BaseProblem
 from protofed.client.data.site_data import Batch
 from protofed.client.models.split import SplitModel
 from protofed.common.payload import Part
@@ -153,14 +153,15 @@ def response_problem(base: Responses, built: Responses, rates: float) -> BasePro
         rates: what the learning rates of the fit's steps add up to.
     """
     if base.seen is not None and (text := _blind(base.seen, built.seen, rates)) is not None:
-        return BaseProblem(Check.RESPONSE, str(Part.BODY), text)
+        return BaseProblem(BaseCheck.RESPONSE, str(Part.BODY), text)
     for name, now in base.layers.items():
         first, layer = built.layers.get(name, Response(0.0, 0.0)), f"{Part.BODY}/{name}"
         if now.few > first.few + MOST_FEW:
-            return BaseProblem(Check.RESPONSE, layer, f"has {now.few:.0%} of units that answer to very few images only")
+            text = f"has {now.few:.0%} of units that answer to very few images only"
+            return BaseProblem(BaseCheck.RESPONSE, layer, text)
         if now.along_one > max(ONE_MEASUREMENT, first.along_one):
             text = f"has units that all measure the same of an image ({now.along_one:.1%} of their variance)"
-            return BaseProblem(Check.RESPONSE, layer, text)
+            return BaseProblem(BaseCheck.RESPONSE, layer, text)
     return None
 
 

@@ -43,7 +43,7 @@ MOST_ROWS, SKETCH = 1024, 512  # rows and columns of a layer that the search for
 _MATRICES = (Part.BODY, Part.HEAD)
 
 
-class Check(StrEnum):
+class BaseCheck(StrEnum):
     """What a model was refused for."""
 
     FIRST_MODEL = "first-model"
@@ -67,7 +67,7 @@ class BaseProblem:
         text: what is wrong with it, with the number and its bound.
     """
 
-    check: Check
+    check: BaseCheck
     layer: str
     text: str
 
@@ -129,13 +129,13 @@ def first_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
         array = base[Part(part)][name]
         if array.shape != expected.shape or not _equal(array, expected):
             return BaseProblem(
-                Check.FIRST_MODEL,
+                BaseCheck.FIRST_MODEL,
                 path,
                 "is not what this site builds from the recipe's seed: a server that sends its "
                 "own weights, or another version of PyTorch than where the first model was made",
             )
     for name in sorted(set(built[Part.BODY]) - set(base.get(Part.BODY, {}))):
-        return BaseProblem(Check.FIRST_MODEL, f"{Part.BODY}/{name}", "is missing")
+        return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.BODY}/{name}", "is missing")
     return _class_models_problem(base, built) or _head_problem(base, built, options) or _prototypes_problem(base)
 
 
@@ -144,7 +144,7 @@ def finite_problem(base: Payload) -> BaseProblem | None:
     for part in sorted(base):
         for name, array in sorted(base[part].items()):
             if array.dtype.kind == "f" and not np.isfinite(array).all():
-                return BaseProblem(Check.FINITE, f"{part}/{name}", "has values that are not finite")
+                return BaseProblem(BaseCheck.FINITE, f"{part}/{name}", "has values that are not finite")
     return None
 
 
@@ -173,12 +173,12 @@ def change_problem(base: Payload, last: Payload, bound: float) -> BaseProblem | 
         most = bound if part is Part.BODY else SLACK_OF_HEADS * bound
         if not sum(moved.values()) <= (most * math.sqrt(sum(norm.values()))) ** 2:
             share = math.sqrt(sum(moved.values()) / (sum(norm.values()) or math.inf))
-            return BaseProblem(Check.CHANGE, str(part), _moved_text(share, most))
+            return BaseProblem(BaseCheck.CHANGE, str(part), _moved_text(share, most))
         floor = FLOOR * math.sqrt(sum(norm.values()))
         for layer in moved if part is Part.BODY else ():
             share = math.sqrt(moved[layer]) / max(math.sqrt(norm[layer]), floor)
             if not share <= most:
-                return BaseProblem(Check.CHANGE, f"{part}/{layer}", _moved_text(share, most))
+                return BaseProblem(BaseCheck.CHANGE, f"{part}/{layer}", _moved_text(share, most))
     return None
 
 
@@ -228,7 +228,7 @@ def _class_models_problem(base: Payload, built: Payload) -> BaseProblem | None:
         head = built[Part.HEAD].get(name)
         if head is not None and not (stack.shape[1:] == head.shape and all(_equal(one, head) for one in stack)):
             text = "are not copies of the head that this site builds from the recipe's seed"
-            return BaseProblem(Check.FIRST_MODEL, f"{Part.CLASS_MODELS}/{name}", text)
+            return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.CLASS_MODELS}/{name}", text)
     return None
 
 
@@ -238,7 +238,7 @@ def _head_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
         array, option = base[Part.HEAD][name], options.get(name)
         if joined is not None and array.shape == joined.shape and not _equal(array, joined):
             text = "is not the head that this site builds from the recipe's seed, in one matrix"
-            return BaseProblem(Check.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
+            return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
         if array.size == 1 and array.dtype.kind == "f":
             value = float(array.reshape(()))
             if isinstance(option, int | float):
@@ -247,7 +247,7 @@ def _head_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
                 holds, expected = abs(value) <= MOST_SCALAR, f"at most {MOST_SCALAR:g}"
             if not holds:
                 text = f"is {value:.6g}: expected {expected}"
-                return BaseProblem(Check.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
+                return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
     return None
 
 
@@ -263,7 +263,7 @@ def _prototypes_problem(base: Payload) -> BaseProblem | None:
         longest = float(np.linalg.norm(rows.reshape(-1, rows.shape[-1]).astype(np.float64), axis=1).max())
         if not longest <= 1 + TOLERANCE:
             text = f"have a row of norm {longest:.6g}: expected at most 1 before the first round"
-            return BaseProblem(Check.FIRST_MODEL, f"{Part.PROTOTYPES}/{name}", text)
+            return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.PROTOTYPES}/{name}", text)
     return None
 
 
@@ -273,7 +273,7 @@ def _variance_problem(base: Payload) -> BaseProblem | None:
             dead = float(np.mean(array < LEAST_VARIANCE))
             if array.min() < 0 or dead > MOST_ZERO_ROWS:
                 text = f"has a variance of {array.min():.3g}, {dead:.0%} of them below {LEAST_VARIANCE:g}"
-                return BaseProblem(Check.VARIANCE, f"{Part.BODY}/{name}", text)
+                return BaseProblem(BaseCheck.VARIANCE, f"{Part.BODY}/{name}", text)
     return None
 
 
@@ -292,7 +292,7 @@ def _norm_problem(base: BaseStatistics, built: BaseStatistics) -> BaseProblem | 
             ratio = math.sqrt(square / first[layer])
             if not ratio <= MOST_GROWTH:
                 text = f"is {ratio:.3g} times its norm before the first round: expected at most {MOST_GROWTH:g}"
-                return BaseProblem(Check.GROWTH, layer, text)
+                return BaseProblem(BaseCheck.GROWTH, layer, text)
     return None
 
 
@@ -301,17 +301,17 @@ def _matrix_problems(base: BaseStatistics, built: BaseStatistics) -> Iterator[Ba
         first = built.matrices.get(path, Matrix(0.0, 1.0, 0.0, math.inf))
         _, square = built.squares.get(path, ((), 0.0))
         if base.squares[path][1] < LEAST_NORM**2 * square:
-            yield BaseProblem(Check.DEAD, path, f"has less than {LEAST_NORM:g} of its norm before the first round")
+            yield BaseProblem(BaseCheck.DEAD, path, f"has less than {LEAST_NORM:g} of its norm before the first round")
         if now.zero_rows > MOST_ZERO_ROWS + first.zero_rows:
-            yield BaseProblem(Check.DEAD, path, f"has {now.zero_rows:.0%} rows of zeros")
+            yield BaseProblem(BaseCheck.DEAD, path, f"has {now.zero_rows:.0%} rows of zeros")
         if not now.row_ratio <= max(MOST_ROW_RATIO, first.row_ratio):
             text = f"has a row of {now.row_ratio:.3g} times the median row's norm: expected {MOST_ROW_RATIO:g} at most"
-            yield BaseProblem(Check.ROWS, path, text)
+            yield BaseProblem(BaseCheck.ROWS, path, text)
         most = MOST_DUPLICATES_LINEAR if len(base.squares[path][0]) == 2 else MOST_DUPLICATES
         if path.startswith(Part.BODY) and now.duplicates > most + first.duplicates:
-            yield BaseProblem(Check.DUPLICATES, path, f"has a twin for {now.duplicates:.0%} of its rows")
+            yield BaseProblem(BaseCheck.DUPLICATES, path, f"has a twin for {now.duplicates:.0%} of its rows")
         if now.off_rank < RANK_ONE <= first.off_rank:
-            yield BaseProblem(Check.RANK, path, f"is of rank one but for {now.off_rank:.2g} of its norm")
+            yield BaseProblem(BaseCheck.RANK, path, f"is of rank one but for {now.off_rank:.2g} of its norm")
 
 
 def _class_models_norm_problem(base: Payload, built: BaseStatistics) -> BaseProblem | None:
@@ -322,7 +322,7 @@ def _class_models_norm_problem(base: Payload, built: BaseStatistics) -> BaseProb
             ratio = math.sqrt(max(_square(one) for one in stack) / weights)
             if not ratio <= MOST_GROWTH:
                 text = f"is {ratio:.3g} times the first head's norm: expected at most {MOST_GROWTH:g}"
-                return BaseProblem(Check.GROWTH, f"{Part.CLASS_MODELS}/{name}", text)
+                return BaseProblem(BaseCheck.GROWTH, f"{Part.CLASS_MODELS}/{name}", text)
     return None
 
 

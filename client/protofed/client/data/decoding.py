@@ -24,7 +24,7 @@ import structlog
 from numpy.typing import NDArray
 
 from protofed.client.data import dicom
-from protofed.client.data.image_error import MOST_FILE_BYTES, MOST_PIXELS, UnreadableImageError
+from protofed.client.data.file_entry import MOST_FILE_BYTES, MOST_PIXELS, UnreadableImageError
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.image_error import MOST_PIXELS, UnreadableImageError
+from protofed.client.data.file_entry import MOST_PIXELS, UnreadableImageError
 from protofed.common.errors import DataError
 from protofed.common.version import install_hint
 

@@ -1,4 +1,4 @@
-"""An image file that a site has, with the site's own label for it."""
+"""An image file that a site has, with the site's own label for it; and the errors for files that cannot be used."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
+
+from protofed.common.errors import DataError
+
+MOST_PIXELS = 100_000_000  # of one image as stored: a larger one is a decompression bomb, or a whole slide
+MOST_FILE_BYTES = 1 << 30
+
+
+class UnreadableImageError(DataError):
+    """A file that is not an image that the run can use. Its text is the reason; it names neither file nor content."""
+
+
+class TooManyUnreadableError(DataError):
+    """More unreadable files than `data.max_unreadable_fraction` allows; the text, which is logged, names none of them.
+
+    Attributes:
+        files: name and reason of each.
+    """
+
+    def __init__(self, message: str, files: Sequence[tuple[str, str]]) -> None:
+        super().__init__(message)
+        self.files = files
+
 
 Split: TypeAlias = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)

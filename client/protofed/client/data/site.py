@@ -13,10 +13,9 @@ from typing import Any, assert_never
 import numpy as np
 import torch
 
-from protofed.client.data import partition, sides
-from protofed.client.data.hold_out import hold_out_each, no_test_set
+from protofed.client.data import partition
+from protofed.client.data.hold_out import check_apart, held_out, hold_out_each, no_test_set
 from protofed.client.data.partition import Indices, Labels
-from protofed.client.data.sides import held_out
 from protofed.client.data.site_data import Examples, SiteData, check_labels
 from protofed.client.data.sources import LABELLED_BY_NAME, Column, Source, load
 from protofed.common.config import data as kinds
@@ -201,7 +200,7 @@ def _check_groups(source: Source, sites: list[Indices], how: kinds.Partition) ->
             "one site, or a source without groups"
         )
     if source.group_column is not None and source.units is None:
-        sides.check_apart(source.group_column, sites, "the sites")
+        check_apart(source.group_column, sites, "the sites")
 
 
 def _held_out(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
 from protofed.client.data.partition import stratified_sample, stratified_share
-from protofed.client.transfer import page_locked
+from protofed.client.device import page_locked
 from protofed.common.config.recipe import Augment as Augment
 from protofed.common.config.recipe import Sampling
 from protofed.common.config.tables import Input

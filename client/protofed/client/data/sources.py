@@ -24,11 +24,11 @@ from pydantic import ValidationError
 
 from protofed.client.data import arrays, image_files
 from protofed.client.data.decoding import Pixels, decode_file, open_image, silence_decoders
-from protofed.client.data.image_error import UnreadableImageError, UnreadableImagesError
+from protofed.client.data.file_entry import TooManyUnreadableError, UnreadableImageError
+from protofed.client.data.hold_out import Units, check_apart, units_of_files, units_of_groups
 from protofed.client.data.image_files import IndexedFile, Scan, scan
 from protofed.client.data.labels import normalise
 from protofed.client.data.partition import Indices
-from protofed.client.data.sides import Units, check_apart, units_of_files, units_of_groups
 from protofed.client.data.site_data import Examples, check_shape, no_examples
 from protofed.client.data.split import BALANCED, DataSplit, draw_test_rows, draw_validation, refuse_test_fraction
 from protofed.client.data.split import Column as Column
@@ -56,7 +56,7 @@ def read_files(
 
     Raises:
         DataError: as `scan` and, but for noise, `Scan.check`; or there are no images.
-        UnreadableImagesError: more cannot be read than `data.max_unreadable_fraction` allows.
+        TooManyUnreadableError: more cannot be read than `data.max_unreadable_fraction` allows.
     """
     files = scan(data, class_names, len(class_names))
     if files.left_out:
@@ -164,7 +164,7 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
     if count > data.max_unreadable_fraction * total:
         counts = Counter(reason for _, reason in unreadable)
         listed = ", ".join(f"{times} × {reason}" for reason, times in counts.most_common(MOST_REASONS))
-        raise UnreadableImagesError(
+        raise TooManyUnreadableError(
             f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MOST_REASONS else ''}; "
             f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}: remove or replace these files, "
             "which `protofed client check` lists, or raise it",

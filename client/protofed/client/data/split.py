@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protofed.client.data.hold_out import hold_out, no_test_set
+from protofed.client.data.hold_out import Units, held_out, hold_out, no_test_set, units_of_groups, units_of_images
 from protofed.client.data.labels import by_number
 from protofed.client.data.partition import Indices, Labels
-from protofed.client.data.sides import Units, held_out, units_of_groups, units_of_images
 from protofed.client.data.site_data import Examples
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError

@@ -17,9 +17,8 @@ from torch.distributed.distributed_c10d import Store
 from protofed.client.data.site_data import SiteData
 from protofed.client.distributed.data_parallel import shared
 from protofed.client.distributed.team import OtherRankError, RankLostError, Team
-from protofed.client.site import FORESEEN, PreparedRun, Site, prepare, trains_to_its_end
+from protofed.client.site import FORESEEN, DaemonStatus, PreparedRun, Site, prepare, trains_to_its_end
 from protofed.client.state.store import SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.context import Checkpoints, FitContext, NoCheckpoints, generator
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

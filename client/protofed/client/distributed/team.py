@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from protofed.client.site import reason_of
-from protofed.client.status import TaskAbortedError
+from protofed.client.site import TaskAbortedError, reason_of
 from protofed.common.errors import FailureReason, TaskFailedError
 
 # Statuses; the largest of all ranks decides. FAILED + the position of a reason in REASONS.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.client.models.catalogue import build
-from protofed.client.models.heads import MethodHead, blank_head, kind_of
-from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.models.split import MethodHead, SplitModel, blank_head, dump, kind_of, load
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload

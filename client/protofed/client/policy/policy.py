@@ -15,8 +15,7 @@ import numpy as np
 import structlog
 
 from protofed.client.policy import update_checks
-from protofed.client.policy.rules import PolicyRules, PrivacyBudget
-from protofed.client.policy.score_disclosures import answers_about_classes, is_own, tells_of_classes
+from protofed.client.policy.rules import PolicyRules, PrivacyBudget, answers_about_classes, is_own, tells_of_classes
 from protofed.client.policy.update_checks import GateContext as GateContext
 from protofed.client.policy.update_checks import PolicyRefusedError as PolicyRefusedError
 from protofed.common import codec, plugins

@@ -24,8 +24,7 @@ a masked vector travels beside its message. In each row, the site's functions ar
 Only a sum with rows (of classes, or of scores) has the steps `holders` to `reveal-holders`: they count who holds each
 row before any row leaves.
 
-    membership  the site's identity, and what else it takes into a sum
-    partners    whom the site lets itself be summed with
+    partners    the site's identity, what else it takes into a sum, and whom it lets itself be summed with
     session     what the site has promised in one sum, as pure functions
     sessions    the same on disk
     steps       the tasks

@@ -10,9 +10,9 @@ from functools import partial
 import structlog
 
 from protofed.client.policy.policy import PolicyRefusedError, Released, ReleasedVector
-from protofed.client.policy.score_disclosures import PERSONAL
+from protofed.client.policy.rules import PERSONAL
 from protofed.client.secure_aggregation import session as steps
-from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.secure_aggregation.session import Session
 from protofed.client.site import PreparedRun, Site, is_summed
 from protofed.client.training.dp import NoiseShare, share_std

@@ -41,7 +41,7 @@ from protofed.common.storage import files
 _NAME = re.compile(r"(aside|moving)-([0-9]{6,})-[0-9a-f]{8}")  # the round that was staged in their place, its task
 
 
-class SetAside:
+class ReplacedRounds:
     """Folders `aside-ROUND-TASK` beside the rounds of a run, each with the folders of the rounds that were moved there.
 
     It is called `moving-…` until all are: several cannot move at once, and a crash in between must move back the first.
@@ -154,7 +154,7 @@ class DiskStore:
         self.own_scores: OwnScores | None = OwnScores(folder / SCORES_FOLDER)
         self.daily_counts: DailyCounts | None = DailyCounts(folder / COUNTS_FILE)
         self.dp_ledger: DpLedger | None = DpLedger(folder / LEDGER_FILE)
-        self._aside = SetAside(folder)
+        self._aside = ReplacedRounds(folder)
         files.sweep([folder / SCORES_FOLDER])
         # No other folder is looked into: in `lost+found`, at the root of a volume, only root may.
         for run in [path for path in folder.iterdir() if is_id(path.name) and path.is_dir()]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.common.errors import ConfigError, StateError, unknown
 from protofed.common.forms import check_id, utc_now
 from protofed.common.protocol.messages import Scores
@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20  # of a run's file, about 3000 rounds; the lines that were 
 
 
 @dataclass(frozen=True)
-class ScoredRound:
+class RoundScores:
     """A site's own scores of one round.
 
     Attributes:
@@ -35,7 +35,7 @@ class ScoredRound:
     scores: Mapping[str, float]
 
 
-_LINE = TypeAdapter(ScoredRound)
+_LINE = TypeAdapter(RoundScores)
 
 
 class OwnScores:
@@ -58,7 +58,7 @@ class OwnScores:
             StateError: the file is damaged, or cannot be written.
         """
         rounds = {scored.round: scored for scored in self._read(run)}
-        before = rounds.pop(round, ScoredRound(round, "", {}))
+        before = rounds.pop(round, RoundScores(round, "", {}))
         own = {name: value for name, value in scores.items() if is_own(name)}
         at = f"{self._now():%Y-%m-%dT%H:%M:%SZ}"
         rounds[round] = replace(before, at=at, scores={**before.scores, **own})  # at the end: the newest
@@ -67,7 +67,7 @@ class OwnScores:
             del lines[0]
         files.write(self._path(run), b"".join(lines))
 
-    def rounds(self, run: str) -> list[ScoredRound]:
+    def rounds(self, run: str) -> list[RoundScores]:
         """The scored rounds of a run, by number.
 
         Raises:
@@ -92,7 +92,7 @@ class OwnScores:
         paths = sorted(self._folder.glob(f"[!.]*{SUFFIX}"), key=lambda path: (path.stat().st_mtime, path.name))
         return [path.name.removesuffix(SUFFIX) for path in paths]
 
-    def _read(self, run: str) -> list[ScoredRound]:
+    def _read(self, run: str) -> list[RoundScores]:
         path = self._path(run)
         try:
             return [_LINE.validate_json(line) for line in path.read_bytes().splitlines()]

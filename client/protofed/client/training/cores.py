@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protofed.client.models.mixture import site_models
-from protofed.client.models.split import SplitModel, dump, load
+from protofed.client.models.split import SplitModel, dump, load, site_models
 from protofed.client.training.context import FitContext
 from protofed.common.errors import CodecError
 from protofed.common.payload import Part, Payload, Tensors

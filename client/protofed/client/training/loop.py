@@ -20,11 +20,10 @@ from torch.nn.functional import pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofed.client.data.site_data import Batch
-from protofed.client.training.checkpointing import TrainingState, restore_epoch, save_epoch
 from protofed.client.training.context import FitContext
 from protofed.client.training.losses import supervised
 from protofed.client.training.noisy_steps import NoisySteps, noisy_means
-from protofed.client.training.optimizer import Optimizer, ParameterGroup
+from protofed.client.training.progress import Optimizer, ParameterGroup, TrainingState, restore_epoch, save_epoch
 from protofed.common.errors import CodecError, ConfigError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
 from protofed.common.payload import Array, Part, Tensors

@@ -24,9 +24,9 @@ from torch.nn.functional import one_hot
 
 from protofed.client.data.augmentation import AUGMENTATIONS
 from protofed.client.models.split import SplitModel
-from protofed.client.training.checkpointing import TrainingState
 from protofed.client.training.context import FitContext
 from protofed.client.training.dp import DpContext
+from protofed.client.training.progress import TrainingState
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
 from protofed.common.failpoint import reach
@@ -54,7 +54,7 @@ class PerExample:
     def __init__(self, model: nn.Module, trained: Sequence[Tensor], loss: Loss) -> None:
         # In place. In the layout of channels last, some operations have no rule in `vmap`, and go through a slow loop.
         model.to(memory_format=torch.contiguous_format)
-        self._call = _Call(model, loss)
+        self._call = _LossModule(model, loss)
         parameters = dict(self._call.named_parameters())
         names = {id(parameter): name for name, parameter in parameters.items()}
         if any(id(tensor) not in names for tensor in trained):
@@ -80,7 +80,7 @@ class PerExample:
         return cast("Tensor", functional_call(self._call, {**trained, **others}, arguments))
 
 
-class _Call(nn.Module):
+class _LossModule(nn.Module):
     """A loss as a module, so that the parameters of the model that it uses can be replaced during a call."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:

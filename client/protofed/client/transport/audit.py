@@ -38,7 +38,7 @@ class _QueuedLine:
 
 
 @dataclass(eq=False)
-class Transfer:
+class ChunkedTransfer:
     """Chunk calls that share one line of the audit log.
 
     Attributes:
@@ -88,7 +88,7 @@ class ClientAudit:
         target: dict[str, Fact] = {"server": server, "certificate": certificate, "call": call}
         self._add("sent", {**target, "facts": dict(facts), "bytes": len(message), "digest": digest(message)})
 
-    def moves(self, server: str, certificate: str, transfer: Transfer) -> None:
+    def moves(self, server: str, certificate: str, transfer: ChunkedTransfer) -> None:
         """Chunks that are about to be sent or fetched; called before the first of them.
 
         Args:

@@ -23,7 +23,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from protofed.client.transport.audit import PLAINTEXT, ClientAudit, Transfer
+from protofed.client.transport.audit import PLAINTEXT, ChunkedTransfer, ClientAudit
 from protofed.client.transport.channels import Channels
 from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.client.transport.proxy import Proxy
@@ -150,7 +150,7 @@ class _Request:
     facts: Mapping[str, Fact]  # for the audit log
     timeout: float  # seconds, of one attempt; of a chunk its pace decides
     run: str = ""  # of a call that moves models, updates or scores: sent only while the site takes part in that run
-    transfer: Transfer | None = None  # that it is a chunk of
+    transfer: ChunkedTransfer | None = None  # that it is a chunk of
 
     @property
     def digest(self) -> Digest:
@@ -231,7 +231,7 @@ class Calls:
         """
         return self._until_answered(replace(_serialise(name, message, timeout), run=run), reply_type)
 
-    def call_chunk(self, transfer: Transfer, data: bytes, reply_type: type[A], run: str) -> A:
+    def call_chunk(self, transfer: ChunkedTransfer, data: bytes, reply_type: type[A], run: str) -> A:
         """Call the method that moves one chunk, as `call` does. Threads may move chunks of one transfer at once.
 
         Args:

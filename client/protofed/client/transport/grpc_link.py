@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 
 from protofed.client.policy.policy import Released, ReleasedScores
-from protofed.client.secure_aggregation.membership import Membership
+from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.state.downloads import MAX_ATTEMPTS, BlobDownloads, MemoryDownloads, download
-from protofed.client.transport.audit import ClientAudit, Transfer
+from protofed.client.transport.audit import ChunkedTransfer, ClientAudit
 from protofed.client.transport.calls import IN_FLIGHT, Calls
 from protofed.client.transport.proxy import Proxy
 from protofed.common.codec import Digest
@@ -53,7 +53,7 @@ class _Fetching:
         """Begin with these chunks."""
         size = sum(len(self.request(index)) for index in missing)
         facts = {**audit_fields(self._caller), "run": self.run, "digest": self._address}
-        self.transfer = Transfer("GetChunk", facts, self._address, len(missing), size)
+        self.transfer = ChunkedTransfer("GetChunk", facts, self._address, len(missing), size)
 
     def request(self, index: int) -> bytes:
         """The message that asks for one chunk."""
@@ -248,7 +248,7 @@ class GrpcLink:
             wire.upload_chunk_size(chunk, min(CHUNK_BYTES, len(data) - chunk.index * CHUNK_BYTES)) for chunk in chunks
         )
         facts = {**audit_fields(self._caller), "upload": upload.id}
-        transfer = Transfer("PutChunk", facts, released.manifest.digest, len(chunks), size)
+        transfer = ChunkedTransfer("PutChunk", facts, released.manifest.digest, len(chunks), size)
 
         def put(chunk: pb.Chunk) -> None:
             part = data[chunk.index * CHUNK_BYTES : (chunk.index + 1) * CHUNK_BYTES]

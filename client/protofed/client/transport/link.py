@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from protofed.client.policy.policy import Released, ReleasedScores
-from protofed.common import codec
-from protofed.common.errors import CodecError
-from protofed.common.payload import Payload
 from protofed.common.protocol.messages import Assignment, Finished, PauseReason, Progress, Receipt, Signal, Task, Wait
 
 
@@ -40,20 +37,3 @@ class Link(Protocol):
 
     def beat(self, run: str, progress: Progress) -> Signal:
         """Send one heartbeat. A lost one is not repeated and answers CONTINUE."""
-
-
-def decode_base(data: bytes) -> Payload:
-    """A fetched base as a payload whose lookups raise CodecError instead of KeyError.
-
-    A method takes from it what it needs; the agent then declines a task whose base lacks a part or a tensor. Its arrays
-    are read-only, since they are the bytes of `data`.
-
-    Raises:
-        CodecError: the bytes are no payload.
-    """
-    return _StrictDict({part: _StrictDict(tensors) for part, tensors in codec.view(data).items()})
-
-
-class _StrictDict(dict[Any, Any]):
-    def __missing__(self, name: Any) -> Any:
-        raise CodecError(f"the model that was received has no '{name}'")

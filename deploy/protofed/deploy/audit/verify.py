@@ -9,7 +9,7 @@ from pathlib import Path
 from protofed.common.codec import is_digest
 from protofed.common.errors import ConfigError, ProtofedError, short
 from protofed.common.storage.journal import TORN, HalfLineError, Record, TamperedError, records, segments
-from protofed.deploy.console.progress import BYTES, progress
+from protofed.deploy.progress import BYTES, progress
 
 AUDIT_FILE = "audit.jsonl"  # of a state folder, a site's or a server's: the first segment
 

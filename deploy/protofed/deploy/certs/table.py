@@ -18,11 +18,11 @@ from protofed.common.forms import stamp
 from protofed.common.pki.certificate import code, load
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files
-from protofed.deploy.certs.authority import ISSUED
-from protofed.deploy.tables import Column, Look, terminal
+from protofed.deploy.certs.lifecycle import ISSUED
+from protofed.deploy.tables import Column, TableStyle, terminal
 
 RED_DAYS, YELLOW_DAYS = 7, 30
-KEYS = Look(heads="bold")
+KEYS = TableStyle(heads="bold")
 
 
 @dataclass(frozen=True)

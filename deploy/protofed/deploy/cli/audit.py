@@ -53,8 +53,8 @@ def verify(
             problems.append(str(error))
             continue
         intact.append(status)
-        for line in [] if as_json else status_lines(status, expected):
-            console.print(line, highlight=False, markup=False)
+        if not as_json:
+            console.print("\n".join(status_lines(status, expected)), highlight=False, markup=False)
     # A hash need not be in every log: several logs may be checked against the hashes of all of them at once.
     problems += [audit.missing(newest, intact) for newest in expected if not any(newest in s.numbers for s in intact)]
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from protofed.deploy.cli.options import AsJson
 if TYPE_CHECKING:
     from protofed.common.pki.identity import Party
     from protofed.deploy.certs.lifecycle import Authority, Bundle
+    from protofed.deploy.certs.request import Request
     from protofed.deploy.cli.certs_output import Output
 
 FIRST_OPERATORS = "operators"  # in the server's identity folder, as the server reads it
@@ -57,7 +59,6 @@ def init(
     from protofed.deploy.certs import table
     from protofed.deploy.certs.lifecycle import authority_name, check_issue, make_authority
     from protofed.deploy.cli import certs_output
-    from protofed.deploy.cli.certs_prompts import passphrase
 
     output = certs_output.Output(as_json)
     parties = [] if server_name is None else [Local(Party.SERVER, server_name, identity, tuple(host or ()))]
@@ -68,7 +69,7 @@ def init(
         raise ConfigError("--identity and --operator-identity name one folder; each party has a folder of its own")
     for party in parties:  # before anything is made
         check_issue(party.folder, party.party, party.name, party.hosts)
-    created = make_authority(ca, name, days, passphrase(passphrase_file))
+    created = make_authority(ca, name, days, _passphrase(passphrase_file))
     output.say(f"CA: {authority_name(created.certificate)}")
     output.say(f"valid until {certs_output.day(created.certificate.not_valid_after_utc)}, in {ca}")
     if passphrase_file is None:
@@ -110,14 +111,13 @@ def issue(
     from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs.lifecycle import check_issue
     from protofed.deploy.cli import certs_output
-    from protofed.deploy.cli.certs_prompts import authority
 
     named = {Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name}
     party = Local(*certs_output.party_of(named), identity, tuple(host or ()))
     roles = check_roles(party.party, role or ())
     check_issue(party.folder, party.party, party.name, party.hosts)
     output = certs_output.Output(as_json)
-    issued = _issue(authority(ca, passphrase_file), party, days, output, renewal=renewal)
+    issued = _issue(_read_authority(ca, passphrase_file), party, days, output, renewal=renewal)
     to = None if server is None else certs_output.Connection(server, operator_identity, plaintext)
     registration = certs_output.Registration(roles, renewal)
     registered = certs_output.register_or_tell(issued, identity / CERTIFICATE, registration, to, output)
@@ -252,17 +252,16 @@ def sign(
     from protofed.common.pki.identity import Party
     from protofed.common.protocol.roles import check_roles
     from protofed.deploy.certs import files
-    from protofed.deploy.certs.lifecycle import authority_name, read_bundle, read_request, sign_request
-    from protofed.deploy.certs.request import check_addressee
+    from protofed.deploy.certs.lifecycle import authority_name, read_bundle, sign_request
+    from protofed.deploy.certs.request import check_addressee, read_request
     from protofed.deploy.cli import certs_output
-    from protofed.deploy.cli.certs_prompts import authority, confirm
 
     party, name = certs_output.party_of({Party.SITE: site, Party.OPERATOR: operator, Party.SERVER: server_name})
     roles = check_roles(party, role or ())  # before anything is signed
     to_sign = read_request(files.read(request), str(request))
     check_addressee(to_sign, party, name, str(request))
-    signing, output = authority(ca, passphrase_file), certs_output.Output(as_json)
-    confirm(to_sign, days, output, fingerprint, str(request))
+    signing, output = _read_authority(ca, passphrase_file), certs_output.Output(as_json)
+    _confirm(to_sign, days, output, fingerprint, str(request))
     bundle = sign_request(to_sign, signing, days, files.read(also) if also else None, renewal=renewal)
     path = _write(bundle, out or request.with_name(f"{to_sign.party}-{to_sign.name}.bundle.pem"))
     signed = read_bundle(bundle, str(path))
@@ -387,7 +386,7 @@ def list_certificates(
 
 
 def _write_request(pem: bytes, identity: Path, out: Path | None, output: Output) -> None:
-    from protofed.deploy.certs.lifecycle import read_request
+    from protofed.deploy.certs.request import read_request
     from protofed.deploy.cli.certs_output import plain_request
 
     request = read_request(pem, "the request")
@@ -419,3 +418,74 @@ def _write(data: bytes, path: Path) -> Path:
 
     files.write(path, data)
     return path
+
+
+_TRIES = 3  # to type a code
+
+
+def _confirm(request: Request, days: int, output: Output, fingerprint: str | None, where: str) -> None:
+    """Show the request and its key's code, and return only if that is what the party reads out.
+
+    Args:
+        fingerprint: the code or fingerprint that the party read out; None: the person at the terminal types it, so that
+            nobody signs by the return key.
+        where: names the request in errors.
+
+    Raises:
+        ConfigError: it is another key's, three times at a terminal, or there is neither a code nor a terminal.
+        typer.Abort: the person declined.
+    """
+    from protofed.deploy.certs.request import check_key
+
+    output.say(f"about to sign, for {days} days: {request.party} '{request.name}' {' '.join(request.hosts)}".rstrip())
+    output.say(f"key: {request.code}")
+    if fingerprint is not None:
+        check_key(request, fingerprint, where)
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "no terminal to ask on; have the party read you its key's code over the telephone (`protofed certs "
+            "request` printed it there) and give that as --fingerprint"
+        )
+    for left in reversed(range(_TRIES)):
+        try:
+            check_key(request, typer.prompt("Code that the party reads to you over the telephone", err=True), where)
+            break
+        except ConfigError as error:  # misheard, mistyped or another key: heard again, it tells which
+            if not left:
+                raise
+            output.say(str(error), style="yellow")
+
+
+def _read_authority(folder: Path, passphrase_file: Path | None) -> Authority:
+    """Read the CA in a folder; the passphrase, if its key needs one, comes from the file or the terminal.
+
+    Raises:
+        ConfigError: the folder holds no CA, or the passphrase is missing or wrong.
+    """
+    from protofed.deploy.certs import files
+    from protofed.deploy.certs.lifecycle import CA_KEY, read_authority
+
+    given = _passphrase(passphrase_file)
+    if given is None and files.is_encrypted(folder / CA_KEY):
+        if not sys.stdin.isatty():
+            raise ConfigError(f"the key of the CA in {folder} is encrypted; give --passphrase-file")
+        given = str(typer.prompt("Passphrase of the CA's key", hide_input=True)).encode()
+    return read_authority(folder, given)
+
+
+def _passphrase(path: Path | None) -> bytes | None:
+    """The first line of a passphrase file, without its line end; None without a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
+    if path is None:
+        return None
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; expected a file with the passphrase") from error
+    if not lines or not lines[0]:
+        raise ConfigError(f"{path} is empty; expected the passphrase in its first line")
+    return lines[0]

@@ -17,7 +17,7 @@ from protofed.common.errors import PolicyViolationError
 from protofed.common.forms import utc_now
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import PlanView, check, plan_view
-from protofed.deploy.cli.client_consortium import client_consortium
+from protofed.deploy.cli.consortium import client_consortium
 from protofed.deploy.cli.init import init_client
 from protofed.deploy.cli.options import (
     AsJson,
@@ -36,7 +36,7 @@ from protofed.deploy.cli.pages import page
 from protofed.deploy.tables import BOXED, Column, terminal
 
 if TYPE_CHECKING:
-    from protofed.client.state.own_scores import ScoredRound
+    from protofed.client.state.own_scores import RoundScores
     from protofed.deploy.audit.handed_in import HandedIn
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
@@ -251,7 +251,7 @@ def resume(state: State) -> None:
 def _leave(run: str, state: Path, *, yes: bool) -> None:
     from protofed.client.transport.audit import FILE
     from protofed.deploy.audit.handed_in import handed_in
-    from protofed.deploy.site import decide, orders
+    from protofed.deploy.site import orders
 
     def begun(took_part: bool) -> None:
         word = "left" if took_part else "denied"
@@ -261,7 +261,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
     offer = approvals.offer(run)
     if orders.is_out(approvals, offer):
         _say(f"this site was out of run {offer.run} already")
-        decide.act_as_owner(state)
+        orders.act_as_owner(state)
     else:
         if approvals.took_part(run) and not yes:
             confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
@@ -322,10 +322,10 @@ def budget(
     from protofed.client.policy.policy import Policy
     from protofed.client.state.dp_ledger import FILE, read
     from protofed.deploy import shipped
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import orders
     from protofed.deploy.site.privacy_spent import privacy_spent
 
-    decide.check_state(state)
+    orders.check_state(state)
     allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
     found = asdict(privacy_spent(read(state / FILE), allowed, delta))
     if as_json:
@@ -381,9 +381,9 @@ def scores(
     from protofed.client.state.own_scores import FOLDER, OwnScores
     from protofed.client.transport.audit import FILE
     from protofed.deploy.audit.handed_in import HandedIn, handed_in
-    from protofed.deploy.site import decide
+    from protofed.deploy.site import orders
 
-    decide.check_state(state)
+    orders.check_state(state)
     kept = OwnScores(state / FOLDER)
     if run is None:
         run = next(reversed(kept.runs()), None)
@@ -401,7 +401,7 @@ def scores(
             console.print(line, highlight=False, markup=False)
 
 
-def plain(run: str | None, rounds: Sequence[ScoredRound], sent: HandedIn) -> dict[str, Any]:
+def plain(run: str | None, rounds: Sequence[RoundScores], sent: HandedIn) -> dict[str, Any]:
     """For programs: each round with the names that left (None: too many for the log), and what the names mean.
 
     `left` has those that left by themselves, `left_in_sums` those that left in a secure sum alone.
@@ -423,7 +423,7 @@ def plain(run: str | None, rounds: Sequence[ScoredRound], sent: HandedIn) -> dic
     return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
 
 
-def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[RenderableType]:
+def tables(rounds: Sequence[RoundScores], width: int) -> Iterator[RenderableType]:
     """One row a round, one column a score; as many tables as it takes for no number to be cut."""
     from protofed.deploy.site.score_words import names_of
 
@@ -432,17 +432,17 @@ def tables(rounds: Sequence[ScoredRound], width: int) -> Iterator[RenderableType
     widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
     most = max(1, (width - len("│ round │")) // (widest + 3))
     for first in range(0, max(len(names), 1), most):
-        columns: list[Column[ScoredRound]] = [Column("round", lambda scored: str(scored.round), right=True, wraps=True)]
+        columns: list[Column[RoundScores]] = [Column("round", lambda scored: str(scored.round), right=True, wraps=True)]
         for name, head in zip(names[first : first + most], heads[first : first + most], strict=True):
             columns.append(Column(head, partial(_score, name), right=True, wraps=True))
         yield terminal(columns, rounds, BOXED)
 
 
-def _score(name: str, scored: ScoredRound) -> str:
+def _score(name: str, scored: RoundScores) -> str:
     return f"{scored.scores[name]:.4f}" if name in scored.scores else "–"
 
 
-def legend(rounds: Sequence[ScoredRound], sent: HandedIn) -> Iterator[str]:
+def legend(rounds: Sequence[RoundScores], sent: HandedIn) -> Iterator[str]:
     """What each column means, and whether it left: by itself, in a secure sum, or not at all."""
     from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
     from protofed.deploy.site.score_words import meaning, names_of
@@ -450,23 +450,27 @@ def legend(rounds: Sequence[ScoredRound], sent: HandedIn) -> Iterator[str]:
     for name in names_of(rounds):
         yield f"{name}: {meaning(name)}"
     kept = {scored.round for scored in rounds}
-    gone, summed = _rounds_by_name(rounds, sent.names), _rounds_by_name(rounds, sent.summed)
-    stayed = [name for name in gone if not gone[name] and not summed[name]]
-    for name, numbers in gone.items():
-        if numbers:
-            yield f"left this site (the policy names it): {name}, rounds {rounds_text(numbers)}"
-    for name, numbers in summed.items():
-        if numbers:
-            yield f"left in a secure sum, as part of a mean over sites: {name}, rounds {rounds_text(numbers)}"
+    alone, summed = _rounds_by_name(rounds, sent.names), _rounds_by_name(rounds, sent.summed)
+    stayed = [name for name in alone if not alone[name] and not summed[name]]
+    yield from _lines("left this site (the policy names it)", alone)
+    yield from _lines("left in a secure sum, as part of a mean over sites", summed)
     if unlisted := {number for number in kept if UNLISTED in sent.names.get(number, ())}:
         yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
     elif sent.gap:
         yield sent.gap
     elif stayed:
-        yield f"stayed at this site: {'all of them' if len(stayed) == len(gone) else ', '.join(stayed)}"
+        yield f"stayed at this site: {'all of them' if len(stayed) == len(alone) else ', '.join(stayed)}"
 
 
-def _rounds_by_name(rounds: Sequence[ScoredRound], left: Mapping[int, set[str]]) -> dict[str, set[int]]:
+def _lines(how: str, rounds_by_name: Mapping[str, set[int]]) -> Iterator[str]:
+    from protofed.deploy.audit.handed_in import rounds_text
+
+    for name, numbers in rounds_by_name.items():
+        if numbers:
+            yield f"{how}: {name}, rounds {rounds_text(numbers)}"
+
+
+def _rounds_by_name(rounds: Sequence[RoundScores], left: Mapping[int, set[str]]) -> dict[str, set[int]]:
     """In which of the rounds each column is among the names that left."""
     from protofed.deploy.site.score_words import names_of
 

@@ -16,14 +16,13 @@ from rich.console import Console
 from protofed.common import plugins
 from protofed.common.errors import ConfigError, DataError, PolicyViolationError, StateError
 from protofed.deploy.cli.options import Set, needs_recipe
-from protofed.deploy.doctor.diagnoses import diagnosis
 
 if TYPE_CHECKING:
     from protofed.client.policy.approval import Offer
     from protofed.client.policy.policy import Policy
     from protofed.common.config.recipe import Recipe
     from protofed.common.config.settings import ClientSettings
-    from protofed.deploy.console.progress import Bar
+    from protofed.deploy.progress import Bar
     from protofed.deploy.site.check import SiteCheck
     from protofed.deploy.site.plan import SitePlan
 
@@ -90,18 +89,31 @@ def check(
         shown = check_table.plain(result) | ({"preview": view.plain()} if view else {})
         print(json.dumps(shown, indent=2, ensure_ascii=False))  # noqa: T201
     else:
-        check_table.show(result, console)
-        if contact_sheet is not None:
-            console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
-        if view is not None:
-            console.print()
-            view.show(console)
+        _show(result, contact_sheet, view)
+    if code := _exit_code(result, view):
+        raise typer.Exit(code)
+
+
+def _show(result: SiteCheck, contact_sheet: Path | None, view: PlanView | None) -> None:
+    from protofed.deploy.site import check_table
+
+    check_table.show(result, console)
+    if contact_sheet is not None:
+        console.print(f"\ncontact sheet: {contact_sheet} (it shows the site's images)", highlight=False)
+    if view is not None:
+        console.print()
+        view.show(console)
+
+
+def _exit_code(result: SiteCheck, view: PlanView | None) -> int:
+    """0, or the code of the first reason against the run: its data, the policy, its scores."""
+    from protofed.deploy.doctor.checks import diagnosis  # with cryptography
+
     if result.refusal is not None:
-        raise typer.Exit(DataError.exit_code)
+        return DataError.exit_code
     if view is not None and view.refused:
-        raise typer.Exit(PolicyViolationError.exit_code)
-    if any(concern.untrue for concern in result.concerns):
-        raise typer.Exit(diagnosis("scores-untrue").code)
+        return PolicyViolationError.exit_code
+    return diagnosis("scores-untrue").code if any(concern.untrue for concern in result.concerns) else 0
 
 
 def _preview(result: SiteCheck, settings: ClientSettings, *, as_json: bool) -> PlanView | None:
@@ -170,7 +182,7 @@ def _draw(result: SiteCheck, file: Path) -> None:
 
 @contextmanager
 def _bar(*, shown: bool) -> Iterator[Bar]:
-    from protofed.deploy.console.progress import progress
+    from protofed.deploy.progress import progress
 
     with progress("looking at images", unit="images", shown=shown) as bar:
         yield bar
@@ -223,7 +235,7 @@ def plan_view(
         StateError: the ledger is damaged.
     """
     from protofed.common.codec import Digest
-    from protofed.deploy.console.progress import progress
+    from protofed.deploy.progress import progress
 
     with progress(f"building {recipe.model.name}", shown=progress_shown):
         from protofed.client.state.dp_ledger import FILE, read

@@ -22,9 +22,10 @@ from protofed.common.protocol.messages import Role
 from protofed.common.storage.files import Lock, write
 from protofed.deploy import shipped
 from protofed.deploy.certs import lifecycle
-from protofed.deploy.console.progress import end, interruption, progress
+from protofed.deploy.certs.request import read_request
 from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE
 from protofed.deploy.daemons.server import read_address
+from protofed.deploy.progress import end, interruption, progress
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
@@ -189,7 +190,7 @@ def _make_identities(folder: Path) -> None:
     parties = {SERVER: Party.SERVER, OPERATOR: Party.OPERATOR} | dict.fromkeys((*SITES, EVALUATOR), Party.SITE)
     for name, party in parties.items():
         hosts = ("127.0.0.1",) if party is Party.SERVER else ()
-        request = lifecycle.read_request(lifecycle.request(_identity(folder, name), party, name, hosts), name)
+        request = read_request(lifecycle.request(_identity(folder, name), party, name, hosts), name)
         lifecycle.install(_identity(folder, name), lifecycle.sign_request(request, authority))
     operators = _identity(folder, SERVER) / "operators"
     operators.mkdir()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
 from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Allowed = Annotated[
 ]
 
 
-class UnreadableImagesError(DataError):
+class ExportImagesError(DataError):
     """Some images could not be read; the others were classified."""
 
 
@@ -135,15 +135,15 @@ def predict(
             soft_wrap=True,
         )
     if unreadable_count and not skip_unreadable:
-        raise UnreadableImagesError(
+        raise ExportImagesError(
             f"{unreadable_count} of {unreadable_count + result.done} images cannot be read, such as "
             f"{result.unreadable[0].path}; repair or remove them, or add --skip-unreadable"
         )
 
 
 def _export_with_progress(request: ExportRequest) -> Exported:
-    from protofed.deploy.console.progress import progress
     from protofed.deploy.export.export import export as work
+    from protofed.deploy.progress import progress
 
     with progress(f"exporting {request.kind}"):
         return work(request)

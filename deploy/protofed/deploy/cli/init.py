@@ -56,7 +56,7 @@ def init_client(
     """
     from protofed.common.config.data import SOURCES
     from protofed.deploy import shipped
-    from protofed.deploy.templates.new_daemon import NewSite, check_free, layout_of, write_new
+    from protofed.deploy.templates.new import NewSite, check_free, layout_of, write_new
 
     site = _named(bundle, site) or _ask("--site", "This site's id (a-z, 0-9, '-'; as the coordinator calls it)")
     server = server or _ask("--server", "Address of the coordinator's server (host:port)")
@@ -85,7 +85,7 @@ def init_server(
 
     Example: `protofed server init --host hub.example`
     """
-    from protofed.deploy.templates.new_daemon import server_settings, write_new
+    from protofed.deploy.templates.new import server_settings, write_new
 
     folders = ("identity", "identity/operators", "state")
     _show_made(write_new(into, {"server.toml": server_settings(listen)}, folders))

@@ -26,9 +26,8 @@ from protofed.deploy.cli.compare import compare
 from protofed.deploy.cli.consortium import consortium
 from protofed.deploy.cli.pages import console as console_page
 from protofed.deploy.cli.report import report
-from protofed.deploy.cli.server import server
+from protofed.deploy.cli.server import server, tracking
 from protofed.deploy.cli.shipped import files, new, policies, recipes
-from protofed.deploy.cli.tracking import tracking
 
 
 class _AudienceOrder(TyperGroup):
@@ -89,9 +88,9 @@ def _global(
     ] = False,
 ) -> None:
     if not context.obj:
-        from protofed.deploy.logs import setup
+        from protofed.deploy import logs
 
-        setup.configure(debug=debug)
+        logs.configure(debug=debug)
     if context.invoked_subcommand not in SHOWN:
         umask = os.umask(0o077)
         context.call_on_close(lambda: os.umask(umask))  # tests run commands in their own process
@@ -184,9 +183,9 @@ def _replace_what_the_terminal_cannot_show() -> None:
 
 def _report_error(message: str, error: Exception, exit_code: int) -> None:
     # A daemon reports its exit in its log, as one more JSON line; everything else prints it.
-    from protofed.deploy.logs import setup
+    from protofed.deploy import logs
 
-    if not setup.log_exit(message, exit_code, error):
+    if not logs.log_exit(message, exit_code, error):
         print(f"protofed: {message}", file=sys.stderr)  # noqa: T201
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.connection import connected
+from protofed.deploy.cli.completion import connected
 from protofed.deploy.cli.options import AsJson, DryRun, Set, Yes, confirm, show_dry_run
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def start(
     from protofed.deploy import shipped
     from protofed.deploy.operator.tables import start_notes
     from protofed.deploy.simulation.start_check import check_queue
-    from protofed.deploy.site.recipe_privacy import planned_lines
+    from protofed.deploy.site.plan_request import planned_lines
 
     loaded = shipped.recipe(recipe, assignments or ())
     if name is not None:
@@ -209,7 +209,7 @@ def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
 
     Example: `protofed runs verify lesions`
     """
-    from protofed.deploy.console.progress import each
+    from protofed.deploy.progress import each
 
     rows = [row for row in operator.show(run).rounds if row.state]
     bar = each(rows, "verifying", "rounds", shown=not as_json)

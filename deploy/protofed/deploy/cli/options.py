@@ -28,9 +28,9 @@ RunningState = Annotated[Path, typer.Option("--state", help="State folder of a d
 
 def log_as_daemon(context: typer.Context) -> None:
     """Switch to the log format of a long-running process; `--debug` of the root command still counts."""
-    from protofed.deploy.logs import setup
+    from protofed.deploy import logs
 
-    setup.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
+    logs.configure(debug=bool(context.find_root().params.get("debug")), daemon=True)
 
 
 def health(state: RunningState, as_json: AsJson = False) -> None:
@@ -70,8 +70,8 @@ def show_dry_run(recipes: Sequence[Recipe], *, simulated: bool) -> None:
     Raises:
         ConfigError: an unknown method, model or option, or a recipe without [data] that would be simulated.
     """
-    from protofed.deploy.overrides import leaves
-    from protofed.deploy.site.recipe_privacy import planned_lines
+    from protofed.deploy.shipped import leaves
+    from protofed.deploy.site.plan_request import planned_lines
 
     for recipe in recipes:
         if simulated and recipe.data is None:

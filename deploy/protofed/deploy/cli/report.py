@@ -12,7 +12,7 @@ from rich.console import Console
 from protofed.common.errors import ConfigError
 from protofed.common.version import install_hint
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.connection import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
 
 console = Console()
 Run = Annotated[

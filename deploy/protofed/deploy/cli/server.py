@@ -1,11 +1,12 @@
-"""`protofed server …`: the aggregation server."""
+"""`protofed server …`: the aggregation server. `protofed tracking sync`: copies its runs to an experiment tracker."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,12 +27,19 @@ from protofed.deploy.cli.options import (
     log_as_daemon,
     show_dry_run,
 )
-from protofed.deploy.cli.tracking import TensorBoard
+
+if TYPE_CHECKING:
+    from protofed.deploy.state_folder import StateFolder
+    from protofed.server.storage.rows import RunRow
 
 server = typer.Typer(
     no_args_is_help=True, help="For coordinators: start the aggregation server, check its prerequisites and health."
 )
+tracking = typer.Typer(no_args_is_help=True, help="Copy runs to an experiment tracker: TensorBoard or MLflow.")
 console = Console(soft_wrap=True)
+TensorBoard = Annotated[
+    Path | None, typer.Option(help="Folder for TensorBoard's event files, with a subfolder per run.")
+]
 
 
 server.command("init")(init_server)
@@ -106,15 +114,15 @@ def notify(settings: Settings = None, as_json: AsJson = False) -> None:
     from protofed.common.config.settings import ServerSettings, read_settings
     from protofed.common.pki.certificate import Party
     from protofed.common.pki.identity import LiveIdentity
+    from protofed.deploy import logs
     from protofed.deploy.daemons.server import server_name
-    from protofed.deploy.logs import setup
     from protofed.server.notifications.channels import NotSentError, open_channels
     from protofed.server.notifications.wording import trial_notice
 
     server = read_settings(ServerSettings, settings, {})
     if server.notify is None:
         raise ConfigError("the settings have no [notify], so nobody is told; name the server's file: --settings FILE")
-    setup.hide_server(server)
+    logs.hide_server(server)
     channels = open_channels(server.notify)
     identity = None if server.identity is None else LiveIdentity(server.identity, Party.SERVER)
     message = trial_notice(server_name(identity, server.listen), time.time())
@@ -134,6 +142,52 @@ def notify(settings: Settings = None, as_json: AsJson = False) -> None:
             console.print(Text.assemble(mark, f" {name}  {answer}"))
     if not all(taken for taken, _ in results.values()):
         raise typer.Exit(UnavailableError.exit_code)
+
+
+@tracking.command("sync")
+def sync(
+    run: Annotated[str | None, typer.Argument(help="The run's name; optional if --state holds only one run.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All runs in --state.")] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(help="State folder of a server (it may be running), of `simulate`, or a job of `compare`."),
+    ] = None,
+    tensorboard: TensorBoard = None,
+    mlflow: Annotated[
+        str | None,
+        typer.Option(envvar="PROTOFED_TRACKING_MLFLOW", help="URI of MLflow: http(s)://…, or sqlite:///FILE."),
+    ] = None,
+) -> None:
+    """Copy new rounds to TensorBoard or MLflow. Each round is copied once, however often you call this.
+
+    Example: `protofed tracking sync --state runs/demo/server --all --tensorboard tensorboard`
+    """
+    from protofed.deploy import logs
+    from protofed.deploy.state_folder import open_state
+    from protofed.deploy.tracking import follower
+
+    logs.hide(urls=(mlflow,))  # before anything logs it: the address, from the environment, may contain a password
+    if state is None:
+        raise ConfigError("say by --state where the runs are: the folder of a server, or of `simulate`")
+    trackers = follower.trackers(tensorboard, mlflow)
+    if not trackers:
+        raise ConfigError("expected a tracker: --tensorboard FOLDER, --mlflow URI, or both")
+    with open_state(state) as folder:
+        for row in _chosen_rows(folder, run, everything=everything):
+            for tracker in trackers:
+                with tracker.open(row) as book:
+                    new = follower.sync_run(folder.ledger, row, book)
+                    rounds = len(book.tracked.attempts)
+                line = f"{row.run}: {new} new of {rounds} rounds sent to {tracker.name}"
+                console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _chosen_rows(folder: StateFolder, run: str | None, *, everything: bool) -> Sequence[RunRow]:
+    rows = folder.ledger.runs()
+    if everything:
+        return rows
+    name = folder.run(run)
+    return [row for row in rows if row.run == name]
 
 
 server.command("doctor")(doctor.of_server(start))

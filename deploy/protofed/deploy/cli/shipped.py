@@ -115,7 +115,7 @@ def files(
 
     Example: `protofed files monitoring dashboards prometheus`
     """
-    from protofed.deploy.shipped_files import KINDS, write_files
+    from protofed.deploy.shipped import KINDS, write_files
 
     if listed:
         rows = [{"kind": name, "what": one.what} for name, one in KINDS.items()]
@@ -155,7 +155,7 @@ def method(
 
     Example: `protofed new method my-method`
     """
-    from protofed.deploy.templates.new_method import new_method
+    from protofed.deploy.templates.new import new_method
 
     for path in (files := new_method(name, into)):
         console.print(path, soft_wrap=True, highlight=False)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.options import DryRun, DryWrite, Set, needs_recipe, show_dry_run
+
+if TYPE_CHECKING:
+    from protofed.common.config.recipe import Recipe
 
 console = Console()
 
@@ -62,7 +66,6 @@ def simulate(
         from protofed.deploy.experiments.crews import crew
         from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
         from protofed.deploy.simulation.start_check import check_simulation
-        from protofed.deploy.site.simulated_policy import check_simulated
 
     read = shipped.recipe(recipe, assignments or ())
     rules = None if policy is None else shipped.policy(policy)
@@ -84,6 +87,25 @@ def simulate(
         if shown.held_out:
             more["held_out"] = shown.held_out
         print(json.dumps([one | more for one in scores_json([shown.view])], indent=2))  # noqa: T201
+
+
+def check_simulated(recipe: Recipe, policy: Path) -> None:
+    """Check that a site with this policy would take part, as far as that is known without its images.
+
+    Raises:
+        PolicyViolationError: there is no such policy, or it refuses the run.
+        ConfigError: the recipe cannot be used.
+    """
+    from protofed.client.policy.policy import Policy
+    from protofed.deploy.simulation.simulation import simulated
+    from protofed.deploy.site.plan import site_plan
+
+    if refusals := site_plan(recipe, simulated(Policy.read(policy))).refusals:
+        raise PolicyViolationError(
+            f"under policy {policy.stem} no site takes part in {recipe.name}: {'; '.join(refusals)}. `protofed client "
+            f"preview` with this recipe and policy says more; `protofed simulate digits-trio --policy standard` is a "
+            "run that a policy of hospitals allows"
+        )
 
 
 def figures(

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,41 +21,83 @@ from protofed.client.distributed.launch import Launch, launched
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.config.tables import Input
-from protofed.common.errors import ConfigError, PolicyViolationError, RevokedError, UnavailableError
-from protofed.common.forms import check_connection, stamp
+from protofed.common.errors import ConfigError, DataError, PolicyViolationError, RevokedError, UnavailableError
+from protofed.common.forms import check_connection, stamp, utc_now
 from protofed.common.monitoring import Monitor
-from protofed.common.pki.identity import LiveIdentity
+from protofed.common.pki.identity import IdentityError, IdentityProblem, LiveIdentity, Party
 from protofed.common.process import quick_imports
 from protofed.common.protocol.messages import Assignment, Finished, Role, Task, Wait
 from protofed.common.storage.journal import SEGMENT_BYTES, Journal
 from protofed.common.version import VERSION
-from protofed.deploy import shipped
-from protofed.deploy.daemons.client_resources import check_root, own_identity, own_proxy
+from protofed.deploy import logs, shipped
 from protofed.deploy.daemons.metrics_endpoint import serve_metrics
 from protofed.deploy.daemons.signals import forbid_core_dumps, stoppable
-from protofed.deploy.logs import capture, setup
 
 if TYPE_CHECKING:
     import torch
 
     from protofed.client.agent.agent import Agent
-    from protofed.client.agent.decision_watch import DecisionWatch
-    from protofed.client.agent.heartbeat import Heartbeat
+    from protofed.client.agent.heartbeat import DecisionWatch, Heartbeat
     from protofed.client.agent.metrics import ClientMetrics
     from protofed.client.agent.readiness import SiteDataLoader
     from protofed.client.data.site_data import SiteData
     from protofed.client.distributed.leader import CallBoard
     from protofed.client.distributed.team import Team
     from protofed.client.policy.policy import PolicyFile
-    from protofed.client.secure_aggregation.membership import Membership
-    from protofed.client.site import PreparedRun, Site
+    from protofed.client.secure_aggregation.partners import Membership
+    from protofed.client.site import DaemonStatus, PreparedRun, Site
     from protofed.client.state.decisions import Decision
     from protofed.client.state.disk_store import DiskStore
     from protofed.client.state.store import Store
-    from protofed.client.status import DaemonStatus
     from protofed.client.transport.audit import ClientAudit
     from protofed.client.transport.grpc_link import GrpcLink
     from protofed.client.transport.proxy import Proxy
+
+
+def own_identity(settings: ClientSettings, clock: Callable[[], datetime] = utc_now) -> LiveIdentity | None:
+    """The site's identity; None: plain text. `clock` says when certificates are valid.
+
+    Raises:
+        ConfigError: it cannot be used, or is another site's.
+    """
+    if settings.identity is None:
+        return None
+    identity = LiveIdentity(settings.identity, Party.SITE, clock)
+    if (name := identity.current().certificate.name) != settings.site:
+        text = f"the certificate in {settings.identity} is of site '{name}', and this is site '{settings.site}'; "
+        raise IdentityError(
+            IdentityProblem.ANOTHERS, text + "correct the setting `site`, or give its --identity folder"
+        )
+    return identity
+
+
+def own_proxy(settings: ClientSettings) -> Proxy | None:
+    """The proxy on the way to the server; None: there is none. Removes `no_proxy` from the environment.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    from protofed.client.transport.proxy import Proxy
+
+    if settings.proxy is None:
+        return None
+    if settings.plaintext:
+        raise ConfigError("proxy: plain text stays on this machine; remove the setting, or give --identity")
+    for name in ("no_grpc_proxy", "no_proxy"):  # gRPC's C core reads them, and they would overrule the setting
+        os.environ.pop(name, None)
+    return Proxy.read(settings.proxy)
+
+
+def check_root(settings: ClientSettings) -> None:
+    """Check at the start that the data's folder exists: without this, the first run would fail hours later.
+
+    Raises:
+        DataError: it does not exist.
+    """
+    root = settings.data.place
+    if root is not None and not root.exists() and not settings.data.download:
+        raise DataError(f"no data at {root}; mount or copy them there, or correct data.root")
+
 
 log = structlog.get_logger()
 WAIT_S = 20.0  # for a task, or a run: a server holds a call for no longer
@@ -82,12 +125,12 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         HangUpError: SIGHUP ended it.
     """
     forbid_core_dumps()
-    setup.hide_site(settings)
+    logs.hide_site(settings)
     check_download(settings, launch := launched(os.environ))
     if launch is not None and launch.rank:
         _follow(settings, launch)
         return
-    setup.bind_fields(lambda: {"site": settings.site})
+    logs.bind_fields(lambda: {"site": settings.site})
     check_connection(settings.server, settings.identity, settings.plaintext)
     identity = own_identity(settings)
     check_root(settings)
@@ -98,9 +141,9 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
         from protofed.client.agent.heartbeat import Heartbeat
         from protofed.client.agent.metrics import ClientMetrics
         from protofed.client.policy.policy import PolicyFile
+        from protofed.client.site import DaemonStatus
         from protofed.client.state.disk_store import DiskStore
         from protofed.client.state.owner import claim
-        from protofed.client.status import DaemonStatus
         from protofed.client.transport.audit import FILE, ClientAudit
 
     policy, proxy = PolicyFile(shipped.policy(settings.policy)), own_proxy(settings)
@@ -108,7 +151,7 @@ def run_client(settings: ClientSettings, *, until_finished: bool, give_up_after_
     with stoppable(), ExitStack() as stack:
         distribute = stack.enter_context(leading(launch, device))
         store, status = DiskStore(settings.state), DaemonStatus()
-        setup.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
+        logs.bind_fields(lambda: {"site": settings.site, **status.log_fields()})
         stack.callback(store.close)
         claim(settings.state, settings.site)  # under the store's lock, and before anything is written for the site
         journal = Journal(settings.state / FILE, SEGMENT_BYTES)
@@ -190,7 +233,7 @@ def _link(
 def _decision_watch(
     settings: ClientSettings, store: DiskStore, status: DaemonStatus, link: GrpcLink, audit: ClientAudit
 ) -> DecisionWatch:
-    from protofed.client.agent.decision_watch import DecisionWatch
+    from protofed.client.agent.heartbeat import DecisionWatch
     from protofed.client.state.decisions import FOLDER, Decisions
 
     decisions = Decisions(settings.state / FOLDER)
@@ -228,7 +271,7 @@ def _monitored_loading(
 
 def _follow(settings: ClientSettings, launch: Launch) -> None:
     """Run as a rank other than 0: without connection to the server, identity or state folder."""
-    setup.bind_fields(lambda: {"site": settings.site, "rank": launch.rank})
+    logs.bind_fields(lambda: {"site": settings.site, "rank": launch.rank})
     check_root(settings)
     device = _device(settings, launch)
 
@@ -249,9 +292,9 @@ def _device(settings: ClientSettings, launch: Launch | None) -> torch.device:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.state))
     import torch
 
-    capture.redirect("torch")
+    logs.redirect("torch")
 
-    from protofed.client.transfer import pick_device
+    from protofed.client.device import pick_device
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -263,7 +306,7 @@ def _site(
 ) -> Site:
     from protofed.client.models.catalogue import device_model
     from protofed.client.site import Site
-    from protofed.client.training.checkpointing import on_disk
+    from protofed.client.training.progress import on_disk
 
     return Site(
         settings.site,
@@ -280,7 +323,7 @@ def _site(
 
 def _membership(settings: ClientSettings, identity: LiveIdentity | None, audit: ClientAudit) -> Membership:
     """What the site takes into secure sums; its identity for them is made at the daemon's first start."""
-    from protofed.client.secure_aggregation.membership import membership_of
+    from protofed.client.secure_aggregation.partners import membership_of
 
     certified = lambda: None if identity is None else identity.current()  # noqa: E731
     record, institution = audit.secure_sum, settings.institution
@@ -305,7 +348,7 @@ def _log_start(settings: ClientSettings, identity: LiveIdentity | None) -> None:
 
 
 def _warn_of_held_out_scores(settings: ClientSettings, policy: PolicyFile) -> None:
-    from protofed.client.policy.score_disclosures import on_own_images
+    from protofed.client.policy.rules import on_own_images
 
     if scores := on_own_images(settings.roles, policy().rules.metrics):
         log.warning(

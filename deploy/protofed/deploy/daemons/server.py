@@ -21,11 +21,10 @@ from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy import shipped
+from protofed.deploy import logs, shipped
 from protofed.deploy.daemons.metrics_endpoint import serve_metrics
 from protofed.deploy.daemons.signals import ENDING, check_hang_up, forbid_core_dumps
-from protofed.deploy.logs import setup
-from protofed.deploy.overrides import read_overrides, with_overrides
+from protofed.deploy.shipped import read_overrides, with_overrides
 from protofed.deploy.tracking import follower
 from protofed.server.metrics import ServerMetrics
 from protofed.server.monitoring.collector import CollectorSources, StateCollector
@@ -102,7 +101,7 @@ def run_server(
         HangUpError: SIGHUP ended it.
     """
     forbid_core_dumps()
-    setup.hide_server(settings)
+    logs.hide_server(settings)
     (recipes, identity), limit = checked(settings, assignments), memory_limit(settings.memory_limit_mb)
     for recipe in recipes:
         if recipe.data is not None:

@@ -24,7 +24,7 @@ from protofed.common.protocol.call_metadata import REGISTERED, UNKNOWN, ServerIn
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.version import VERSION
 from protofed.deploy import shipped
-from protofed.deploy.daemons import client_resources
+from protofed.deploy.daemons import client
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_sums import SiteSums
@@ -94,12 +94,12 @@ class ClientDoctor:
             return None
         # `certificate` judges the dates, by the server's clock if this one is wrong; so they must not stop the rest.
         at = machine.valid_time(self.settings.identity, self.clock())
-        return client_resources.own_identity(self.settings, lambda: at)
+        return client.own_identity(self.settings, lambda: at)
 
     @cached_property
     def proxy(self) -> Proxy | None:
         """The proxy to the server, from the settings; None: a direct connection."""
-        return client_resources.own_proxy(self.settings)
+        return client.own_proxy(self.settings)
 
     @cached_property
     def connection(self) -> ConnectionDiagnosis:

@@ -55,15 +55,15 @@ class SiteSums:
         return f"{own}; {partners}; {group}; {agreed}; {ALONE}"
 
     def _identity(self) -> str:
-        from protofed.client.secure_aggregation import membership
+        from protofed.client.secure_aggregation.partners import IDENTITY_FILE, load_identity
 
-        path = self.state / membership.IDENTITY_FILE
+        path = self.state / IDENTITY_FILE
         if not path.exists():
             return f"no identity yet: the daemon makes {path} at its start"
         if (mode := stat.S_IMODE(path.stat().st_mode)) & OTHERS:
             raise CheckFailedError("sum-identity-unusable", f"{path} can be read by others (mode {mode:04o})")
         try:
-            key = membership.load_identity(self.state)
+            key = load_identity(self.state)
         except StateError as error:
             raise CheckFailedError("sum-identity-unusable", str(error)) from error
         return f"identity {_code(key)}, {self._endorsed(key)}"
@@ -79,12 +79,9 @@ class SiteSums:
         return f"endorsed by the {certified.certificate}"
 
     def _partners(self) -> str:
-        from protofed.client.secure_aggregation import membership
-        from protofed.client.secure_aggregation.partners import Partners
+        from protofed.client.secure_aggregation.partners import IDENTITY_FILE, Partners
 
-        if not (
-            self.state / membership.IDENTITY_FILE
-        ).exists():  # no server can offer a list before it knows this site's key
+        if not (self.state / IDENTITY_FILE).exists():  # no server can offer a list before it knows this site's key
             return "partners are confirmed once the daemon has started"
         partners, required = Partners(self.state), self.policy.rules.partners == "confirmed"
         try:
@@ -182,6 +179,6 @@ def dropouts(sites: int) -> str:
 
 
 def _code(key: Ed25519PrivateKey) -> str:
-    from protofed.client.secure_aggregation.membership import fingerprint
+    from protofed.client.secure_aggregation.partners import fingerprint
 
     return certificate.code(fingerprint(key.public_key().public_bytes_raw()))

@@ -12,18 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from protofed.client.policy.score_disclosures import is_own, on_own_images
+from protofed.client.data.file_entry import TooManyUnreadableError
+from protofed.client.data.labels import LabelsError
+from protofed.client.data.sources import infer_class_names, infer_input
+from protofed.client.policy.rules import is_own, on_own_images
+from protofed.client.policy.run_limits import BY_IMAGES
+from protofed.client.policy.update_checks import PolicyRefusedError
+from protofed.client.site import PreprocessingError
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
-from protofed.common.errors import ConfigError, UnavailableError, count
+from protofed.common.errors import ConfigError, DataError, TaskFailedError, UnavailableError, count, short
 from protofed.common.protocol.messages import Assignment, Role
-from protofed.deploy.daemons import client, client_resources
+from protofed.deploy.daemons import client
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor.checks import CheckFailedError
 
 if TYPE_CHECKING:
     import torch
 
+    from protofed.client.data.site_data import SiteData
     from protofed.client.policy.rules import PolicyRules
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (looked at, nothing is made there)
@@ -75,7 +82,7 @@ class SiteUnderCheck:
         """The device exists and computes correctly."""
         import torch
 
-        from protofed.client.transfer import pick_device
+        from protofed.client.device import pick_device
 
         try:
             where = pick_device(settings.device)
@@ -111,13 +118,12 @@ class SiteUnderCheck:
             DataError, ConfigError, PolicyViolationError: the daemon would not start.
             CheckFailedError: it would decline each round.
         """
-        client_resources.check_root(settings)
+        client.check_root(settings)
         if self.quick:
             return _check_readable(settings)
-        from protofed.deploy.doctor import trial
 
         run = self._run(settings)
-        data = trial.load(settings) if run is None else trial.prepare(settings, run)
+        data = load(settings) if run is None else prepare(settings, run)
         compared = (
             "with no run to compare them with (--recipe names one)" if run is None else f"as run {run.run} expects"
         )
@@ -141,7 +147,7 @@ class SiteUnderCheck:
 
     def _run(self, settings: ClientSettings) -> Assignment | None:
         from protofed.client.policy.approval import FOLDER, Approvals
-        from protofed.deploy.site.offer import as_offered
+        from protofed.deploy.site.check import as_offered
 
         if self.recipe is not None:
             return as_offered(self.recipe())
@@ -209,3 +215,62 @@ def _check_readable(settings: ClientSettings) -> str:
     except OSError as error:
         raise CheckFailedError("data-unusable", f"cannot read {root}: {error.strerror}") from error
     return f"{root} can be opened; not loaded"
+
+
+NAMED = 3  # unreadable files that the message names
+# The first that an error is an instance of; of others, the check itself has failed.
+_DIAGNOSES: dict[type[Exception], str] = {
+    LabelsError: "labels-unmapped",
+    TooManyUnreadableError: "images-unreadable",
+    DataError: "data-unusable",
+    PreprocessingError: "preprocessing-differs",
+    PolicyRefusedError: "run-refused",
+    ConfigError: "recipe-invalid",
+}
+
+
+def prepare(settings: ClientSettings, run: Assignment) -> SiteData:
+    """The data as the daemon loads them for a run, which it would take part in.
+
+    Raises:
+        CheckFailedError: the daemon would decline each round, by the code in the text; or let no sum be read.
+        ConfigError, DataError, PolicyViolationError: it would not start.
+    """
+    try:
+        prepared = client.try_run(settings, run)
+        if (refusal := prepared.withheld) is not None:
+            text = f"in run {run.run} nothing that this site trains leaves, and no sum with it opens: {_text(refusal)}"
+            raise CheckFailedError(_diagnosis(refusal), text)
+        return prepared.data
+    except TaskFailedError as failure:
+        cause = failure.__cause__ or failure
+        text = f"the daemon declines each round of {run.run} ({failure.reason}): {_text(cause)}"
+        raise CheckFailedError(_diagnosis(cause), text) from failure
+
+
+def load(settings: ClientSettings) -> SiteData:
+    """The data with their own shape and classes, where there is no run to prepare.
+
+    Raises:
+        CheckFailedError: the daemon could not load them for any run.
+    """
+    try:
+        input_, classes = infer_input(settings.data)
+        return client.load_data(settings, input_, classes, infer_class_names(settings.data))
+    except DataError as error:
+        raise CheckFailedError(_diagnosis(error), _text(error)) from error
+
+
+def _diagnosis(cause: BaseException) -> str:
+    return next((name for kind, name in _DIAGNOSES.items() if isinstance(cause, kind)), "check-failed")
+
+
+def _text(cause: BaseException) -> str:
+    """The daemon's text, without its counts of examples: what the doctor says is sent to others."""
+    match cause:
+        case TooManyUnreadableError(files=files):
+            listed = ", ".join(f"{short(name)}: {why}" for name, why in files[:NAMED])
+            return f"{listed}{'; and others' if len(files) > NAMED else ''} (`protofed client check` lists all)"
+        case PolicyRefusedError(rule=rule) if rule in BY_IMAGES:
+            return f"with this site's images the run breaks {rule} of its policy; the daemon's log says by how much"
+    return str(cause)

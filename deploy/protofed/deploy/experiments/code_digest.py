@@ -172,11 +172,16 @@ def _strip(node: ast.AST) -> Iterator[str]:
         calls = [call for call in node.decorator_list if isinstance(call, ast.Call) and _registers(call)]
         node.decorator_list = [call for call in node.decorator_list if call not in calls]
         for call in calls:
-            yield from (keyword.arg for keyword in call.keywords if keyword.arg)
-            for argument in call.args:  # a name, or a server half's `Method("fedprox", …)`
-                name = argument.args[0] if isinstance(argument, ast.Call) and argument.args else argument
-                if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                    yield name.value
+            yield from _names(call)
+
+
+def _names(registration: ast.Call) -> Iterator[str]:
+    """The names that a decorator registers a class by."""
+    yield from (keyword.arg for keyword in registration.keywords if keyword.arg)
+    for argument in registration.args:  # a name, or a server half's `Method("fedprox", …)`
+        name = argument.args[0] if isinstance(argument, ast.Call) and argument.args else argument
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield name.value
 
 
 def _registers(call: ast.Call) -> bool:

@@ -10,9 +10,17 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.protocol.messages import Role
 from protofed.common.protocol.scores import LOSS, OWN_METRIC, SCALARS, ScoreNames, lower_is_better
-from protofed.deploy.experiments.cost import Cost, Target, costs
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.summary import OWN_LOCAL, LocalAccuracy, Summary, best_round, summary
+from protofed.deploy.experiments.summary import (
+    OWN_LOCAL,
+    Cost,
+    LocalAccuracy,
+    Summary,
+    Target,
+    best_round,
+    costs,
+    summary,
+)
 
 
 @dataclass(frozen=True)

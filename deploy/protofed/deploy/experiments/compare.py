@@ -15,18 +15,25 @@ from rich.console import Console
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
-from protofed.deploy.console.progress import usable_cores
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
 from protofed.deploy.experiments.columns import check_metric
-from protofed.deploy.experiments.contents import ExperimentContents, read_contents, refuse_foreign, write_contents
-from protofed.deploy.experiments.cost import Target
 from protofed.deploy.experiments.curves import Curves, curves_of, draw
-from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
+from protofed.deploy.experiments.experiment import (
+    ExperimentContents,
+    ExperimentJob,
+    Result,
+    jobs_of,
+    read_contents,
+    refuse_foreign,
+    write_contents,
+)
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.shown import FORMATS, show
+from protofed.deploy.experiments.summary import Target
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 from protofed.deploy.experiments.tuning import outcome, search, tuned
+from protofed.deploy.progress import usable_cores
 
 WIDTH = 200  # of tables that go into a file
 PAGE = "page.html"
@@ -185,6 +192,10 @@ def _check(recipes: Sequence[Recipe], request: CompareRequest) -> None:
         raise ConfigError("--tune-by chooses among the values of --tune; add that, or remove it")
     if request.tune_seeds is not None and not request.grid:
         raise ConfigError("--tune-seeds are of the runs of --tune; add that, or remove it")
+    _check_workers(request)
+
+
+def _check_workers(request: CompareRequest) -> None:
     if request.ray is not None:
         set_up(request.ray)
         from protofed.deploy.experiments.ray_cluster import resources

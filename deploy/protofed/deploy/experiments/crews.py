@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from protofed.deploy.console.progress import usable_cores
 from protofed.deploy.experiments.ray_node import set_up
+from protofed.deploy.progress import usable_cores
 from protofed.deploy.simulation.simulation import NewCrew
 from protofed.deploy.simulation.worker_processes import crew_of
 

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.deploy.experiments.cost import Cost, costs
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.summary import over_sites
-from protofed.deploy.plots.charts import Curve, lines
-from protofed.deploy.plots.style import NotebookFigure, save
+from protofed.deploy.experiments.summary import Cost, costs, over_sites
+from protofed.deploy.plots import Curve, NotebookFigure, lines, save
 
 FAMILIES = {
     "global.accuracy": "Global model, accuracy on the test set (GM)",

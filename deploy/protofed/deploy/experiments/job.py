@@ -17,18 +17,18 @@ from pathlib import Path
 
 import torch
 
-from protofed.client.transfer import pick_device
+from protofed.client.device import pick_device
 from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.payload import SiteId
 from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import TaskKind, Verdict
 from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy.console.progress import usable_cores
+from protofed.deploy import logs
 from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.code_digest import CodeDigest, code_of
 from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob, Result, RoundTraffic
-from protofed.deploy.logs import setup
+from protofed.deploy.progress import usable_cores
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import status
 from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation
@@ -114,7 +114,7 @@ def _end_with_parent() -> None:
 def main(folder: Path, device: str, workers: int) -> None:
     """Entry point of the process; always ends in SystemExit, unless it is asked to stop."""
     _end_with_parent()
-    setup.configure()
+    logs.configure()
     keep_memory()
     torch.set_num_threads(1)  # jobs side by side share the cores
     with stoppable():

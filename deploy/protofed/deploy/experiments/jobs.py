@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from protofed.deploy.console.progress import bars_for, end, interruption
 from protofed.deploy.experiments.experiment import LOG, ExperimentJob
+from protofed.deploy.progress import bars_for, end, interruption
 
 _LOOK_S = 0.1
 

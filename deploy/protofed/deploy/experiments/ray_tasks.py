@@ -18,11 +18,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 from protofed.common.config.recipe import parse_json
 from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy.console.progress import TERMINATE_S
 from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import RESULT, ExperimentJob, Result
 from protofed.deploy.experiments.jobs import JobProgress
 from protofed.deploy.experiments.ray_node import DATA, NodeOrder, NodeResult, carry_out
+from protofed.deploy.progress import TERMINATE_S
 
 _TRIES = 3  # of a job whose node or worker dies
 

@@ -14,12 +14,18 @@ from rich.text import Text
 from protofed.common.csv_cells import CsvTable
 from protofed.common.errors import count
 from protofed.deploy import tables
-from protofed.deploy.console.run_words import warning_lines
 from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.paired import CONFIDENCE, PairedDifference, can_show, smallest_p
-from protofed.deploy.experiments.table import Comparison, ComparisonRow
+from protofed.deploy.experiments.table import (
+    CONFIDENCE,
+    Comparison,
+    ComparisonRow,
+    PairedDifference,
+    can_show,
+    smallest_p,
+)
 from protofed.deploy.experiments.tuning import Trial, TunedRecipe
+from protofed.deploy.run_view import warning_lines
 from protofed.deploy.tables import Table
 from protofed.server.rounds.scores.model_warnings import ModelWarning
 

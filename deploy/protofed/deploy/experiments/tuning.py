@@ -18,8 +18,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError
 from protofed.common.protocol.scores import JUDGED_BY
 from protofed.deploy.experiments.columns import TableColumn, check_metric, named, summarise
-from protofed.deploy.experiments.contents import Candidate, Tuning
-from protofed.deploy.experiments.experiment import ExperimentJob, jobs_of, read_values, with_settings
+from protofed.deploy.experiments.experiment import Candidate, ExperimentJob, Tuning, jobs_of, read_values, with_settings
 from protofed.deploy.experiments.summary import Summary
 
 FRACTION = 0.2  # of the training images, where a recipe says none
@@ -143,16 +142,26 @@ def outcome(tuning: Tuning, out: Path) -> list[TunedRecipe]:
     results = {name: result for name, job in jobs.items() if (result := job.result()) is not None}
     runs = {name: summarise(result) for name, result in results.items()}
     common = [metric for metric in JUDGED_BY if runs and all(metric in run.sites for run in runs.values())]
-    found = []
-    for recipe in dict.fromkeys(one.recipe for one in tuning.candidates):
-        of = [one for one in tuning.candidates if one.recipe == recipe]
-        own = [runs[name] for one in of for name in one.jobs if name in runs]
-        score = _score(recipe, tuning.by or common[:1], own) if own else None
-        trials = [_trial(one, jobs, runs, score) for one in of]
-        data = jobs[of[0].jobs[0]].recipe.data
-        fraction = (None if data is None else data.validation_fraction) or FRACTION
-        found.append(TunedRecipe(recipe, score, trials, fraction))
-    return found
+    candidates: dict[str, list[Candidate]] = {}
+    for one in tuning.candidates:
+        candidates.setdefault(one.recipe, []).append(one)
+    return [_tuned(tried, jobs, runs, tuning.by or common[:1]) for tried in candidates.values()]
+
+
+def _tuned(
+    candidates: Sequence[Candidate],
+    jobs: Mapping[str, ExperimentJob],
+    runs: Mapping[str, Summary],
+    scores: Sequence[str],
+) -> TunedRecipe:
+    """What the candidates of one recipe reached, by the first of the scores that their runs have."""
+    recipe = candidates[0].recipe
+    own = [runs[name] for one in candidates for name in one.jobs if name in runs]
+    score = _score(recipe, scores, own) if own else None
+    trials = [_trial(one, jobs, runs, score) for one in candidates]
+    data = jobs[candidates[0].jobs[0]].recipe.data
+    fraction = (None if data is None else data.validation_fraction) or FRACTION
+    return TunedRecipe(recipe, score, trials, fraction)
 
 
 def tuned(recipes: Sequence[Recipe], found: Sequence[TunedRecipe]) -> tuple[list[Recipe], dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from safetensors.numpy import save
 
 from protofed.client.data.site_data import SiteData
-from protofed.client.policy.score_disclosures import LOCAL
+from protofed.client.policy.rules import LOCAL
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.common import codec, plugins
@@ -20,17 +20,15 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.forms import utc_now
-from protofed.common.payload import Payload
+from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.scores import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.console.run_words import from_sum, kept_best
-from protofed.deploy.export import agreement, model_folder, models, onnx, published_states, site_state
+from protofed.deploy.export import agreement, kept_states, model_folder, models, onnx
+from protofed.deploy.export.kept_states import KeptRound, PublishedState
 from protofed.deploy.export.model_card import Choice, card, choice, warnings
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
 from protofed.deploy.export.models import BuiltModel
-from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.site_state import KeptRound
-from protofed.deploy.run_view import RunView
+from protofed.deploy.run_view import RunView, from_sum, kept_best
 
 if TYPE_CHECKING:
     from protofed.deploy.operator.connection import Operator
@@ -149,7 +147,7 @@ def _number(request: ExportRequest) -> int | None:
         return request.round
     best = None
     if request.state is not None:
-        best = published_states.best_in(request.state, request.run)
+        best = kept_states.best_in(request.state, request.run)
     elif request.operator is not None:
         from protofed.deploy.operator.snapshot_builder import best_snapshot  # which loads gRPC
 
@@ -171,20 +169,20 @@ def _personal(request: ExportRequest) -> tuple[BuiltModel, ModelScores]:
             "coordinator for the number of the best round, and give that, or leave out --round"
         )
     recipe = _recipe(request, folder)
-    kept_round = site_state.kept(folder, request.run, request.round)
+    kept_round = kept_states.kept(folder, request.run, request.round)
     base, data = partial(_base, request, folder, kept_round), partial(_data, request, recipe, kept_round)
     built = models.personal_model(recipe, kept_round, base, data, request.allowed)
     if request.round not in (None, built.round):
-        raise site_state.no_such_round(folder, request.run, request.round)
+        raise kept_states.no_such_round(folder, request.run, request.round)
     return built, _own_scores(request, folder, kept_round, built.round)
 
 
-def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> site_state.Base:
+def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> kept_states.Base:
     """The model that the server sent to the site: from the server's state, else the newest that the site still has."""
     published = _published(request, _number(request))
     if published is not None:
-        return site_state.Base(published.address, published.round, models.sent_to(published, kept_round.site))
-    base = site_state.newest_base(folder, request.run, kept_round)
+        return kept_states.Base(published.address, published.round, models.sent_to(published, kept_round.site))
+    base = kept_states.newest_base(folder, request.run, kept_round)
     if request.round not in (None, base.round):
         raise ConfigError(
             f"the newest model that the site was sent is of round {base.round}, not {request.round}; leave out "
@@ -195,19 +193,19 @@ def _base(request: ExportRequest, folder: Path, kept_round: KeptRound) -> site_s
 
 def _published(request: ExportRequest, round: int | None) -> PublishedState | None:
     if request.state is not None:
-        return published_states.of_folder(request.state, request.run, round)
-    return None if request.operator is None else published_states.of_server(request.operator, request.run, round)
+        return kept_states.of_folder(request.state, request.run, round)
+    return None if request.operator is None else kept_states.of_server(request.operator, request.run, round)
 
 
 def _recipe(request: ExportRequest, folder: Path) -> Recipe:
     if request.state is not None:
-        run_recipe = published_states.recipe_in(request.state, request.run)
+        run_recipe = kept_states.recipe_in(request.state, request.run)
         _check_recipe(request, run_recipe)
         return run_recipe
     if request.recipe is not None:
         return request.recipe
     try:
-        return site_state.offered_recipe(folder, request.run)
+        return kept_states.offered_recipe(folder, request.run)
     except ConfigError as error:
         raise ConfigError(f"{error}; or give the run's --recipe") from error
 
@@ -257,6 +255,20 @@ def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores
     if not found:
         return ModelScores(of=f"none were taken after round {published.round}")
     names = {site: {n for n in scores if n in found} for site, scores in published.scores.items()}
+    where = _scored_by(names, [spread.sites for spread in found.values() if spread.worst is None])
+    values = {name: spread.mean for name, spread in found.items()}
+    if chosen == "best" and published.run is not None and (best := published.run.best) is not None:
+        where.append(f"the round was chosen by {best.score}, which makes it optimistic")
+    return ModelScores(of=_of("; ".join(where), published.round), values=values)
+
+
+def _scored_by(names: Mapping[SiteId, Collection[str]], summed: Sequence[int]) -> list[str]:
+    """Who took the global model's scores, and on whose images.
+
+    Args:
+        names: of the scores that each site sent.
+        summed: for each score from a secure sum, how many sites are in it.
+    """
     evaluators = sorted(site for site, of_site in names.items() if any(LOCAL not in name for name in of_site))
     local = [site for site, of_site in names.items() if any(LOCAL in name for name in of_site)]
     where = []
@@ -265,14 +277,11 @@ def _scored(published: PublishedState, chosen: Choice = "newest") -> ModelScores
         where.append(f"`global.*` on the test images of {' and '.join(evaluators)}{middle}")
     if local:
         where.append(f"`global.local.*` by {len(local)} site(s), each on test images of its own, their mean")
-    if summed := [spread.sites for spread in found.values() if spread.worst is None]:
+    if summed:
         where.append(f"`global.local.*`: {from_sum(max(summed))}")
     if not evaluators:
         where.append("no evaluator scored it")
-    values = {name: spread.mean for name, spread in found.items()}
-    if chosen == "best" and published.run is not None and (best := published.run.best) is not None:
-        where.append(f"the round was chosen by {best.score}, which makes it optimistic")
-    return ModelScores(of=_of("; ".join(where), published.round), values=values)
+    return where
 
 
 def _of(where: str, round: int) -> str:
@@ -305,6 +314,6 @@ def _names(request: ExportRequest, recipe: Recipe) -> tuple[str, ...]:
     """Class names: the given ones, the run's, those of a well-known data set, or numbers."""
     if request.classes is not None:
         return model_folder.read_names(request.classes, recipe.classes)
-    from protofed.deploy.plots.style import class_names  # here: it imports matplotlib
+    from protofed.deploy.plots import class_names  # here: it imports matplotlib
 
     return tuple(class_names(request.recipe or recipe))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.client.data import decoding, dicom, folder
-from protofed.client.data.image_error import UnreadableImageError as UnreadableError
+from protofed.client.data.file_entry import UnreadableImageError as UnreadableError
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError
 from protofed.common.version import install_hint

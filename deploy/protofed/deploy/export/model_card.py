@@ -11,10 +11,9 @@ from protofed.common.config.tables import Input
 from protofed.common.errors import count
 from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import MAJORITY
-from protofed.deploy.console.run_words import MOST_SITES
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
-from protofed.deploy.run_view import RunView
+from protofed.deploy.run_view import MOST_SITES, RunView
 from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
 

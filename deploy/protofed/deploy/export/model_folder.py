@@ -32,7 +32,7 @@ class Spec(StrictModel):
 
     Attributes:
         architecture: as in a recipe's [model].
-        head: how logits are computed from the body's features: `own`, one of `client.models.heads.HEADS`, or the path
+        head: how logits are computed from the body's features: `own`, one of `client.models.split.HEADS`, or the path
             of a method's own head.
         input: shape, and the mean and standard deviation with which the model itself normalises pixels of 0..1.
         classes: their names, by index.

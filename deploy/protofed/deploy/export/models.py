@@ -14,14 +14,12 @@ from protofed.client.models.catalogue import build
 from protofed.client.models.inference import DeployedModel
 from protofed.client.models.split import SplitModel, dump, load
 from protofed.client.site import check_model
-from protofed.client.training.context import FitContext
-from protofed.client.training.own_buffers import with_own_buffers
+from protofed.client.training.context import FitContext, with_own_buffers
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload, SiteId, Tensors
-from protofed.deploy.export.published_states import PublishedState
-from protofed.deploy.export.site_state import Base, KeptRound
+from protofed.deploy.export.kept_states import Base, KeptRound, PublishedState
 from protofed.deploy.simulation.simulation import EVALUATOR
 from protofed.server.method import ClasswiseMethod, sent, server_methods
 from protofed.server.rounds.context import method_of, round_context

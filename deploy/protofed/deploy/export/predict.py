@@ -1,25 +1,163 @@
-"""`protofed predict`: classes and probabilities of images from an exported model."""
+"""`protofed predict`: classes and probabilities of images from an exported model.
+
+ONNX Runtime or PyTorch computes them. Each is imported only when used: either may be missing.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protofed.common import codec
 from protofed.common.csv_cells import CsvTable
-from protofed.common.errors import ConfigError, DataError
+from protofed.common.errors import CodecError, ConfigError, DataError
+from protofed.common.payload import Array, Part, Payload
+from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.storage.files import TEMPORARY, write_error
-from protofed.deploy.console.progress import progress
+from protofed.common.version import install_hint
 from protofed.deploy.export import model_folder
 from protofed.deploy.export.images import UnreadableFile, batches, images_of
-from protofed.deploy.export.runtime import Runtime, chosen, predictor
+from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelContents, check_strings, read_file
+from protofed.deploy.progress import progress
+
+# Pixels [N, channels, H, W] in 0..1 -> probabilities [N, C].
+Predictor: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+Runtime: TypeAlias = Literal["auto", "onnx", "torch"]
+NEEDED = {"onnx": "onnxruntime", "torch": "torch"}
+EXTRA = {"onnx": "export", "torch": "client"}
+PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
+
+
+def chosen(folder: Path, contents: ModelContents, runtime: Runtime, device: str) -> Literal["onnx", "torch"]:
+    """Choose the runtime: ONNX Runtime if it is installed, the model has an ONNX file and `device` is cpu.
+
+    Raises:
+        ConfigError: the requested runtime, or any that fits the model's files, is not installed.
+    """
+    files: dict[Literal["onnx", "torch"], str] = {"onnx": GRAPH, "torch": WEIGHTS}
+    installed = {name: find_spec(package) is not None for name, package in NEEDED.items()}
+    if runtime != "auto":
+        if not installed[runtime]:
+            raise ConfigError(f"{NEEDED[runtime]} is not installed: {install_hint(EXTRA[runtime])}")
+        return runtime
+    usable = [name for name, file in files.items() if installed[name] and file in contents.files]
+    if not usable:
+        name: Literal["onnx", "torch"] = "onnx" if GRAPH in contents.files else "torch"
+        raise ConfigError(
+            f"{folder} holds {' and '.join(contents.files)}, and {NEEDED[name]} is not installed: "
+            f"{install_hint(EXTRA[name])}"
+        )
+    return usable[0] if device == "cpu" or len(usable) == 1 else "torch"
+
+
+def predictor(
+    folder: Path, contents: ModelContents, runtime: Literal["onnx", "torch"], device: str, allowed: frozenset[str]
+) -> Predictor:
+    """Load the model.
+
+    Returns:
+        A function of pixels float32 [N, channels, H, W] in 0..1 to probabilities float32 [N, C].
+
+    Raises:
+        DataError: the file is damaged, or is not the one that `model.json` describes.
+        ConfigError: the device is not available, or the architecture cannot be built.
+    """
+    if runtime == "onnx":
+        return _onnx(folder, contents, device)
+    return _torch(folder, contents, device, allowed)
+
+
+def _onnx(folder: Path, contents: ModelContents, device: str) -> Predictor:
+    onnxruntime: Any = import_module("onnxruntime")
+    kind, _, index = device.partition(":")
+    providers = _providers("cuda" if kind == "auto" and _has_cuda(onnxruntime) else kind.replace("auto", "cpu"), device)
+    if not set(providers) <= set(onnxruntime.get_available_providers()):
+        raise ConfigError(f"device '{device}': this onnxruntime has no GPU; take --runtime torch or --device cpu")
+    data = read_file(folder, contents, GRAPH)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # 3: errors only; its warnings about the graph do not concern the user
+    settings = [{"device_id": index or "0"} if provider.startswith("CUDA") else {} for provider in providers]
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=providers, provider_options=settings)
+    except Exception as error:  # onnxruntime raises classes of its own, and RuntimeError
+        raise DataError(f"{folder / GRAPH} cannot be used: {str(error)[:200]}; export the model again") from error
+    check_strings(folder / GRAPH, session.get_modelmeta().custom_metadata_map, contents)
+
+    def predict(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        probabilities: NDArray[np.float32] = session.run(["probabilities"], {"pixels": pixels})[0]
+        return probabilities
+
+    return predict
+
+
+def _providers(kind: str, device: str) -> list[str]:
+    if kind not in PROVIDERS:
+        raise ConfigError(f"device '{device}': expected auto, cpu, cuda or cuda:N")
+    return PROVIDERS[kind]
+
+
+def _has_cuda(onnxruntime: Any) -> bool:
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def _torch(folder: Path, contents: ModelContents, device: str, allowed: frozenset[str]) -> Predictor:
+    from protofed.client.device import pick_device
+    from protofed.client.models import inference
+    from protofed.client.models.catalogue import architectures
+    from protofed.client.models.split import HEADS, OWN
+    from protofed.client.site import check_model
+
+    where, spec, weights = pick_device(device), contents.model, _weights(folder, contents)
+    classes = len(spec.classes)
+    known = {*architectures, *HEADS, OWN}
+    for name in (spec.architecture.name, spec.head):
+        if name not in known and is_plugin(PluginKind.MODEL, name) and name not in allowed:
+            raise ConfigError(
+                f"the model is made by {name}, code that is not protofed's; if you trust it and it is installed here: "
+                f"--allow-plugin {name} (or --runtime onnx, which needs no such code)"
+            )
+    check_model(spec.architecture, spec.input, classes)
+    model = inference.rebuild(spec.architecture, spec.input, classes, spec.head, weights, allowed).to(where)
+    return lambda pixels: np.asarray(inference.predict(model, pixels)[1].numpy(), dtype=np.float32)
+
+
+def _weights(folder: Path, contents: ModelContents) -> Payload:
+    """Read body and head. Two checks: the file's digest, and the digest of the weights as protofed encodes them."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.numpy import load
+
+    data = read_file(folder, contents, WEIGHTS)
+    try:
+        flat = load(data)
+        with safe_open(folder / WEIGHTS, framework="np") as file:
+            metadata = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{folder / WEIGHTS} is damaged: {error}; export the model again") from error
+    check_strings(folder / WEIGHTS, metadata, contents)
+    weights: dict[Part, dict[str, Array]] = {Part.BODY: {}, Part.HEAD: {}}
+    for path, array in flat.items():
+        part, _, name = path.partition(".")
+        if part not in weights:
+            raise DataError(f"{folder / WEIGHTS} has a tensor '{path[:80]}'; expected only body.… and head.…")
+        weights[Part(part)][name] = array
+    try:
+        actual = codec.digest(codec.encode(weights))
+    except CodecError as error:
+        raise DataError(f"{folder / WEIGHTS} is damaged: {error}; export the model again") from error
+    if actual != contents.origin.weights:
+        raise DataError(f"{folder / WEIGHTS} does not hold the weights that {FACTS} describes; export the model again")
+    return weights
+
 
 SHOWN = 20  # unreadable images listed; the rest are only counted
 

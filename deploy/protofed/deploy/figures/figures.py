@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import structlog
 from matplotlib.figure import Figure
 
+from protofed.client.method import client_methods
+from protofed.client.training.evaluation import groups_of
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
-from protofed.deploy.console.progress import progress
-from protofed.deploy.experiments.contents import read_contents
-from protofed.deploy.experiments.experiment import ExperimentJob
+from protofed.deploy.experiments.columns import named, summarise
+from protofed.deploy.experiments.experiment import ExperimentJob, Result, read_contents
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
 from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of
-from protofed.deploy.figures.scores import ablation, draw_ablation, draw_groups, group_recalls
-from protofed.deploy.plots.style import save
-from protofed.server.method import ClasswiseMethod
+from protofed.deploy.plots import COLOURS, framed, percent, save, titled
+from protofed.deploy.progress import progress
+from protofed.deploy.shipped import leaves
+from protofed.server.method import ClasswiseMethod, server_methods
 
 log = structlog.get_logger()
 
@@ -113,3 +117,137 @@ def _of_groups(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
 def _jobs(folder: Path) -> list[Path]:
     """A comparison's jobs; any other folder itself."""
     return [folder / name for name in read_contents(folder).jobs] if (folder / "comparison.json").exists() else [folder]
+
+
+_FREE = {"name", "seed", "data.seed"}  # in which the runs of an ablation may differ besides
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A score over the values of one option.
+
+    Attributes:
+        option: as in a recipe, `method.prototype_momentum`.
+        metric: as `protofed compare --metric` has it.
+        values: the option's, ascending.
+        scores: for each value, those of its seeds.
+        percent: whether people are shown scores times 100.
+    """
+
+    option: str
+    metric: str
+    values: Sequence[float]
+    scores: Sequence[Sequence[float]]
+    percent: bool
+
+
+def group_recalls(scores: Mapping[str, float], classes: int, order: tuple[int, ...] = ()) -> dict[str, float]:
+    """Mean recall of the global model over the classes of each of FedPRP's groups, and over all classes.
+
+    On a balanced test set that is the accuracy on the group. Groups without a class are left out, and where a class
+    has no recall, everything.
+    """
+    recalls = {c: scores[name] for c in range(classes) if (name := f"global.recall.{c}") in scores}
+    if len(recalls) < classes:
+        return {}
+    groups = {**groups_of(classes, order), "all": list(range(classes))}
+    return {name: float(np.mean([recalls[c] for c in members])) for name, members in groups.items() if members}
+
+
+def ablation(results: Sequence[Result], option: str, metric: str) -> Ablation:
+    """What the runs give by the option's value.
+
+    Raises:
+        ConfigError: no runs, an option that is no number of the recipes, recipes that differ in anything else but
+            name and seeds, only one value, or no such metric.
+    """
+    if not results:
+        raise ConfigError(
+            "none of the folders holds a finished job; run `compare` over recipes that differ in one number"
+        )
+    rests = [{k: v for k, v in leaves(_plain(r.recipe)) if k not in {*_FREE, option}} for r in results]
+    for rest, result in zip(rests, results, strict=True):
+        if odd := sorted(k for k in rest.keys() | rests[0].keys() if rest.get(k) != rests[0].get(k)):
+            raise ConfigError(
+                f"'{result.recipe.name}' and '{results[0].recipe.name}' differ in {odd[0]}, too; "
+                f"expected recipes that are equal but for {option} and seeds"
+            )
+    summaries = [summarise(result) for result in results]
+    column = named(metric, summaries)
+    found: dict[float, list[float]] = {}
+    for result, of_run in zip(results, summaries, strict=True):
+        if (score := column.read(of_run)) is not None:
+            found.setdefault(option_of(result.recipe, option), []).append(score)
+    if len(found) < 2:
+        raise ConfigError(f"the runs have {option} = {', '.join(map(str, found)) or 'none'}; expected several values")
+    return Ablation(option, metric, sorted(found), [found[value] for value in sorted(found)], column.percent)
+
+
+def option_of(recipe: Recipe, option: str) -> float:
+    """A number of the recipe, or of its method's defaults.
+
+    Raises:
+        ConfigError: there is no such option, or it is no number.
+    """
+    value = dict(leaves(_plain(recipe))).get(option)
+    table, _, name = option.partition(".")
+    if value is None and table == "method":
+        halves = (of.build(recipe.method.name, recipe.method.options) for of in (client_methods, server_methods))
+        value = next((getattr(half, name) for half in halves if hasattr(half, name)), None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(
+            f"recipe '{recipe.name}' has {option} = {value}; expected the name of a number, "
+            "such as method.prototype_momentum"
+        )
+    return float(value)
+
+
+def draw_groups(groups: Mapping[str, Mapping[str, float]]) -> Figure:
+    """A group of bars for each group of classes, a bar for each run."""
+    names = list(next(iter(groups.values())))
+    figure = titled(3.2, "Global model: recall on frequent and on rare classes")
+    axes = figure.subplots()
+    width = 0.82 / len(groups)
+    for place, (label, recalls) in enumerate(groups.items()):
+        at = np.arange(len(names)) + (place - (len(groups) - 1) / 2) * width
+        bars = axes.bar(at, percent([recalls[n] for n in names]), width * 0.94, label=label, color=_colour(place))
+        if len(groups) <= 4:
+            axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=1)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_ylim(0, 108)
+    axes.set_yticks(range(0, 101, 20))
+    framed(axes)
+    figure.legend(loc="outside lower left", ncols=min(len(groups), 3), fontsize=8, frameon=False)
+    return figure
+
+
+def draw_ablation(found: Ablation) -> Figure:
+    """The mean over seeds at each value, all at the same distance, with the seeds as dots."""
+    figure = titled(3.2, f"{found.metric} over {found.option}")
+    axes = figure.subplots()
+    scale = 100 if found.percent else 1
+    means = [scale * float(np.mean(seeds)) for seeds in found.scores]
+    for place, seeds in enumerate(found.scores):
+        if len(seeds) > 1:
+            axes.plot([place] * len(seeds), scale * np.asarray(seeds), "o", color=COLOURS[0], alpha=0.35, markersize=4)
+    axes.plot(range(len(means)), means, "o-", color=COLOURS[0], linewidth=1.8)
+    form = "{:.1f}" if found.percent else "{:.3f}"
+    for place, mean in enumerate(means):
+        axes.annotate(form.format(mean), (place, mean), (7, -11), textcoords="offset points", fontsize=8)
+    axes.set_xticks(range(len(means)), [f"{value:g}" for value in found.values])
+    axes.set_xlabel(found.option)
+    axes.margins(x=0.06, y=0.18)
+    framed(axes)
+    if not found.percent:
+        axes.set_ylabel("")
+    if (most := max(map(len, found.scores))) > 1:
+        figure.supxlabel(f"line: mean over up to {most} seeds, pale dots: seeds", fontsize=8, color="0.4")
+    return figure
+
+
+def _colour(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json")

@@ -16,7 +16,7 @@ from protofed.client.training.losses import class_shares
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Array, Part, unit
 from protofed.deploy.figures.finished_run import FinishedRun
-from protofed.deploy.plots.style import NAMED_CLASSES, class_names, percent, titled
+from protofed.deploy.plots import NAMED_CLASSES, class_names, percent, titled
 from protofed.server.method import ClasswiseMethod
 from protofed.server.rounds.context import round_context
 
@@ -99,20 +99,23 @@ def read_groups(text: str | None, source: str, classes: int) -> dict[str, list[i
     Raises:
         ConfigError: they are no such groups, or name a class twice or one that there is not.
     """
-    if text is None:
-        groups = {name: list(members) for name, members in KNOWN.get(source, {}).items()}
-    else:
-        groups = {}
-        for part in text.split(";"):
-            name, _, members = part.partition(":")
-            if not name.strip() or not all(number.strip().isdecimal() for number in members.split(",")):
-                raise ConfigError(f"group '{part}': expected a name and classes, such as vehicles:0,1,8,9")
-            groups[name.strip()] = [int(number) for number in members.split(",")]
+    known = {name: list(members) for name, members in KNOWN.get(source, {}).items()}
+    groups = known if text is None else _groups(text)
     named = [c for members in groups.values() for c in members]
     if len(set(named)) < len(named) or any(c >= classes for c in named):
         raise ConfigError(f"groups name {sorted(named)}; expected each class of 0 to {classes - 1} at most once")
     left = [c for c in range(classes) if c not in named]
     return {**groups, ("others" if groups else "classes"): left} if left else groups
+
+
+def _groups(text: str) -> dict[str, list[int]]:
+    groups = {}
+    for part in text.split(";"):
+        name, _, members = part.partition(":")
+        if not name.strip() or not all(number.strip().isdecimal() for number in members.split(",")):
+            raise ConfigError(f"group '{part}': expected a name and classes, such as vehicles:0,1,8,9")
+        groups[name.strip()] = [int(number) for number in members.split(",")]
+    return groups
 
 
 def first_prototypes(run: FinishedRun) -> Array:

@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 
 from protofed.common.payload import Array, Part, unit
 from protofed.deploy.figures.finished_run import Embedded, FinishedRun
-from protofed.deploy.plots.style import NAMED_CLASSES, bare, class_look, class_names, panels, scatter, titled
+from protofed.deploy.plots import NAMED_CLASSES, bare, class_look, class_names, panels, scatter, titled
 
 MOST = 1500  # test examples in a picture
 _SEED = 0

@@ -7,9 +7,9 @@ from typing import Final
 
 from protofed.common.config.recipe import MOST_ROUNDS
 from protofed.common.errors import ConfigError, short
-from protofed.deploy.console.run_words import kept_best
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot_builder import best_snapshot
+from protofed.deploy.run_view import kept_best
 from protofed.protos.v1 import operator_pb2 as pb
 
 STANDARD, STRICT = 5, 2  # limits.max_rollback_rounds of these shipped policies

@@ -13,14 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from protofed.common.errors import count
-from protofed.deploy.console.run_words import (
-    NOISE_KEEPS,
-    NOT_IN_A_SUM,
-    best_sentence,
-    kept_sentence,
-    summed_sentence,
-    warning_lines,
-)
 from protofed.deploy.operator.snapshot import (
     FAILED,
     Attempt,
@@ -30,6 +22,14 @@ from protofed.deploy.operator.snapshot import (
     ScoreSnapshot,
     SiteSnapshot,
     TimeRemaining,
+)
+from protofed.deploy.run_view import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
 )
 from protofed.deploy.tables import STYLES, span, styled
 
@@ -198,6 +198,17 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
     """The header's lines; rich cuts each at the width."""
     lines = [_title(snapshot), _rounds(snapshot, width), _phase(snapshot), _time(snapshot)]
     lines += [Text(line, "bold yellow") for line in warning_lines(snapshot.model_warnings)]
+    lines += [*_progress(snapshot, width), *_about_scores(snapshot, width)]
+    if snapshot.trouble:
+        lines.append(Text(no_answer(snapshot), "bold red"))
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
+
+
+def _progress(snapshot: RunSnapshot, width: int) -> list[Text]:
+    """What the run waits for, which settings are not met, and why it ended."""
+    lines = []
     if snapshot.queue:
         lines.append(Text(snapshot.queue, "yellow"))
     if snapshot.waiting is not None and snapshot.waiting.blocked:
@@ -208,6 +219,12 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines += _wrapped(f"warning: {warning}", "yellow", width)
     if snapshot.ended and snapshot.reason not in ("", snapshot.status):
         lines.append(Text(snapshot.reason, "bold red" if snapshot.status == "failed" else ""))
+    return lines
+
+
+def _about_scores(snapshot: RunSnapshot, width: int) -> list[Text]:
+    """The best round, which scores are from a secure sum, and which ones sites do not send."""
+    lines = []
     if snapshot.best is not None:
         lines += _wrapped(best_sentence(snapshot.best), "dim", width)
     if summed := [score.sites for score in snapshot.scores if score.worst is None]:
@@ -216,10 +233,6 @@ def header(snapshot: RunSnapshot, width: int) -> list[Text]:
         lines += _wrapped(NOISE_KEEPS, "dim", width)
     elif snapshot.keeping:
         lines.append(Text(kept_sentence(snapshot.keeping), "dim"))
-    if snapshot.trouble:
-        lines.append(Text(no_answer(snapshot), "bold red"))
-    for line in lines:
-        line.no_wrap, line.overflow = True, "ellipsis"
     return lines
 
 

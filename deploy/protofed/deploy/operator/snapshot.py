@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from protofed.deploy.console.run_words import BestSnapshot
+from protofed.deploy.run_view import BestSnapshot
 from protofed.deploy.tables import span
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
@@ -129,7 +129,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class MissingSite:
+class MissingSiteSnapshot:
     """A site that a run waits for; the fields are those of `MissingSite` in operator.proto."""
 
     site: str
@@ -139,7 +139,7 @@ class MissingSite:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingSnapshot:
     """Why a run does not go on; the fields are those of `Waiting` in operator.proto.
 
     Attributes:
@@ -151,7 +151,7 @@ class Waiting:
     round: int
     needed: int
     has: int
-    missing: tuple[MissingSite, ...]
+    missing: tuple[MissingSiteSnapshot, ...]
     behind: str
     seconds_left: float | None = field(compare=False)
 
@@ -182,7 +182,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class ModelWarning:
+class WarningSnapshot:
     """Something that speaks against a model; the fields are those of `ModelWarning` in operator.proto."""
 
     code: str
@@ -243,9 +243,9 @@ class RunSnapshot:
     best: BestSnapshot | None = None
     keeping: int = 0
     noisy: bool = False
-    waiting: Waiting | None = None
+    waiting: WaitingSnapshot | None = None
     unmet: tuple[str, ...] = ()
-    model_warnings: tuple[ModelWarning, ...] = ()
+    model_warnings: tuple[WarningSnapshot, ...] = ()
     trouble: str = ""
     silent_s: float = field(default=0.0, compare=False)
 

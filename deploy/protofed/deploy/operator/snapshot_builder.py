@@ -8,25 +8,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from protofed.client.policy.score_disclosures import is_own
+from protofed.client.policy.rules import is_own
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.scores import lower_is_better
-from protofed.deploy.console.run_words import BestSnapshot
 from protofed.deploy.operator.snapshot import (
     ENDED,
     FAILED,
     PUBLISHED,
     Attempt,
     Attention,
-    MissingSite,
-    ModelWarning,
+    MissingSiteSnapshot,
     Problem,
     RunSnapshot,
     ScoreSnapshot,
     SiteSnapshot,
     TimeRemaining,
-    Waiting,
+    WaitingSnapshot,
+    WarningSnapshot,
 )
+from protofed.deploy.run_view import BestSnapshot
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -237,19 +237,20 @@ def _rank(name: str) -> tuple[int, str]:
     return HEADLINES.index(name) if name in HEADLINES else len(HEADLINES), name
 
 
-def waiting(info: pb.RunInfo) -> Waiting | None:
+def waiting(info: pb.RunInfo) -> WaitingSnapshot | None:
     """What the server says that a run waits for; None: nothing."""
     if not info.HasField("waiting"):
         return None
     sent = info.waiting
-    return Waiting(
+    return WaitingSnapshot(
         reason=sent.reason,
         text=printable(sent.text),
         round=sent.round,
         needed=sent.needed,
         has=sent.has,
         missing=tuple(
-            MissingSite(site.site, printable(site.why), printable(site.similar), site.required) for site in sent.missing
+            MissingSiteSnapshot(site.site, printable(site.why), printable(site.similar), site.required)
+            for site in sent.missing
         ),
         behind=printable(sent.behind),
         seconds_left=sent.seconds_left if sent.HasField("seconds_left") else None,
@@ -261,10 +262,10 @@ def unmet(info: pb.RunInfo) -> tuple[str, ...]:
     return tuple(printable(warning) for warning in info.unmet)
 
 
-def model_warnings(detail: pb.RunDetail) -> tuple[ModelWarning, ...]:
+def model_warnings(detail: pb.RunDetail) -> tuple[WarningSnapshot, ...]:
     """What the server says, the worst first."""
     return tuple(
-        ModelWarning(printable(one.code), one.round, printable(one.site), printable(one.text))
+        WarningSnapshot(printable(one.code), one.round, printable(one.site), printable(one.text))
         for one in detail.model_warnings
     )
 

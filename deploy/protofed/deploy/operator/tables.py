@@ -12,14 +12,6 @@ from rich.text import Text
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import count, short
-from protofed.deploy.console.run_words import (
-    NOISE_KEEPS,
-    NOT_IN_A_SUM,
-    best_sentence,
-    kept_sentence,
-    summed_sentence,
-    warning_lines,
-)
 from protofed.deploy.operator.snapshot_builder import (
     best_snapshot,
     keeping,
@@ -27,6 +19,14 @@ from protofed.deploy.operator.snapshot_builder import (
     model_warnings,
     unmet,
     waiting,
+)
+from protofed.deploy.run_view import (
+    NOISE_KEEPS,
+    NOT_IN_A_SUM,
+    best_sentence,
+    kept_sentence,
+    summed_sentence,
+    warning_lines,
 )
 from protofed.deploy.tables import STATUS, Column, span, styled, terminal
 from protofed.protos.v1 import operator_pb2 as pb
@@ -65,6 +65,12 @@ def run_parts(detail: pb.RunDetail, *, everything: bool) -> list[RenderableType]
     if detail.scores:
         shown = [score for score in detail.scores if not score.name.rpartition(".")[2].isdigit()]  # others: --json
         parts.append(terminal(SCORES, shown, STATUS, f"\nscores after round {detail.scored_round}"))
+    return [*parts, *_about_scores(detail)]
+
+
+def _about_scores(detail: pb.RunDetail) -> list[RenderableType]:
+    """The best round, which scores are from a secure sum, and which ones sites do not send."""
+    parts: list[RenderableType] = []
     if (best := best_snapshot(detail)) is not None:
         parts.append(Text(best_sentence(best)))
     if summed := [score.sites for score in detail.scores if score.summed]:

@@ -13,11 +13,11 @@ from rich.live import Live
 
 from protofed.common.errors import RunFailedError, UnavailableError
 from protofed.common.forms import stamp
-from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, warning_lines
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import WatchScreen, no_answer, time_left
 from protofed.deploy.operator.snapshot import ENDED, PUBLISHED, Attempt, RunSnapshot, SiteSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, snapshot
+from protofed.deploy.run_view import NOISE_KEEPS, best_sentence, kept_sentence, warning_lines
 from protofed.deploy.tables import span
 
 EVERY_S = 1.0  # between two polls

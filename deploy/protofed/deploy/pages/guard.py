@@ -49,7 +49,7 @@ class Guard:
       request's state, as `form`.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, access: PageAccess, refuse: Refuse) -> None:
         self._app, self._access, self._refuse = app, access, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +133,7 @@ COOKIE = "protofed"
 
 
 @dataclass
-class Access:
+class PageAccess:
     """The secrets of one process; they are never written anywhere but into the printed address and the browser.
 
     A session has two. One is the first part of every page's path. The other is a cookie of that path: browsers send

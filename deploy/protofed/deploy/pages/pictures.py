@@ -103,7 +103,7 @@ class Pictures:
         """
         from matplotlib import rc_context
 
-        from protofed.deploy.plots.style import STYLE
+        from protofed.deploy.plots import STYLE
 
         with self._lock, rc_context(STYLE):
             made = [(section, [_rendered(figure) for figure in section.figures]) for section in sections()]
@@ -133,7 +133,7 @@ class Pictures:
 def _drawn(sketch: Sketch) -> Picture:
     from matplotlib import rc_context  # takes a second
 
-    from protofed.deploy.plots.style import STYLE
+    from protofed.deploy.plots import STYLE
     from protofed.deploy.report.document import Figure
 
     def at(width: float) -> Drawn:

@@ -15,9 +15,8 @@ from protofed.deploy.experiments.curves import ROUNDS, Curves
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.shown import NOTHING, caption, grids, notes
 from protofed.deploy.experiments.table import Comparison
-from protofed.deploy.overrides import leaves
-from protofed.deploy.report.document import Document, Figure, Section, Tile, render
-from protofed.deploy.report.formats import duration, listed, thinned
+from protofed.deploy.report.document import Document, Figure, Section, Tile, duration, listed, render, thinned
+from protofed.deploy.shipped import leaves
 from protofed.deploy.tables import Row, Table
 from protofed.server.method import server_methods
 
@@ -174,14 +173,6 @@ def without_folder(key: str, value: str) -> str:
 
 
 def _provenance(comparison: Comparison, results: Sequence[Result], command: str) -> Section:
-    codes = {label: _codes(of) for label, of in comparison.results.items()}
-    rows: list[Row] = [["command", command or NOTHING]]
-    rows += [["protofed", version] for version in dict.fromkeys(result.protofed for result in results)]
-    libraries = dict.fromkeys(_libraries(code) for of in codes.values() for code in of)
-    rows += [["libraries", text] for text in libraries]
-    rows += [["computed on", machine] for machine in dict.fromkeys(result.machine for result in results) if machine]
-    rows += [[f"code of {label}", code.whole] for label, of in codes.items() for code in of]
-    rows += [["time", f"{duration(sum(result.seconds for result in results))} of all runs together"]] if results else []
     states: list[Row] = [
         [label, str(result.recipe.seed), duration(result.seconds), result.state]
         for label, of in comparison.results.items()
@@ -193,11 +184,29 @@ def _provenance(comparison: Comparison, results: Sequence[Result], command: str)
     ]
     unknown = [label for label, of in comparison.results.items() if any(result.code is None for result in of)]
     missing = [f"The code was not recorded of {listed(unknown)}."] if unknown else []
+    rows = _made_with(comparison, results, command)
     tables = [Table("The comparison", ["what", "value"], rows, text_columns=2, css_class="digests")]
     if states:
         header = ["recipe", "seed", "time", "digest (BLAKE3) of the final state"]
         tables.append(Table("Final states", header, states, text_columns=4, css_class="digests"))
     return Section("provenance", "Versions and provenance", lead=lead, tables=tables, missing=missing)
+
+
+def _made_with(comparison: Comparison, results: Sequence[Result], command: str) -> list[Row]:
+    """The command, versions, libraries and machines that computed the results, and their time."""
+    codes = {label: _codes(of) for label, of in comparison.results.items()}
+    versions = dict.fromkeys(result.protofed for result in results)
+    libraries = dict.fromkeys(_libraries(code) for of in codes.values() for code in of)
+    machines = dict.fromkeys(result.machine for result in results if result.machine)
+    time = f"{duration(sum(result.seconds for result in results))} of all runs together"
+    return [
+        ["command", command or NOTHING],
+        *(["protofed", version] for version in versions),
+        *(["libraries", text] for text in libraries),
+        *(["computed on", machine] for machine in machines),
+        *([f"code of {label}", code.whole] for label, of in codes.items() for code in of),
+        *([["time", time]] if results else []),
+    ]
 
 
 def _codes(results: Sequence[Result]) -> list[CodeDigest]:

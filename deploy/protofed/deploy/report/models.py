@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from protofed.common.payload import Array
-from protofed.deploy.overrides import leaves
-from protofed.deploy.plots.charts import Panel, matrix, over_rounds
-from protofed.deploy.report.document import Figure, Section
-from protofed.deploy.report.formats import thinned, utc
+from protofed.deploy.plots import Panel, matrix, over_rounds
+from protofed.deploy.report.document import Figure, Section, thinned, utc
 from protofed.deploy.run_view import RunView
+from protofed.deploy.shipped import leaves
 from protofed.deploy.tables import Table
 
 FIGURES = {
@@ -26,30 +25,40 @@ def prototypes(record: RunView) -> Section:
     figures, missing = [], []
     if section["cosines"]:
         figures.append(_similarity(_array(section["cosines"]), record.names, section["round"]))
-    elif section["round"] is None:
-        made = any(attempt["state"] for attempt in record.attempts)
-        why = "no state of the run is kept any more (`keep_rounds`)" if made else "no model was made yet"
-        missing.append(f"No similarity of prototypes: {why}.")
     else:
+        missing.append(_no_similarity(record))
+    if (drift := _drift(record)) is not None:
+        figures.append(drift)
+    elif section["cosines"]:
+        missing.append("No drift by round: it is recorded from the second round on, by servers of this version.")
+    lead = ["A prototype is what a class looks like to the model on average; alike prototypes are easily confused."]
+    return Section("prototypes", "Prototypes", lead=lead if figures else [], figures=figures, missing=missing)
+
+
+def _no_similarity(record: RunView) -> str:
+    """Why there are no cosines between prototypes."""
+    if record.raw["prototypes"]["round"] is not None:
         method = record.recipe["method"]["name"]
-        missing.append(f"No prototypes: `{method}` has none, or not yet, or the classes are too many for a picture.")
+        return f"No prototypes: `{method}` has none, or not yet, or the classes are too many for a picture."
+    made = any(attempt["state"] for attempt in record.attempts)
+    why = "no state of the run is kept any more (`keep_rounds`)" if made else "no model was made yet"
+    return f"No similarity of prototypes: {why}."
+
+
+def _drift(record: RunView) -> Figure | None:
+    """How far prototypes move from round to round, and how close two classes are; None: not recorded."""
     panels = [
         Panel(title, "", {n: [v] for n, v in values_by_round.items()})
         for name, title in FIGURES.items()
         if (values_by_round := record.statistics(name))
     ]
-    if panels:
-        description = "; ".join(f"{p.title}: {p.values[max(p.values)][0]:.3f} in round {max(p.values)}" for p in panels)
-        rounds = thinned(sorted(set().union(*(p.values for p in panels))))
-        rows = [[str(n), *(f"{p.values[n][0]:.4f}" if n in p.values else "–" for p in panels)] for n in rounds]
-        numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], rows, 0, folded=True)
-        figures.append(
-            Figure("Drift of the prototypes", f"{description}. Cosine distances.", over_rounds(panels), numbers)
-        )
-    elif section["cosines"]:
-        missing.append("No drift by round: it is recorded from the second round on, by servers of this version.")
-    lead = ["A prototype is what a class looks like to the model on average; alike prototypes are easily confused."]
-    return Section("prototypes", "Prototypes", lead=lead if figures else [], figures=figures, missing=missing)
+    if not panels:
+        return None
+    description = "; ".join(f"{p.title}: {p.values[max(p.values)][0]:.3f} in round {max(p.values)}" for p in panels)
+    rounds = thinned(sorted(set().union(*(p.values for p in panels))))
+    rows = [[str(n), *(f"{p.values[n][0]:.4f}" if n in p.values else "–" for p in panels)] for n in rounds]
+    numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], rows, 0, folded=True)
+    return Figure("Drift of the prototypes", f"{description}. Cosine distances.", over_rounds(panels), numbers)
 
 
 def norms(record: RunView) -> Section:

@@ -10,10 +10,9 @@ from matplotlib import rc_context
 
 from protofed.common.storage import files
 from protofed.common.version import VERSION
-from protofed.deploy.plots.style import STYLE
+from protofed.deploy.plots import STYLE
 from protofed.deploy.report import models, rounds, scores, summary
-from protofed.deploy.report.document import Document, Section, render
-from protofed.deploy.report.formats import utc
+from protofed.deploy.report.document import Document, Section, render, utc
 from protofed.deploy.run_view import RunView
 
 WORDS = (

@@ -8,9 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from protofed.common.errors import count
-from protofed.deploy.plots.charts import RoundSize, round_sizes, volumes
-from protofed.deploy.report.document import Figure, Section
-from protofed.deploy.report.formats import megabytes, thinned, utc
+from protofed.deploy.plots import RoundSize, round_sizes, volumes
+from protofed.deploy.report.document import Figure, Section, megabytes, thinned, utc
 from protofed.deploy.run_view import RunView, used_sites
 from protofed.deploy.tables import Cell, Row, Table
 
@@ -47,18 +46,12 @@ def participation(record: RunView) -> Section:
     if not sites or not attempts:
         return Section("participation", "Who took part when", missing=["No round has been opened yet."])
     spans = _spans(sorted({attempt["round"] for attempt in attempts}))
-    tasks: dict[tuple[str, int], list[str]] = {}
-    for attempt, task in record.tasks():
-        if task["kind"] == "fit" and attempt["round"]:
-            tasks.setdefault((task["site"], attempt["round"]), []).append(_task_status(record, attempt, task))
-    rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
-    shown = [str(span[0]) if place % 5 == 0 else Cell(_when(span), "heard") for place, span in enumerate(spans)]
-    header = ["site", *shown]
+    tasks = _fit_statuses(record)
     width = max(map(len, spans))
     several = f"A column is up to {width} rounds; it shows the worst that happened to the site in them."
     lead = "A column is a round. Of rounds with several attempts the worst status is shown." if width == 1 else several
     statuses = sorted({status for of_round in tasks.values() for status in of_round}, key=list(TASK_STATUSES).index)
-    calendar = Table("Sites by rounds", header, rows, css_class="calendar")
+    calendar = _calendar(sites, spans, tasks)
     legend = Table(
         "Signs",
         ["sign", "meaning"],
@@ -72,6 +65,23 @@ def participation(record: RunView) -> Section:
         figures=_sizes(record),
         tables=[calendar, legend, _tally(sites, tasks, statuses), *_attempts(record), *_interventions(record)],
     )
+
+
+def _fit_statuses(record: RunView) -> dict[tuple[str, int], list[str]]:
+    """By site and round, the status of each of its tasks to train, one an attempt."""
+    tasks: dict[tuple[str, int], list[str]] = {}
+    for attempt, task in record.tasks():
+        if task["kind"] == "fit" and attempt["round"]:
+            tasks.setdefault((task["site"], attempt["round"]), []).append(_task_status(record, attempt, task))
+    return tasks
+
+
+def _calendar(
+    sites: Sequence[str], spans: Sequence[Sequence[int]], tasks: Mapping[tuple[str, int], list[str]]
+) -> Table:
+    rows: list[Row] = [[site, *(_cell(site, span, tasks) for span in spans)] for site in sites]
+    shown = [str(span[0]) if place % 5 == 0 else Cell(_when(span), "heard") for place, span in enumerate(spans)]
+    return Table("Sites by rounds", ["site", *shown], rows, css_class="calendar")
 
 
 def _sizes(record: RunView) -> list[Figure]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from protofed.common.errors import count
 from protofed.common.protocol.scores import MAJORITY, deviation, lower_is_better, spread
-from protofed.deploy.console.run_words import from_sum
-from protofed.deploy.plots.charts import (
+from protofed.deploy.plots import (
     BLUE,
     GREEN,
     ORANGE,
@@ -20,9 +20,8 @@ from protofed.deploy.plots.charts import (
     points,
     reliability,
 )
-from protofed.deploy.report.document import Figure, Section
-from protofed.deploy.report.formats import formatted, label, percent, thinned
-from protofed.deploy.run_view import GROUPS, RunView
+from protofed.deploy.report.document import Figure, Section, formatted, label, percent, thinned
+from protofed.deploy.run_view import GROUPS, RunView, from_sum
 from protofed.deploy.tables import Cell, Row, Table
 
 WHOSE = {"global": "Global model", "personal": "Own models"}
@@ -49,6 +48,7 @@ BASELINES = {
     CHANCE: "Dashed, “chance”: the balanced accuracy of guessing, 1 of the number of classes in the test set.",
     COMMONEST: "Dashed, “commonest class”: the accuracy of always naming the test set's commonest class.",
 }
+Rounds: TypeAlias = Mapping[str, int | None]  # the newest scored round and the best; None: there is none
 OWN_MEAN = "; own models: mean over sites"
 
 
@@ -67,12 +67,22 @@ def curves(record: RunView) -> Section:
     description = "; ".join(_first_and_last(panel) for panel in panels)
     numbers = Table("The numbers behind", ["round", *(p.title for p in panels)], _means(panels), 0, folded=True)
     figure = Figure("Scores over the rounds", f"{description}.", over_rounds(panels), numbers)
+    return Section(
+        "curves",
+        "Over the rounds",
+        lead=_about_curves(record, panels),
+        figures=[figure],
+        missing=[kept] if kept else [],
+    )
+
+
+def _about_curves(record: RunView, panels: Sequence[Panel]) -> list[str]:
+    """What lines, bands and dashes mean."""
     lead = ["Lines are means over the sites that reported, bands reach from the smallest to the largest value."]
     if sums := [record.latest_spreads[name].sites for name in CURVES if record.is_summed(name)]:
         lead.append(f"Of the sites' own scores: {from_sum(max(sums))}, and so there is no band.")
     drawn = {panel.baseline[0] for panel in panels if panel.baseline is not None}
-    lead += [meaning for how, meaning in BASELINES.items() if how in drawn]
-    return Section("curves", "Over the rounds", lead=lead, figures=[figure], missing=[kept] if kept else [])
+    return [*lead, *(meaning for how, meaning in BASELINES.items() if how in drawn)]
 
 
 def _baseline(record: RunView, name: str) -> tuple[str, float] | None:
@@ -90,13 +100,18 @@ def by_class(record: RunView) -> Section:
     if not any(newest.values()):
         return Section("classes", "Class by class", missing=missing)
     rounds = {which: record.round_of(which) for which in ("newest", "best")}
-    series, series_of = [], {"global": (BLUE, "o"), "personal": (ORANGE, "^")}
-    for whose, (colour, marker) in series_of.items():
-        for which in ("newest", "best") if rounds["newest"] != rounds["best"] else ("newest",):
-            if recalls := record.recalls(which, whose):
-                text = f"{WHOSE[whose]}, {which} scores (round {rounds[which]})"
-                values = {record.name(c): recall for c, recall in recalls.items()}
-                series.append(Series(text, values, colour, marker, hollow=which == "best"))
+    own = OWN_MEAN if newest["personal"] else ""
+    lead = [f"Recall is the share of a class's test images that a model names rightly{own}."]
+    if rounds["newest"] != rounds["best"]:
+        judged_by = record.raw["classes"]["judged_by"]
+        lead.append(
+            f"The best round is that with the largest {judged_by}: chosen by this score, it is optimistic in it."
+        )
+    figures = [_recall_figure(record, newest, rounds)]
+    return Section("classes", "Class by class", lead=lead, figures=figures, missing=missing)
+
+
+def _recall_figure(record: RunView, newest: Mapping[str, Mapping[int, float]], rounds: Rounds) -> Figure:
     scored = sorted(set().union(*newest.values()))
     # By the worse of both models: a class that either of them misses must not be left out of the drawing.
     least = {c: min(recalls[c] for recalls in newest.values() if c in recalls) for c in scored}
@@ -105,16 +120,20 @@ def by_class(record: RunView) -> Section:
     description = f"Recall of each class in %, from 0 to 100.{f' {sentence}.' if sentence else ''}"
     some_classes = f"Recall of the {len(drawn_classes)} classes that are found least"
     title = "Recall by class" if len(drawn_classes) == len(scored) else some_classes
-    numbers = _recall_table(record, rounds)
-    figure = Figure(title, description, points([record.name(c) for c in drawn_classes], series, "class"), numbers)
-    own = OWN_MEAN if newest["personal"] else ""
-    lead = [f"Recall is the share of a class's test images that a model names rightly{own}."]
-    if rounds["newest"] != rounds["best"]:
-        judged_by = record.raw["classes"]["judged_by"]
-        lead.append(
-            f"The best round is that with the largest {judged_by}: chosen by this score, it is optimistic in it."
-        )
-    return Section("classes", "Class by class", lead=lead, figures=[figure], missing=missing)
+    drawn = points([record.name(c) for c in drawn_classes], _recall_series(record, rounds), "class")
+    return Figure(title, description, drawn, _recall_table(record, rounds))
+
+
+def _recall_series(record: RunView, rounds: Rounds) -> list[Series]:
+    """Of both models, after the newest round and, where it is another one, after the best."""
+    series, series_of = [], {"global": (BLUE, "o"), "personal": (ORANGE, "^")}
+    for whose, (colour, marker) in series_of.items():
+        for which in ("newest", "best") if rounds["newest"] != rounds["best"] else ("newest",):
+            if recalls := record.recalls(which, whose):
+                text = f"{WHOSE[whose]}, {which} scores (round {rounds[which]})"
+                values = {record.name(c): recall for c, recall in recalls.items()}
+                series.append(Series(text, values, colour, marker, hollow=which == "best"))
+    return series
 
 
 def groups(record: RunView) -> Section:
@@ -239,7 +258,7 @@ def _least(record: RunView, newest: Mapping[str, Mapping[int, float]]) -> str:
     return "; ".join(sentences)
 
 
-def _recall_table(record: RunView, rounds: Mapping[str, int | None]) -> Table:
+def _recall_table(record: RunView, rounds: Rounds) -> Table:
     shared = [record.recalls(which, "global") for which in rounds]
     own = record.by_class("newest", "personal.recall")
     best = record.recalls("best", "personal")

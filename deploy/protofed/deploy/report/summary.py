@@ -11,11 +11,20 @@ from protofed.common.errors import ConfigError
 from protofed.common.errors import count as counted
 from protofed.common.protocol.messages import SUM_STEPS
 from protofed.common.protocol.scores import JUDGED_BY, MAJORITY, PAIR, Spread
-from protofed.deploy.console.run_words import from_sum
-from protofed.deploy.report.document import Section, Tile
-from protofed.deploy.report.formats import LABELS, duration, formatted, label, listed, megabytes, percent, utc
-from protofed.deploy.run_view import GROUPS, RunView, is_of_update
-from protofed.deploy.site.recipe_privacy import planned_lines
+from protofed.deploy.report.document import (
+    LABELS,
+    Section,
+    Tile,
+    duration,
+    formatted,
+    label,
+    listed,
+    megabytes,
+    percent,
+    utc,
+)
+from protofed.deploy.run_view import GROUPS, RunView, from_sum, is_of_update
+from protofed.deploy.site.plan_request import planned_lines
 from protofed.deploy.tables import Table
 from protofed.server.method import server_methods
 

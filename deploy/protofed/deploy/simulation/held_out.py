@@ -7,9 +7,8 @@ from dataclasses import replace
 import structlog
 
 from protofed.client.agent.computation import Computation, ScoredModel, fit, score
-from protofed.client.site import Site, prepare, train_alone
+from protofed.client.site import DaemonStatus, Site, prepare, train_alone
 from protofed.client.state.store import SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.context import NoCheckpoints
 from protofed.common import codec
 from protofed.common.config.recipe import Recipe

@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from protofed.client.device import pick_device
 from protofed.client.policy.policy import Policy
-from protofed.client.transfer import pick_device
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import RunFailedError, count
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Scores
 from protofed.common.protocol.scores import Spread, spreads
-from protofed.deploy.console.progress import progress
-from protofed.deploy.console.run_words import BestSnapshot, best_sentence, warning_lines
+from protofed.deploy.progress import progress
+from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
 from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.simulation import NewCrew, simulation
 from protofed.deploy.tables import BOXED, Column, terminal

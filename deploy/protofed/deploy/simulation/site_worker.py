@@ -8,17 +8,16 @@ import numpy as np
 import structlog
 
 from protofed.client.agent.computation import Computation, fit, score
+from protofed.client.agent.task_tools import decode_base
 from protofed.client.data.shared import Memory, Shared
 from protofed.client.data.site_data import SiteData
+from protofed.client.device import pick_device
 from protofed.client.method import client_methods, dp_cost_of
 from protofed.client.models.catalogue import device_model
-from protofed.client.site import DpSource, PreparedRun, train_alone
+from protofed.client.site import DaemonStatus, DpSource, PreparedRun, train_alone
 from protofed.client.state.store import FitOutcome, SiteState
-from protofed.client.status import DaemonStatus
 from protofed.client.training.context import NoCheckpoints
 from protofed.client.training.dp import SIMULATED_SECRET
-from protofed.client.transfer import pick_device
-from protofed.client.transport.link import decode_base
 from protofed.common import codec, plugins
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, parse_json

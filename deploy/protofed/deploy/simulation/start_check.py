@@ -35,8 +35,8 @@ def check_simulation(recipe: Recipe, policy: Path | None = None, device: str = "
         PolicyViolationError: there is no such policy.
         ConfigError, DataError: recipe, data or device cannot be used, or its sites are too few.
     """
+    from protofed.client.device import pick_device
     from protofed.client.policy.policy import Policy
-    from protofed.client.transfer import pick_device
     from protofed.deploy.simulation.simulation import simulation
     from protofed.server.rounds.machine.rules import unmet
 

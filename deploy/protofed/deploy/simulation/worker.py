@@ -16,7 +16,7 @@ from mmap import ACCESS_COPY, mmap
 import torch
 
 from protofed.common.process import keep_memory
-from protofed.deploy.logs import setup
+from protofed.deploy import logs
 from protofed.deploy.simulation.messages import Beginning, Message, read
 from protofed.deploy.simulation.site_worker import SiteWorker
 
@@ -90,7 +90,7 @@ def serve(connection: Connection, block: int) -> None:
 
 def main(connection: int, block: int) -> None:
     """Entry point of the process."""
-    setup.configure()
+    logs.configure()
     keep_memory()
     torch.set_num_threads(1)  # workers share the cores, and a sum's last bits depend on the number of threads
     serve(Connection(socket.socket(fileno=connection)), block)

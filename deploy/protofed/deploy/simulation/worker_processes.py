@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from protofed.deploy.console.progress import end
-from protofed.deploy.logs.setup import LEVEL
+from protofed.deploy.logs import LEVEL
+from protofed.deploy.progress import end
 from protofed.deploy.simulation.messages import Message
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.worker import Connection

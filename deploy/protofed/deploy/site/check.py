@@ -25,10 +25,11 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, TaskFailedError
-from protofed.deploy.console.progress import Bar
-from protofed.deploy.daemons import client, client_resources
-from protofed.deploy.site.offer import as_offered
+from protofed.common.protocol.messages import Assignment
+from protofed.deploy.daemons import client
+from protofed.deploy.progress import Bar
 from protofed.deploy.site.survey import DRAWN, Survey, SurveyedImage, mean_and_std, survey_arrays, survey_files
+from protofed.server.rounds.machine.rules import min_cohort
 
 _MEMORY = Path("/proc/meminfo")
 _EMPTY_SCAN = Scan([], Counter(), Counter(), [], [], [], [], [], LabelMap({}, frozenset(), ()))
@@ -75,7 +76,7 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
     """The scan of the files, all images, and the reason if none could be read."""
     data = settings.data
     try:
-        client_resources.check_root(settings)
+        client.check_root(settings)
         if data.source not in LABELLED_BY_NAME:
             return _EMPTY_SCAN, survey_arrays(data, request.class_names, bar.advance), None
         scan = image_files.scan(data, request.class_names, request.classes)
@@ -90,7 +91,7 @@ def _surveyed(settings: ClientSettings, request: CheckRequest, bar: Bar) -> tupl
 def _request(settings: ClientSettings, recipe: Recipe | None) -> CheckRequest:
     if recipe is not None:
         return CheckRequest(recipe.input, recipe.classes, recipe.class_names, recipe)
-    client_resources.check_root(settings)
+    client.check_root(settings)
     input_, classes = infer_input(settings.data)
     class_names = infer_class_names(settings.data)
     return CheckRequest(input_, len(class_names) or classes, class_names, None)
@@ -361,3 +362,8 @@ def nearest(label: str, names: Sequence[str]) -> str | None:
     folded = {name.casefold(): name for name in names}
     matches = difflib.get_close_matches(label.casefold(), folded, n=1, cutoff=0.5)
     return folded[matches[0]] if matches else None
+
+
+def as_offered(recipe: Recipe) -> Assignment:
+    """What a site would be given at its enrolling."""
+    return Assignment(recipe.name, recipe.wire(), min_cohort=min_cohort(recipe.federation))

@@ -57,10 +57,7 @@ def plain(check: SiteCheck) -> dict[str, Any]:
         "taken": {name.replace(" ", "_"): counts.tolist() for name, counts in check.used.items()},
         "below_min_samples_per_class": check.rare,
         "not_scored": {name.replace(" ", "_"): list(classes) for name, classes in check.unscored.items()},
-        "unmapped": {
-            label: {"images": count, "nearest": nearest(label, request.class_names)}
-            for label, count in sorted(check.survey.unmapped.items())
-        },
+        "unmapped": _unmapped(check),
         "ignored": dict(sorted(check.survey.ignored.items())),
         "unreadable": [{"file": image.name, "why": image.problem} for image in check.unreadable],
         "astray": list(check.misplaced),
@@ -79,6 +76,14 @@ def plain(check: SiteCheck) -> dict[str, Any]:
         "far_from_the_recipe": check.deviations,
         "memory_bytes": {"needed": check.memory[0], "available": check.memory[1]},
         "preprocessing_digest": None if request.recipe is None else request.recipe.preprocessing_digest(),
+    }
+
+
+def _unmapped(check: SiteCheck) -> dict[str, Any]:
+    """The labels that no class has, each with its images and the class names that are spelt most like it."""
+    return {
+        label: {"images": images, "nearest": nearest(label, check.request.class_names)}
+        for label, images in sorted(check.survey.unmapped.items())
     }
 
 

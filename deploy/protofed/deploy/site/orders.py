@@ -5,22 +5,109 @@ Each is in force once its file is written; then it is recorded in the site's aud
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, time, timedelta
+from enum import Enum
 from pathlib import Path
+from time import monotonic, sleep
 
 from protofed.client.policy.approval import FOLDER, OUT, Approvals, Offer
 from protofed.client.policy.pause import FILE, Pause, SitePause
 from protofed.client.secure_aggregation.partners import Partners
 from protofed.client.secure_aggregation.sessions import FOLDER as SUMS
 from protofed.client.secure_aggregation.sessions import forget_group
-from protofed.client.state.decisions import Act, Decision
-from protofed.common.errors import ConfigError, short
+from protofed.client.state.decisions import FOLDER as DECISIONS
+from protofed.client.state.decisions import Act, Decision, Decisions
+from protofed.client.transport.audit import FILE as AUDIT_LOG
+from protofed.client.transport.audit import ClientAudit
+from protofed.common.errors import ConfigError, StateError, short
 from protofed.common.forms import stamp, utc_now
-from protofed.deploy.site import decide
-from protofed.deploy.site.decide import Noticed
+from protofed.common.storage import files
+from protofed.common.storage.journal import SEGMENT_BYTES, Journal
 from protofed.deploy.site.partners import PartnersView
+
+WAIT_S = 30.0  # for a daemon, which looks every half second and may wait 10 s for an answer of its server
+_LOOK_S = 0.1
+
+
+class Noticed(Enum):
+    """Who has written the decision's line in the audit log."""
+
+    DAEMON = "daemon"
+    NO_DAEMON = "no daemon runs"  # this process
+    NOT_YET = "the daemon has not looked"
+
+
+def user_name() -> str:
+    """The name of the user who decides, also behind sudo; empty: this machine has no name for him."""
+    if name := os.environ.get("SUDO_USER"):
+        return name
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container that runs under a number
+        return ""
+
+
+def check_state(state: Path) -> None:
+    """Check that the state folder is there: a mistyped one must not be made.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not state.is_dir():
+        raise ConfigError(f"there is no folder {state}; expected the --state of the site's daemon")
+
+
+def act_as_owner(state: Path) -> None:
+    """As root, go on as the owner of the state folder: its daemon could not read what root writes.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    check_state(state)
+    owner = state.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+
+
+def record(state: Path, decision: Decision) -> Noticed:
+    """Bring a decision, which is in force already, into the site's audit log, and wait until the daemon has noticed it.
+
+    Raises:
+        StateError: the state folder cannot be written.
+    """
+    decisions, until = Decisions(state / DECISIONS), monotonic() + WAIT_S
+    path = decisions.add(decision)
+    while path.exists():
+        if _write_lines(state, decisions):
+            return Noticed.NO_DAEMON
+        if monotonic() >= until:
+            return Noticed.NOT_YET
+        sleep(_LOOK_S)
+    return Noticed.DAEMON
+
+
+def _write_lines(state: Path, decisions: Decisions) -> bool:
+    """Write the lines in this process; False: a daemon has the folder, and does it."""
+    try:
+        lock = files.Lock(state, wait_s=0)  # a daemon that has it does this by itself: nothing to wait for
+    except StateError:
+        return False
+    try:
+        journal = Journal(state / AUDIT_LOG, SEGMENT_BYTES)
+        try:
+            audit = ClientAudit(journal)
+            decisions.move(decisions.waiting(), lambda decision: audit.decision(decision.act.value, decision.facts()))
+        finally:
+            journal.close()
+    finally:
+        lock.release()
+    return True
+
 
 LONGEST_REASON = 300
 
@@ -31,7 +118,7 @@ def approvals_of(state: Path) -> Approvals:
     Raises:
         ConfigError: there is no such state folder.
     """
-    decide.check_state(state)
+    check_state(state)
     return Approvals(state / FOLDER)
 
 
@@ -52,8 +139,8 @@ def approve(state: Path, offer: Offer) -> Noticed:
         ConfigError: there is no such state folder.
         StateError: it cannot be written.
     """
-    decide.act_as_owner(state)
-    approvals_of(state).approve(offer, decide.user_name())
+    act_as_owner(state)
+    approvals_of(state).approve(offer, user_name())
     return _record(state, Act.APPROVE, offer)
 
 
@@ -64,14 +151,14 @@ def confirm_partners(state: Path, code: str) -> Noticed:
         ConfigError: as of `Partners.confirmable`.
         StateError: it cannot be written.
     """
-    decide.act_as_owner(state)
+    act_as_owner(state)
     view = PartnersView.of(state)
-    confirmed = Partners(state).confirm(view.own, code, decide.user_name())
+    confirmed = Partners(state).confirm(view.own, code, user_name())
     if view.leaving:
         forget_group(state / SUMS)
     listed = confirmed.consortium
     facts = {"partners": ", ".join(sorted(listed.identities)), "code": listed.code, "group": ", ".join(view.leaving)}
-    return decide.record(state, Decision(Act.CONFIRM, confirmed.at, confirmed.by, **facts))
+    return record(state, Decision(Act.CONFIRM, confirmed.at, confirmed.by, **facts))
 
 
 def leave(state: Path, offer: Offer, begun: Callable[[bool], object] = lambda _: None) -> Noticed:
@@ -83,10 +170,10 @@ def leave(state: Path, offer: Offer, begun: Callable[[bool], object] = lambda _:
     Raises:
         As `approve`.
     """
-    decide.act_as_owner(state)
+    act_as_owner(state)
     approvals = approvals_of(state)
     took_part = approvals.took_part(offer.run)
-    approvals.deny(offer, decide.user_name(), took_part=took_part)
+    approvals.deny(offer, user_name(), took_part=took_part)
     begun(took_part)
     return _record(state, Act.WITHDRAW if took_part else Act.DENY, offer)
 
@@ -103,12 +190,12 @@ def pause(
     Raises:
         As `approve`.
     """
-    decide.act_as_owner(state)
-    made = pause_of(state).begin(decide.user_name(), end)
+    act_as_owner(state)
+    made = pause_of(state).begin(user_name(), end)
     begun(made)
     until = "" if end is None else stamp(end)
     words = short(reason, LONGEST_REASON)
-    return decide.record(state, Decision(Act.PAUSE, made.at, made.by, until=until, reason=words))
+    return record(state, Decision(Act.PAUSE, made.at, made.by, until=until, reason=words))
 
 
 def resume(state: Path, begun: Callable[[Pause], object] = lambda _: None) -> Noticed | None:
@@ -120,11 +207,11 @@ def resume(state: Path, begun: Callable[[Pause], object] = lambda _: None) -> No
     Raises:
         As `approve`.
     """
-    decide.act_as_owner(state)
+    act_as_owner(state)
     if (ended := pause_of(state).end()) is None:
         return None
     begun(ended)
-    return decide.record(state, Decision(Act.RESUME, stamp(utc_now()), decide.user_name()))
+    return record(state, Decision(Act.RESUME, stamp(utc_now()), user_name()))
 
 
 def noticed_text(noticed: Noticed) -> str:
@@ -136,13 +223,13 @@ def noticed_text(noticed: Noticed) -> str:
             return "no daemon runs here now; it holds for the next one"
         case Noticed.NOT_YET:
             return (
-                f"it holds, but the daemon has not confirmed it within {decide.WAIT_S:.0f} s: what it was sending may "
+                f"it holds, but the daemon has not confirmed it within {WAIT_S:.0f} s: what it was sending may "
                 "still go out; look at its log, or stop it"
             )
 
 
 def _record(state: Path, act: Act, offer: Offer) -> Noticed:
-    return decide.record(state, Decision(act, stamp(utc_now()), decide.user_name(), offer.run, offer.digest))
+    return record(state, Decision(act, stamp(utc_now()), user_name(), offer.run, offer.digest))
 
 
 _DURATION = re.compile(r"(?:(\d{1,4})d)?(?:(\d{1,4})h)?(?:(\d{1,5})m(?:in)?)?")

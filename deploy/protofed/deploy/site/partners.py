@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from protofed.client.secure_aggregation import membership
-from protofed.client.secure_aggregation.partners import CONFIRM, Confirmed, Partners
+from protofed.client.secure_aggregation.partners import CONFIRM, IDENTITY_FILE, Confirmed, Partners, load_identity
 from protofed.client.secure_aggregation.sessions import FOLDER, Pinned, pinned_in
 from protofed.common.errors import count
 from protofed.common.payload import SiteId
@@ -89,8 +88,8 @@ class PartnersView:
         Raises:
             StateError: a file of it is damaged.
         """
-        known = (state / membership.IDENTITY_FILE).exists()
-        own = membership.load_identity(state).public_key().public_bytes_raw().hex() if known else ""
+        known = (state / IDENTITY_FILE).exists()
+        own = load_identity(state).public_key().public_bytes_raw().hex() if known else ""
         partners = Partners(state)
         return cls(own, partners.offered(), partners.confirmed(), pinned_in(state / FOLDER))
 

@@ -18,9 +18,8 @@ from protofed.client.method import ClientMethod, client_methods
 from protofed.client.models.catalogue import architectures, build
 from protofed.client.models.split import dump
 from protofed.client.policy.policy import Policy
-from protofed.client.policy.rules import PolicyRules
+from protofed.client.policy.rules import PolicyRules, discloses, is_own
 from protofed.client.policy.run_limits import LimitCheck, RunFacts, checks, unchecked
-from protofed.client.policy.score_disclosures import discloses, is_own
 from protofed.client.policy.update_checks import BY_CLASS, TELLS_STEPS, GateContext, PolicyRefusedError
 from protofed.client.site import check_rules
 from protofed.client.state.dp_ledger import Spent
@@ -157,14 +156,13 @@ def site_plan(
     update = Update("site", _update_of_ones(itertools.chain(expected.required, expected.optional)), weight=weight)
     scalars = offered_scores(recipe, global_model=server.global_model)
     refused_by = _refused_by(policy, name, client.declares.exchanges, update, recipe.classes, layout)
+    secure, noisy = recipe.federation.secure, recipe.plan.dp is not None
     offered, plugins = digest or recipe.fingerprint(), allowed or frozenset()
-    if recipe.plan.dp is not None:  # images are not asked, as at a site
+    if noisy:  # images are not asked, as at a site
         contrast = None
     facts = RunFacts(offered, client.sends, plugins, cohort, examples, contrast, client.declares.own_losses, features)
-    limits = () if policy is None else checks(recipe, policy.rules.limits, facts)
     privacy = privacy_plan(recipe, client, None if policy is None else policy.rules.dp, spent)
-    refusals = () if policy is None else _refusals(policy, recipe, client, update, model[Part.HEAD], layout)
-    secure, noisy = layout is not None, privacy is not None
+    judged = _Judged() if policy is None else _judged(policy, recipe, client, update, model, layout, facts, privacy)
     return SitePlan(
         recipe=recipe,
         outgoing=tuple(
@@ -175,23 +173,17 @@ def site_plan(
         masked=None if layout is None else layout.size,
         incoming=describe(sent(server, _after(server, first, update, layout, round_context(recipe, 1, sites)), "site")),
         scalars=scalars,
-        released=released_scores(scalars, policy, secure=recipe.federation.secure, noisy=noisy),
-        summed=summed_scores(
-            scalars, policy, secure=recipe.federation.secure, noisy=noisy, mixes=client.declares.mixes_classes
-        ),
+        released=released_scores(scalars, policy, secure=secure, noisy=noisy),
+        summed=summed_scores(scalars, policy, secure=secure, noisy=noisy, mixes=client.declares.mixes_classes),
         count_needed=expected.weight,
-        count_leaves=None if policy is None else policy.rules.example_count and not noisy,
+        count_leaves=judged.count_leaves,
         method_summary=(type(client).__doc__ or "").strip().splitlines()[0],
-        first_model=None if policy is None else _first_model_refusal(policy, recipe, model),
-        rules=()
-        if policy is None
-        else sentences(policy.rules, update.payload.keys(), client.declares.exchanges, secure=secure, noisy=noisy),
-        refusals=(*refusals, *_no_budget(privacy), *broken(limits, secure=secure)),
+        first_model=judged.first_model,
+        rules=judged.rules,
+        refusals=judged.refusals,
         asked=asked(recipe, cohort, examples, model),
-        limits=limits,
-        still_open=()
-        if policy is None
-        else (*withheld(limits, secure=secure), *still_open(unchecked(facts, noisy=noisy))),
+        limits=judged.limits,
+        still_open=judged.still_open,
         sight=sight(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
         exchanges=client.declares.exchanges,
         privacy=privacy,
@@ -240,6 +232,41 @@ def plain(plan: SitePlan) -> dict[str, Any]:
             "no_sums": plan.sight.why_not,
         },
     }
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What a policy says to a run, as `SitePlan` has it; without a policy nothing."""
+
+    count_leaves: bool | None = None
+    first_model: str | None = None
+    rules: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    limits: tuple[LimitCheck, ...] = ()
+    still_open: tuple[str, ...] = ()
+
+
+def _judged(
+    policy: Policy,
+    recipe: Recipe,
+    client: ClientMethod,
+    update: Update,
+    model: Payload,
+    layout: SumLayout | None,
+    facts: RunFacts,
+    privacy: PrivacyPlan | None,
+) -> _Judged:
+    limits = checks(recipe, policy.rules.limits, facts)
+    refusals = _refusals(policy, recipe, client, update, model[Part.HEAD], layout)
+    secure, noisy, exchanges = layout is not None, privacy is not None, client.declares.exchanges
+    return _Judged(
+        count_leaves=policy.rules.example_count and not noisy,
+        first_model=_first_model_refusal(policy, recipe, model),
+        rules=sentences(policy.rules, update.payload.keys(), exchanges, secure=secure, noisy=noisy),
+        refusals=(*refusals, *_no_budget(privacy), *broken(limits, secure=secure)),
+        limits=limits,
+        still_open=(*withheld(limits, secure=secure), *still_open(unchecked(facts, noisy=noisy))),
+    )
 
 
 def _after(

@@ -134,3 +134,24 @@ LIMITS: Sequence[Column[LimitCheck]] = (
     Column("the policy allows", lambda check: check.allowed, wraps=True),
     Column("", lambda check: Text("ok", "green") if check.holds else Text("refused", "red"), wraps=True),
 )
+
+
+NOT_HERE = "what its noise is worth is computed where protofed[client] is installed: `protofed client preview`"
+
+
+def planned_lines(recipe: Recipe) -> list[str]:
+    """The privacy that a run costs each site, in sentences, from its recipe alone; none: it has no noise.
+
+    Raises:
+        ConfigError: the recipe's method is unknown, or does not work with noise.
+    """
+    if recipe.plan.dp is None:
+        return []
+    try:
+        from protofed.deploy.site.plan_privacy import lines as privacy_lines
+        from protofed.deploy.site.plan_privacy import planned
+
+        plan = planned(recipe)
+    except ModuleNotFoundError:  # of the extra `client`
+        return [NOT_HERE]
+    return [] if plan is None else list(privacy_lines(plan))

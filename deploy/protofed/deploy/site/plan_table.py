@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from protofed.client.policy.score_disclosures import discloses
+from protofed.client.policy.rules import discloses
 from protofed.common.payload import Part, TensorSpec
 from protofed.deploy.site import plan_privacy
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan

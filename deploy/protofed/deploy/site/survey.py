@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from protofed.client.data import arrays, dicom
 from protofed.client.data.decoding import FORMATS, decode, decode_file, silence_decoders
-from protofed.client.data.image_error import UnreadableImageError
+from protofed.client.data.file_entry import UnreadableImageError
 from protofed.client.data.image_files import IndexedFile, Scan, with_root
 from protofed.client.data.labels import by_number, normalise
 from protofed.client.data.split import DataSplit

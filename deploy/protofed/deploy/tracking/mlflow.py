@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from protofed.common.errors import ConfigError, StateError
-from protofed.deploy.logs import capture
+from protofed.deploy import logs
 from protofed.deploy.tracking.follower import RoundMetrics, TrackedRun, outcome
 from protofed.server.storage.rows import RunRow
 from protofed.server.verdicts import RoundOutcome
@@ -127,7 +127,7 @@ def _client(uri: str) -> Any:
     # MLflow's own tables use an option that the newest SQLAlchemy warns about.
     warnings.filterwarnings("ignore", "The ``noload`` loader strategy is deprecated", DeprecationWarning, r"mlflow\..*")
     client = import_module("mlflow.tracking").MlflowClient(uri)
-    capture.redirect("mlflow")
+    logs.redirect("mlflow")
     return client
 
 

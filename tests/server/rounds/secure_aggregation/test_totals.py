@@ -9,7 +9,7 @@ import pytest
 
 from protofed.common.config.recipe import Federation, Recipe, parse
 from protofed.common.errors import ConfigError
-from protofed.deploy.overrides import read_overrides, with_overrides
+from protofed.deploy.shipped import read_overrides, with_overrides
 from protofed.server.rounds.context import method_of
 from protofed.server.rounds.machine.rules import cohort_size, quorum_of
 from protofed.server.rounds.secure_aggregation.totals import check_secure

@@ -1,26 +1,42 @@
-"""A run: how it goes, what became of every site's task, its scores, and the orders that it takes."""
+"""A run: starting it, how it goes, its scores and orders, and the pictures of its report.
+
+The pictures are drawn from the run's record, which a server needs seconds for where a run is long. So they have a page
+of their own, which starts the drawing and follows it, and are drawn once for each published round: not again by
+themselves.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotDone
+from dataclasses import dataclass, field
+from threading import Lock, Thread
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.common.config.recipe import MOST_ROUNDS
-from protofed.common.errors import ConfigError, short
-from protofed.deploy.console.run_words import NOISE_KEEPS, best_sentence, kept_sentence, summed_sentence, warning_lines
+from protofed.common.config.recipe import MOST_ROUNDS, Recipe, parse
+from protofed.common.config.toml_files import parse_toml
+from protofed.common.errors import ConfigError, short, unknown
+from protofed.common.forms import check_id
+from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of
 from protofed.deploy.operator.snapshot import ENDED, FAILED, RunSnapshot
 from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
-from protofed.deploy.pages.formats import Page
-from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.operator.tables import start_notes
+from protofed.deploy.pages.pictures import Picture, Pictures
+from protofed.deploy.pages.shell import FRAGMENT, Page, form_of, shell_of
+from protofed.deploy.report import document, models, rounds, scores, summary
 from protofed.deploy.report.rounds import TASK_STATUSES
+from protofed.deploy.run_view import NOISE_KEEPS, RunView, best_sentence, kept_sentence, summed_sentence, warning_lines
+from protofed.deploy.shipped import read_overrides, with_overrides
+from protofed.deploy.site.plan_request import planned_lines
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -32,7 +48,7 @@ VERIFIED: Final[Mapping[str, str]] = {  # findings that are no faults
 
 
 @dataclass(frozen=True)
-class RunPages:
+class CoordinatorRuns:
     """The pages below `/runs/`."""
 
     operator: Operator
@@ -274,3 +290,186 @@ def troubles(rounds: Sequence[pb.RoundInfo]) -> list[Trouble]:
 
 def _trouble(row: pb.RoundInfo, task: pb.SiteTask, status: str, reason: str) -> Trouble:
     return Trouble(row.round, row.attempt, task.site, task.kind, status, printable(reason))
+
+
+FIELDS = ("recipe", "toml", "name", "changes", "force")
+
+
+@dataclass(frozen=True)
+class StartPages:
+    """The page `/start`: a form, then what it would start, then the order."""
+
+    operator: Operator
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Their routes."""
+        return [Route("/start", self.ask), Route("/start", self.answer, methods=["POST"])]
+
+    def ask(self, request: Request) -> Response:
+        """The empty form; a link may name a recipe."""
+        return self._form(request, {"recipe": request.query_params.get("recipe", "")})
+
+    def answer(self, request: Request) -> Response:
+        """Check the form, and start the run if it was confirmed; else show what that would do, or what is wrong."""
+        form = form_of(request)
+        try:
+            recipe = recipe_of(form)
+            costs, notes = planned_lines(recipe), start_notes(recipe)
+            if form.get("do") == "start":
+                info = self.operator.start(recipe, force=form.get("force") == "yes")
+                unmet = "".join(f"\nwarning: {warning}" for warning in info.unmet)
+                return shell_of(request).done(f"/runs/{info.run}", f"{info.run}: {info.status}{unmet}")
+        except ConfigError as error:
+            return self._form(request, form, problem=str(error))
+        if form.get("do") == "change":
+            return self._form(request, form)
+        context = {
+            "recipe": recipe,
+            "costs": costs,
+            "notes": notes,
+            "values": {key: form.get(key, "") for key in FIELDS},
+        }
+        return shell_of(request).page(request, "start_check.html.j2", context)
+
+    def _form(self, request: Request, form: Mapping[str, str], problem: str = "") -> Response:
+        recipes = {name: shipped.what(file) for name, file in shipped.files("recipes").items()}
+        values = {key: form.get(key, "") for key in FIELDS}
+        status = 400 if problem else 200
+        context = {"recipes": recipes, "values": values, "problem": problem}
+        return shell_of(request).page(request, "start.html.j2", context, status=status)
+
+
+def recipe_of(form: Mapping[str, str]) -> Recipe:
+    """The recipe that a form names or has, with its changes.
+
+    Raises:
+        ConfigError: there is none or there are two, or it cannot be used; the text has the path of the key and what was
+            expected.
+    """
+    name, text = form.get("recipe", ""), form.get("toml", "")
+    if bool(name) == bool(text):
+        raise ConfigError("expected a recipe of the list, or a pasted one, and not both")
+    if name and name not in shipped.files("recipes"):  # a path must not be read from a form
+        raise unknown("recipe", name, shipped.files("recipes"))
+    changes = read_overrides([line for line in form.get("changes", "").splitlines() if line.strip()])
+    recipe = with_overrides(shipped.recipe(name) if name else pasted(text), changes)
+    return recipe.model_copy(update={"name": check_id("run", form["name"])}) if form.get("name") else recipe
+
+
+def pasted(text: str) -> Recipe:
+    """A recipe as TOML text.
+
+    Raises:
+        ConfigError: it is no TOML, extends a file, or cannot be used.
+    """
+    table = parse_toml(text.replace("\r\n", "\n").lstrip("\ufeff"), "the pasted recipe is not TOML")
+    if "extends" in table:
+        raise ConfigError(
+            "the pasted recipe extends another file, which is not here; paste what `protofed recipes show FILE` prints"
+        )
+    return parse(table, Recipe, "the pasted recipe")
+
+
+KEPT: Final = 4  # runs whose figures are kept
+PATIENCE_S: Final = 0.4  # that a page waits for its figures before it says that they are being drawn
+SECTIONS: Final = (scores.curves, rounds.participation, rounds.transfers, models.prototypes)
+Moment = tuple[int, int, str]  # attempts, the newest scored round and the status: what figures are of
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """The figures of a run at one moment, section by section.
+
+    Attributes:
+        round: the newest round then.
+        privacy: what its noise is worth, in sentences; none: it has no noise.
+    """
+
+    moment: Moment
+    round: int
+    sections: Sequence[tuple[document.Section, Sequence[Picture]]]
+    privacy: Sequence[str]
+
+
+@dataclass(frozen=True)
+class FigurePages:
+    """The pages `/runs/{run}/figures`. Threads share it.
+
+    Attributes:
+        made: by run, the figures that were drawn last at the end.
+        drawing: by run, figures in the making.
+        turn: one record at a time: a server makes it for seconds.
+    """
+
+    operator: Operator
+    pictures: Pictures
+    made: OrderedDict[str, RunFigures] = field(default_factory=OrderedDict)
+    drawing: dict[str, Future[RunFigures]] = field(default_factory=dict)
+    lock: Lock = field(default_factory=Lock)  # of both
+    turn: Lock = field(default_factory=Lock)
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Its route; the pictures have their own."""
+        return [Route("/runs/{run}/figures", self.show)]
+
+    def show(self, request: Request) -> Response:
+        """The newest figures, with their tables; the last ones while newer ones are drawn.
+
+        A page that refreshes itself (a fragment) asks the server for nothing: it waits for what is being drawn.
+        """
+        run: str = request.path_params["run"]
+        if FRAGMENT not in request.query_params:
+            self._begin(run)
+        drawing = self._in_the_making(run)
+        with self.lock:
+            found = self.made.get(run)
+        context = {"run": run, "found": found, "drawing": drawing, "with_code": document.with_code}
+        return shell_of(request).page(request, "figures.html.j2", context)
+
+    def _begin(self, run: str) -> None:
+        """Have the figures of the newest round drawn, unless they are there or in the making."""
+        detail = self.operator.show(run, 1)
+        moment = (detail.attempts, detail.scored_round, detail.info.status)
+        with self.lock:
+            known = self.made.get(run)
+            if run in self.drawing or (known is not None and known.moment == moment):
+                return
+            future = self.drawing[run] = Future()
+        # A daemon thread: Ctrl-C does not wait for a server that makes a long record.
+        Thread(target=self._draw, args=(run, moment, detail.info.round, future), name="figures", daemon=True).start()
+
+    def _in_the_making(self, run: str) -> bool:
+        """Whether figures of a run are still in the making, after some patience; raises what they failed of, once."""
+        with self.lock:
+            future = self.drawing.get(run)
+        if future is None:
+            return False
+        try:
+            future.result(PATIENCE_S)
+        except NotDone:
+            return True
+        finally:
+            with self.lock:
+                if future.done() and self.drawing.get(run) is future:
+                    del self.drawing[run]
+        return False
+
+    def _draw(self, run: str, moment: Moment, round: int, future: Future[RunFigures]) -> None:
+        try:
+            with self.turn:
+                found = drawn(RunView(self.operator.run_record(run)), moment, round, self.pictures)
+        except Exception as error:
+            future.set_exception(error)
+            return
+        with self.lock:
+            self.made[run] = found
+            self.made.move_to_end(run)
+            while len(self.made) > KEPT:
+                self.made.popitem(last=False)
+        future.set_result(found)
+
+
+def drawn(record: RunView, moment: Moment, round: int, pictures: Pictures) -> RunFigures:
+    """The figures of a run record."""
+    sections = pictures.of_report(lambda: [section(record) for section in SECTIONS])
+    return RunFigures(moment, round, sections, summary.noise_lines(record))

@@ -1,21 +1,31 @@
-"""The sites of a server: what each does, and the orders about it."""
+"""The sites of a server and their certificates: what each does, the orders about it, and signing requests.
+
+Requests are signed where the CA's folder is at hand.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.common.errors import ConfigError, short
+from protofed.common.errors import ConfigError, ProtofedError, short
+from protofed.common.pki.identity import AUTHORITIES, Party
+from protofed.common.protocol.roles import OPERATOR, check_roles
+from protofed.deploy.certs import files
+from protofed.deploy.certs.lifecycle import CA_KEY, Bundle, authority_name, read_authority, read_bundle, sign_request
+from protofed.deploy.certs.request import check_addressee, check_key, read_request
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import machine_line
 from protofed.deploy.operator.snapshot_builder import sites
-from protofed.deploy.pages.formats import Page
-from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.operator.tables import CERTIFICATE_SOON_S
+from protofed.deploy.pages.shell import Page, form_of, secret_of, shell_of
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
 
@@ -106,3 +116,187 @@ def _confirmed(request: Request, what: str) -> None:
     """
     if form_of(request).get("sure") != "yes":
         raise ConfigError(f"tick the box to {what}: that cannot be taken back; nothing was done")
+
+
+SHOWN: Final = 50
+PARTIES: Final = (Party.SITE, Party.OPERATOR, Party.SERVER)
+KEPT: Final = ("request", "party", "name", "code", "days", "renewal", "trainer", "evaluator")  # never the passphrase
+DEFAULT_DAYS, MOST_DAYS = 365, 3650
+WHERE: Final = "the pasted request"
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A bundle that was signed here, to be sent to its party.
+
+    Attributes:
+        roles, renewal: of its registration, for another try.
+    """
+
+    bundle: Bundle
+    pem: bytes
+    roles: tuple[str, ...]
+    renewal: bool
+
+
+@dataclass(frozen=True)
+class CertificatePages:
+    """The pages below `/certificates`.
+
+    Attributes:
+        ca: folder of the CA; None: it is elsewhere.
+        signed: by fingerprint, what was signed since this process began. Nothing of it is secret.
+    """
+
+    operator: Operator
+    ca: Path | None
+    signed: dict[str, Signed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.ca is not None:
+            files.read(self.ca / AUTHORITIES)  # a folder without a CA is refused before the page is there
+
+    @property
+    def signs(self) -> bool:
+        """Whether requests can be signed here."""
+        return self.ca is not None
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Their routes."""
+        shown = [
+            Route("/certificates", self.list),
+            Route("/certificates/{fingerprint}/revoke", self.ask_revoke),
+            Route("/certificates/{fingerprint}/revoke", self.revoke, methods=["POST"]),
+        ]
+        signing = [
+            Route("/certificates/sign", self.ask_sign),
+            Route("/certificates/sign", self.sign, methods=["POST"]),
+            Route("/certificates/signed/{fingerprint}", self.show_signed),
+            Route("/certificates/signed/{fingerprint}/bundle.pem", self.download),
+            Route("/certificates/signed/{fingerprint}/register", self.register, methods=["POST"]),
+        ]
+        return [*signing, *shown] if self.signs else shown
+
+    def list(self, request: Request) -> Response:
+        """All that the server knows, the newest first."""
+        rows = sorted(self.operator.certificates(), key=lambda one: one.added_at, reverse=True)
+        page = Page.of(request.query_params.get("page", ""), len(rows), SHOWN)
+        context = {"rows": page.cut(rows), "page": page, "soon": time.time() + CERTIFICATE_SOON_S}
+        return shell_of(request).page(request, "certificates.html.j2", context)
+
+    def ask_revoke(self, request: Request) -> Response:
+        """Ask why, before it is done for good."""
+        return shell_of(request).page(request, "revoke.html.j2", {"one": self._known(request)})
+
+    def revoke(self, request: Request) -> Response:
+        """Revoke one certificate."""
+        reason = form_of(request).get("reason", "")
+        if not reason:
+            raise ConfigError("expected a reason: it is shown to whoever still uses the certificate")
+        revoked = self.operator.revoke(self._known(request).fingerprint, reason)
+        text = "\n".join(f"revoked: {one.party} '{one.name}', from its next call on: {reason}" for one in revoked)
+        return shell_of(request).done("/certificates", text)
+
+    def ask_sign(self, request: Request) -> Response:
+        """The empty form."""
+        return self._form(request, {})
+
+    def sign(self, request: Request) -> Response:
+        """Check a request, sign it, and register the certificate; the passphrase is forgotten with the request."""
+        form = form_of(request)
+        try:
+            signed = self._sign(form, secret_of(request, "passphrase"))
+        except ConfigError as error:
+            return self._form(request, form, str(error))
+        fingerprint = signed.bundle.certificate.fingerprint
+        self.signed[fingerprint] = signed
+        return self._register(request, signed, fingerprint)
+
+    def show_signed(self, request: Request) -> Response:
+        """The bundle, to be sent to its party."""
+        signed = self._signed(request)
+        context = {"signed": signed, "text": signed.pem.decode(), "authorities": _authorities(signed.bundle)}
+        return shell_of(request).page(request, "signed.html.j2", context)
+
+    def download(self, request: Request) -> Response:
+        """The bundle as a file."""
+        signed = self._signed(request)
+        one = signed.bundle.certificate
+        disposition = f'attachment; filename="{one.party}-{one.name}.bundle.pem"'  # ids, so no quotes
+        return Response(signed.pem, media_type="application/x-pem-file", headers={"Content-Disposition": disposition})
+
+    def register(self, request: Request) -> Response:
+        """Try again to register what was signed."""
+        return self._register(request, self._signed(request), request.path_params["fingerprint"])
+
+    def _sign(self, form: Mapping[str, str], passphrase: str) -> Signed:
+        """As `protofed certs sign`, in its order: everything is checked before anything is signed."""
+        assert self.ca is not None  # noqa: S101  (without a CA there is no route to here)
+        party = _party(form.get("party", ""))
+        chosen = [role for role in ("trainer", "evaluator") if form.get(role) == "yes"]
+        roles = (OPERATOR,) if party is Party.OPERATOR else check_roles(party, chosen)
+        days = _days(form.get("days", ""))
+        to_sign = read_request(form.get("request", "").encode(), WHERE)
+        check_addressee(to_sign, party, form.get("name", ""), WHERE)
+        check_key(to_sign, form.get("code", ""), WHERE)
+        if files.is_encrypted(self.ca / CA_KEY) and not passphrase:
+            raise ConfigError("the CA's key is encrypted; expected its passphrase")
+        authority = read_authority(self.ca, passphrase.encode() or None)
+        renewal = form.get("renewal") == "yes"
+        pem = sign_request(to_sign, authority, days, renewal=renewal)
+        return Signed(read_bundle(pem, "the bundle"), pem, roles, renewal)
+
+    def _register(self, request: Request, signed: Signed, fingerprint: str) -> Response:
+        shell, certificate = shell_of(request), signed.bundle.certificate
+        where = f"/certificates/signed/{fingerprint}"
+        if certificate.party is Party.SERVER:
+            return shell.done(where, f"signed: {certificate}; a server's certificate needs no registration")
+        try:
+            info = self.operator.register(signed.bundle.certificate_pem.decode(), signed.roles, renewal=signed.renewal)
+        except ProtofedError as error:  # it is signed: signing again would issue a second one
+            shell.access.notify(f"signed, but not registered: {error}", error=True)
+            return shell.done(where)
+        return shell.done(where, f"signed and registered as {' and '.join(info.roles)}: {certificate}")
+
+    def _form(self, request: Request, form: Mapping[str, str], problem: str = "") -> Response:
+        assert self.ca is not None  # noqa: S101  (as above)
+        values = {key: form.get(key, "") for key in KEPT}
+        values["days"] = values["days"] or str(DEFAULT_DAYS)
+        context = {
+            "values": values,
+            "problem": problem,
+            "encrypted": files.is_encrypted(self.ca / CA_KEY),
+            "parties": PARTIES,
+        }
+        return shell_of(request).page(request, "sign.html.j2", context, status=400 if problem else 200)
+
+    def _known(self, request: Request) -> pb.CertificateInfo:
+        fingerprint = request.path_params["fingerprint"]
+        for one in self.operator.certificates():
+            if one.fingerprint == fingerprint:
+                return one
+        raise ConfigError(f"the server knows no certificate '{short(fingerprint)}'")
+
+    def _signed(self, request: Request) -> Signed:
+        signed = self.signed.get(request.path_params["fingerprint"])
+        if signed is None:
+            raise ConfigError("that was not signed since this page was started; `protofed certs list --ca` has all")
+        return signed
+
+
+def _party(text: str) -> Party:
+    if text not in PARTIES:
+        raise ConfigError(f"party '{short(text)}': expected site, operator or server")
+    return Party(text)
+
+
+def _days(text: str) -> int:
+    days = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+    if not 1 <= days <= MOST_DAYS:
+        raise ConfigError(f"days '{short(text)}': expected a number from 1 to {MOST_DAYS}")
+    return days
+
+
+def _authorities(bundle: Bundle) -> Sequence[str]:
+    """Names and codes of the CAs that the party will trust, to be read to it."""
+    return [authority_name(authority) for authority in bundle.authorities]

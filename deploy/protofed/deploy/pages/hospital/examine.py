@@ -79,7 +79,7 @@ def examine(request: Mapping[str, Any], say: Say) -> None:
 def _data(settings: ClientSettings, recipe: Recipe | None, say: Say) -> None:
     say(doing="reading all images")
     from protofed.client.policy.policy import Policy
-    from protofed.deploy.console.progress import progress
+    from protofed.deploy.progress import progress
     from protofed.deploy.site import check_table
     from protofed.deploy.site.check import site_check
 

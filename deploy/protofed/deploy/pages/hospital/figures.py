@@ -18,14 +18,14 @@ from protofed.common.errors import count, short
 from protofed.common.protocol.scores import LOSS, lower_is_better
 from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
-from protofed.deploy.plots.style import COLOURS, grid, panels
-from protofed.deploy.report.formats import thinned
+from protofed.deploy.plots import COLOURS, grid, panels
+from protofed.deploy.report.document import thinned
 from protofed.deploy.tables import Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from protofed.deploy.pages.hospital.privacy_curve import PrivacyPoint
+    from protofed.deploy.pages.hospital.site import PrivacyPoint
     from protofed.deploy.site.privacy_spent import PrivacySpent
 
 # By a score's prefix, the panel that it is in: of one model on one test set, so that its lines can be compared.

@@ -15,11 +15,10 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.errors import count
 from protofed.common.protocol.messages import TaskKind
 from protofed.deploy.audit.handed_in import rounds_text
-from protofed.deploy.pages.formats import Page, utc
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.hospital.site_log import Leaving, LeftTotals
 from protofed.deploy.pages.pictures import Picture
-from protofed.deploy.pages.shell import shell_of
+from protofed.deploy.pages.shell import Page, shell_of, utc
 
 SHOWN: Final = 25
 NOTES_SHOWN: Final = 50
@@ -29,7 +28,7 @@ NOTES_SHOWN: Final = 50
 class LeftPages:
     """The pages below `/left`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""
@@ -133,22 +132,35 @@ def round_lines(items: Iterable[Leaving]) -> list[RoundLine]:
 def summary(lines: Sequence[RoundLine]) -> str:
     """One sentence: since when, how much, to whom, in how many rounds, and what; empty: nothing has left."""
     items = [item for line in lines for item in line.items if not item.why]
-    kept = sum(bool(item.why) for line in lines for item in line.items)
-    held = f"the policy kept back {count(kept, 'item')}" if kept else ""
+    held = _held(lines)
     if not items:
         return f"Nothing has left this site, and {held}." if held else ""
-    told = [line for line in lines if set(line.kinds) != {REFUSED}]
-    kinds = Counter(kind for line in told for kind in line.kinds)
-    what = ", ".join(_counted(kind, kinds[kind]) for kind in KINDS if kinds[kind])
-    noisy = sum(line.noisy for line in told)
-    servers = (
-        " and ".join(sorted({item.server for item in items if item.server})) or "a server that the log does not name"
-    )
-    where = f"{count(len(told), 'round')} of {count(len({line.run for line in told}), 'run')}"
+    sent = [line for line in lines if set(line.kinds) != {REFUSED}]
+    where = f"{count(len(sent), 'round')} of {count(len({line.run for line in sent}), 'run')}"
     since = utc(min(item.at for item in items))
-    rest = "".join(f"; {part}" for part in (f"{count(noisy, 'round')} had noise" if noisy else "", held) if part)
     size = decimal(sum(item.size for item in items))
-    return f"Since {since}, {size} in {where} have left this site, to {servers}: {what}{rest}."
+    rest = "".join(f"; {part}" for part in (_noise(sent), held) if part)
+    return f"Since {since}, {size} in {where} have left this site, to {_servers(items)}: {_what(sent)}{rest}."
+
+
+def _held(lines: Iterable[RoundLine]) -> str:
+    held = sum(bool(item.why) for line in lines for item in line.items)
+    return f"the policy kept back {count(held, 'item')}" if held else ""
+
+
+def _servers(items: Iterable[Leaving]) -> str:
+    named = sorted({item.server for item in items if item.server})
+    return " and ".join(named) or "a server that the log does not name"
+
+
+def _what(lines: Iterable[RoundLine]) -> str:
+    kinds = Counter(kind for line in lines for kind in line.kinds)
+    return ", ".join(_counted(kind, kinds[kind]) for kind in KINDS if kinds[kind])
+
+
+def _noise(lines: Iterable[RoundLine]) -> str:
+    noisy = sum(line.noisy for line in lines)
+    return f"{count(noisy, 'round')} had noise" if noisy else ""
 
 
 def records_of(items: Iterable[Leaving]) -> str:

@@ -21,9 +21,8 @@ from protofed.common.pki.certificate import read_certificate
 from protofed.common.pki.identity import CERTIFICATE
 from protofed.deploy.daemons import readyz
 from protofed.deploy.doctor import machine
-from protofed.deploy.pages.hospital import privacy_curve
 from protofed.deploy.pages.hospital.examination import Examination, Examiner
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite, chosen
 from protofed.deploy.pages.shell import form_of, shell_of
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs
@@ -33,10 +32,10 @@ RECENT_S: Final = 120.0  # the longest that a working daemon is silent: a heartb
 
 
 @dataclass(frozen=True)
-class OverviewPages:
+class HospitalOverview:
     """The page `/`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Its route."""
@@ -83,12 +82,12 @@ class OverviewPages:
         )
 
 
-def _missing(site: Site) -> list[str]:
+def _missing(site: HospitalSite) -> list[str]:
     """What a running daemon lacks, by its own /readyz; none if it has no such address."""
     return readyz.missing(site.state) if (site.state / readyz.ADDRESS_FILE).exists() else []
 
 
-def _certificate(site: Site) -> Mapping[str, Any]:
+def _certificate(site: HospitalSite) -> Mapping[str, Any]:
     """When the site's certificate ends, in Unix time (0: it has none, or the settings are not known), and if soon."""
     try:
         identity = None if site.settings is None else site.settings.read().identity
@@ -102,7 +101,7 @@ def _certificate(site: Site) -> Mapping[str, Any]:
     return {"certificate_end": end.timestamp(), "certificate_soon": soon, "certificate_problem": ""}
 
 
-def _partners(site: Site) -> str:
+def _partners(site: HospitalSite) -> str:
     """Why the site takes part in no secure sum; empty: it does, or no policy asks for partners."""
     try:
         policy = site.policy()
@@ -112,7 +111,7 @@ def _partners(site: Site) -> str:
         return str(error)
 
 
-def _spent(site: Site) -> Mapping[str, Any]:
+def _spent(site: HospitalSite) -> Mapping[str, Any]:
     """The budget, or why it is not known."""
     try:
         return {"spent": site.spent(), "spent_problem": ""}
@@ -120,14 +119,14 @@ def _spent(site: Site) -> Mapping[str, Any]:
         return {"spent": None, "spent_problem": str(error)}
 
 
-def _privacy_picture(site: Site) -> Mapping[str, Any]:
+def _privacy_picture(site: HospitalSite) -> Mapping[str, Any]:
     """Epsilon over the fits; `privacy_going`: how many points are known of how many."""
     try:
         spent, ledger = site.spent(), site.ledger()
     except ProtofedError:  # `_spent` says why
         return {"privacy_picture": None, "privacy_going": ""}
     points, complete = site.privacy.points(ledger, spent.delta)
-    going = "" if complete else f"{len(points)} of {len(privacy_curve.chosen(len(ledger.spends)))}"
+    going = "" if complete else f"{len(points)} of {len(chosen(len(ledger.spends)))}"
     if not points:
         return {"privacy_picture": None, "privacy_going": going}
     from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
@@ -154,7 +153,7 @@ NO_SETTINGS: Final = "this page was started without the daemon's settings: proto
 class HealthPages:
     """The pages below `/health`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""
@@ -220,7 +219,7 @@ class HealthPages:
         return {"device": device, "device_seen": seen, "settings_problem": ""}
 
 
-def examiner_of(site: Site) -> Examiner:
+def examiner_of(site: HospitalSite) -> Examiner:
     """The site's examiner; ConfigError if the page was started without settings."""
     if site.examiner is None:
         raise ConfigError(NO_SETTINGS)

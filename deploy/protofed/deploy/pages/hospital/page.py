@@ -15,11 +15,11 @@ from protofed.common.errors import ConfigError
 from protofed.common.forms import utc_now
 from protofed.deploy.pages.hospital.examination import SiteSettings
 from protofed.deploy.pages.hospital.left import LeftPages
-from protofed.deploy.pages.hospital.overview import HealthPages, OverviewPages
-from protofed.deploy.pages.hospital.runs import RunPages
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.overview import HealthPages, HospitalOverview
+from protofed.deploy.pages.hospital.runs import HospitalRuns
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.shell import Program, form_of, shell_of
-from protofed.deploy.site import decide, orders
+from protofed.deploy.site import orders
 from protofed.deploy.site.orders import pause_end
 from protofed.deploy.site.partners import PartnersView
 
@@ -48,18 +48,18 @@ def client_page(
     Raises:
         ConfigError: there is no such folder.
     """
-    decide.act_as_owner(state)
-    shown = Site(state, policy, settings)
+    orders.act_as_owner(state)
+    shown = HospitalSite(state, policy, settings)
     shown.log.look()  # seconds, of a long log: before a page waits for it
     return pages_of(shown, site)
 
 
-def pages_of(shown: Site, site: str = "") -> Program:
+def pages_of(shown: HospitalSite, site: str = "") -> Program:
     """The pages of a site; `site` is its id, if that is known."""
     pages = (
-        OverviewPages(shown),
+        HospitalOverview(shown),
         LeftPages(shown),
-        RunPages(shown),
+        HospitalRuns(shown),
         PartnersPages(shown),
         HealthPages(shown),
         PausePages(shown),
@@ -67,7 +67,7 @@ def pages_of(shown: Site, site: str = "") -> Program:
     name = f"site {site}, " if site else ""
     return Program(
         title="protofed client page",
-        whom=f"{name}{shown.state}, by {decide.user_name() or 'a user without a name'}",
+        whom=f"{name}{shown.state}, by {orders.user_name() or 'a user without a name'}",
         navigation=NAVIGATION,
         routes=[*shown.pictures.routes(), *(route for page in pages for route in page.routes())],
         templates=TEMPLATES,
@@ -78,7 +78,7 @@ def pages_of(shown: Site, site: str = "") -> Program:
 class PartnersPages:
     """The page `/partners`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Its routes."""
@@ -111,7 +111,7 @@ class PartnersPages:
 class PausePages:
     """The page `/pause`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Its routes."""
@@ -123,7 +123,7 @@ class PausePages:
 
     def show(self, request: Request) -> Response:
         """The pause that is in force, or the form for one."""
-        context = {"pause": orders.pause_of(self.site.state).current(), "now": utc_now(), "user": decide.user_name()}
+        context = {"pause": orders.pause_of(self.site.state).current(), "now": utc_now(), "user": orders.user_name()}
         return shell_of(request).page(request, "pause.html.j2", context)
 
     def begin(self, request: Request) -> Response:

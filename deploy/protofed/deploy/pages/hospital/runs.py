@@ -11,15 +11,14 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import Offer
-from protofed.client.state.own_scores import FOLDER, OwnScores, ScoredRound
+from protofed.client.state.own_scores import FOLDER, OwnScores, RoundScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
-from protofed.deploy.pages.formats import Page
 from protofed.deploy.pages.hospital.left import round_lines
 from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
-from protofed.deploy.pages.hospital.site import Site
+from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.pictures import Picture
-from protofed.deploy.pages.shell import form_of, shell_of
+from protofed.deploy.pages.shell import Page, form_of, shell_of
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
 from protofed.deploy.site.score_words import meaning, names_of
@@ -28,10 +27,10 @@ SHOWN: Final = 25
 
 
 @dataclass(frozen=True)
-class RunPages:
+class HospitalRuns:
     """The pages below `/runs`."""
 
-    site: Site
+    site: HospitalSite
 
     def routes(self) -> Sequence[BaseRoute]:
         """Their routes."""
@@ -218,14 +217,14 @@ class OwnScoreTable:
 
     names: Sequence[str]
     meanings: Sequence[str]
-    every: Sequence[ScoredRound]
-    rounds: Sequence[ScoredRound]
+    every: Sequence[RoundScores]
+    rounds: Sequence[RoundScores]
     left: Sequence[str]
     more: int
     sent: HandedIn
 
 
-def own_scores(site: Site, run: str) -> OwnScoreTable:
+def own_scores(site: HospitalSite, run: str) -> OwnScoreTable:
     """The table of a run.
 
     Raises:
@@ -245,7 +244,7 @@ def own_scores(site: Site, run: str) -> OwnScoreTable:
     )
 
 
-def _left(name: str, rounds: Sequence[ScoredRound], sent: HandedIn) -> str:
+def _left(name: str, rounds: Sequence[RoundScores], sent: HandedIn) -> str:
     gone = {scored.round for scored in rounds if name in sent.names.get(scored.round, ())}
     summed = {scored.round for scored in rounds if name in sent.summed.get(scored.round, ())}
     unlisted = any(UNLISTED in sent.names.get(scored.round, ()) for scored in rounds)

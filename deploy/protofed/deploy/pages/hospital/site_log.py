@@ -92,7 +92,7 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Activity:
+class LoggedActivity:
     """The newest sign of what the daemon does.
 
     Attributes:
@@ -157,7 +157,7 @@ class SiteLog:
         with self._lock:
             return [note for note in reversed(self._summary.notes) if run is None or f"run {run}" in note[1]]
 
-    def activity(self) -> Activity:
+    def activity(self) -> LoggedActivity:
         """The newest sign of what the daemon does."""
         with self._lock:
             return self._activity
@@ -184,7 +184,7 @@ class SiteLog:
         self._reader = SummaryReader(self._summary, None, None, messages=True)
         self._leavings: dict[object, Leaving] = {}
         self._dropped = 0  # of them, to stay below `MOST`
-        self._policy, self._activity = PolicyInForce(), Activity()
+        self._policy, self._activity = PolicyInForce(), LoggedActivity()
         self._kinds: dict[str, str] = {}  # of tasks, by task_id
         self._noisy: set[str] = set()  # tasks, by task_id
         self._calls, self._bytes, self._telemetry = Counter[str](), Counter[str](), set[str]()
@@ -198,7 +198,7 @@ class SiteLog:
             case "task":
                 kind, run, number = str(facts.get("kind", "")), str(facts.get("run", "")), int(facts.get("round", 0))
                 self._kinds[str(facts.get("task_id", ""))] = kind
-                self._activity = Activity(record.at, run, number, kind)
+                self._activity = LoggedActivity(record.at, run, number, kind)
             case "refused":
                 run, number = str(facts.get("run", "")), int(facts.get("round", 0))
                 why = str(facts.get("why", "")) or "by the policy"
@@ -220,9 +220,9 @@ class SiteLog:
             fields = message.fields
             self._telemetry.update(fields.get("telemetry", ()))
             doing, epoch, epochs = fields.get("activity", "idle"), fields.get("epoch", 0), fields.get("epochs", 0)
-            self._activity = Activity(message.at, message.run, message.round, doing, epoch, epochs)
+            self._activity = LoggedActivity(message.at, message.run, message.round, doing, epoch, epochs)
         elif message.call in ASKS:
-            self._activity = Activity(message.at, doing="idle")
+            self._activity = LoggedActivity(message.at, doing="idle")
         elif message.call in UPLOADS:
             return self._upload(message)
         elif message.call == SCORES:

@@ -1,1 +1,0 @@
-"""Tables, progress bars and child processes of terminal commands."""

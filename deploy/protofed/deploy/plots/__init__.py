@@ -1,1 +1,0 @@
-"""Pictures: their style and saving, and the charts that reports, comparisons and pages share."""
