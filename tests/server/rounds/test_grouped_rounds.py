@@ -16,7 +16,6 @@ from protofed.common.secure_sums.groups import Groups
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds import phases
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.verdicts import SetAsideCode
 
 NAMES = tuple(f"s{number:02}" for number in range(1, 13))
@@ -253,11 +252,3 @@ def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
         run.lab.coordinator.check_regrouping()
     run.finish()
     run.lab.coordinator.check_regrouping()
-
-
-def test_in_memory_the_same_groups_are_kept() -> None:
-    on_disk, in_memory = run_of(7), run_of(7, ledger=MemoryLedger())
-    for run in (on_disk, in_memory):
-        run.finish()
-    assert groups_of(on_disk) == groups_of(in_memory) != ()
-    assert on_disk.published() == in_memory.published()

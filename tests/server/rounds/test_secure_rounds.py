@@ -29,7 +29,6 @@ from protofed.server.rounds.resume import method_of
 from protofed.server.rounds.secure_sums import layout_of, next_state
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.rows import UpdateRow, one_a_site
 
 SITES = ("ann", "bob", "cyd", "dan", "eli")
@@ -290,13 +289,6 @@ def test_a_published_sum_is_verified_and_counted_once_a_site(run: Secure) -> Non
     seen = overview(run.ledger, "test")
     assert seen is not None
     assert (seen.invited, seen.reported) == (5, 0)
-
-
-def test_in_memory_the_same_state_comes_out() -> None:
-    first, second = Secure("fedprp"), Secure("fedprp", MemoryLedger())
-    for run in (first, second):
-        run.finish()
-    assert first.published() == second.published()
 
 
 def commits_of(run: Secure) -> list[Commit]:
