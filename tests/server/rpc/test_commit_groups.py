@@ -22,7 +22,7 @@ from protofed.common.errors import (
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rpc.commit_groups import CommitGroups
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import Upload
 
 NOTHING = Manifest((), 0, Digest("0" * 64))
 OTHER = Manifest((), 0, Digest("1" * 64))

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import Upload
 from protofed.server.verdicts import UpdateProblem
 
 # At a time, of all sites: each takes its update's size of memory. Two threads remain for chunks.

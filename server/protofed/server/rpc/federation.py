@@ -60,8 +60,7 @@ from protofed.server.rpc.commit_groups import CommitGroups
 from protofed.server.rpc.examinations import Examinations, Examined
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
-from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import FolderBlobs, Upload
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -15,7 +15,6 @@ from protofed.server.rounds.scores.best_round import best_and_former, judged_rou
 from protofed.server.rounds.scores.history import ScoreMemory
 from protofed.server.rounds.scores.model_warnings import RunHistory, ScoredRound, model_warnings
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Scored:
     """A ledger that rounds are added to, and that can go back."""
 
     def __init__(self) -> None:
-        self.ledger: Ledger = MemoryLedger()
+        self.ledger: Ledger = Ledger()
         self.ledger.begin_run(RUN, digest(b""), "{}")
         self.number = 0
 
