@@ -60,7 +60,7 @@ e2e: .venv/ready        ## as root: the guide in networks of their own; wheel an
 
 postgres: .venv/ready   ## the ledger's tests on PostgreSQL, too: make postgres URL=postgresql+psycopg://USER@HOST/NAME
 	PROTOFED_TEST_POSTGRES=$(URL) .venv/bin/python -m pytest tests/server/storage/test_ledger.py \
-		tests/server/storage/test_database.py tests/server/storage/test_migrate.py tests/server/storage/test_takeover.py
+		tests/server/storage/test_database.py tests/server/storage/test_database_versions.py tests/server/storage/test_takeover.py
 
 format: .venv/ready     ## bring the code into the house's form
 	.venv/bin/ruff format .

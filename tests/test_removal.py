@@ -18,7 +18,7 @@ from protofed.common.storage import files
 from protofed.deploy.experiments.curves import draw
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.export import model_folder
-from protofed.server.storage.uploads import Quota, Uploads
+from protofed.server.storage.blobs import Quota, Uploads
 from protofed.testing.small_recipe import small_recipe
 
 THEIRS = ("thesis.txt", "a.b.c", "notes.safetensors", ".tmp-notes", "2023", "no-suffix", "results.part", "x.held")

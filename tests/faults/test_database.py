@@ -47,7 +47,7 @@ def test_row_85_a_ledger_that_another_process_has_is_refused(tmp_path: Path, mon
 @pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3"])
 def test_row_85_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\nhost:/x {tmp_path}/state {kind} rw 0 0\n", "utf-8")
-    monkeypatch.setattr("protofed.server.storage.filesystem.MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "mounts")
     (tmp_path / "state").mkdir()
     with pytest.raises(StateError, match=f"{kind}"):
         open_ledger(f"sqlite:///{tmp_path / 'state' / 'ledger.sqlite'}")

@@ -36,8 +36,8 @@ from protofed.common.protocol import wire
 from protofed.common.protocol.messages import CHUNK_BYTES, Role, Task, Verdict
 from protofed.protos.v1 import federation_pb2 as pb
 from protofed.server.rpc import federation
+from protofed.server.storage.blobs import Upload
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.uploads import Upload
 
 RUN = "small-fedavg"
 CHUNKS = 4

@@ -25,10 +25,9 @@ from protofed.client.data.partition import (
     pathological,
     pfllib_dirichlet,
     shards,
-    stratified_sample,
-    stratified_share,
 )
 from protofed.client.data.site_data import Examples
+from protofed.client.data.stratified import stratified_sample, stratified_share
 from protofed.common.errors import DataError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

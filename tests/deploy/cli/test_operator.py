@@ -424,7 +424,7 @@ def test_a_site_whose_certificate_is_revoked_is_listed_so_and_counts_in_no_round
     tls.site("site-1")
     current = tls.server.runs.current
     assert current is not None
-    presence = current._presence
+    presence = current._context.presence
     with tls.operator() as operator:
         assert presence.enrolled(Role.TRAINER) == {"site-1"}
         operator.revoke("site-1", "laptop lost")

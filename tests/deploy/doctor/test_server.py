@@ -183,7 +183,7 @@ def test_a_folder_that_is_read_only(look: Look, tmp_path: Path, mount: Mount) ->
 
 def test_a_ledger_on_a_network_file_system(look: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mounts").write_text(f"host:/x {tmp_path} nfs4 rw 0 0\n", encoding="utf-8")
-    monkeypatch.setattr("protofed.server.storage.filesystem.MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "mounts")
     assert findings(look()) == [("state folder", "state-on-network")]
 
 

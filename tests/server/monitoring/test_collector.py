@@ -458,7 +458,7 @@ def test_a_ledger_that_cannot_be_read_is_left_out_and_logged_once(
 ) -> None:
     structlog.reset_defaults()
 
-    def locked(*_: Any) -> None:
+    def locked(*_: Any, **_values: Any) -> None:
         raise StateError("the database is locked")
 
     with capture_logs() as logs:

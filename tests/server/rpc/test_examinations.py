@@ -25,8 +25,7 @@ from protofed.server.access.rate_limits import EXAMINED, Budget
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.federation import EXAMINATIONS, Examinations, Examined, FederationService
-from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import FolderBlobs, Upload
 
 ANN, BOB, CYD = (Upload(site, "task", Digest("0" * 64)) for site in ("ann", "bob", "cyd"))
 PAYLOAD = {Part.BODY: {"w": np.ones(8, np.float32)}}

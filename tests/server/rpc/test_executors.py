@@ -16,7 +16,7 @@ from protofed.common.errors import DiskFailureError, IncompleteUploadError, Over
 from protofed.common.protocol.messages import Manifest, Receipt, Verdict
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rpc.executors import CommitGroups
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import Upload
 
 NOTHING = Manifest((), 0, Digest("0" * 64))
 OTHER = Manifest((), 0, Digest("1" * 64))

@@ -32,8 +32,7 @@ from protofed.server.rpc import federation
 from protofed.server.rpc.audit import AUDIT_FILE, ServerAudit
 from protofed.server.rpc.executors import Executors, TaskNotifier
 from protofed.server.rpc.server import Served, serve
-from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.uploads import Uploads
+from protofed.server.storage.blobs import FolderBlobs, Uploads
 
 Code = grpc.StatusCode
 RUN = "small-fedavg"

@@ -148,9 +148,9 @@ def test_what_reads_long_leaves_the_coordinators_connections_alone(
 ) -> None:
     ledger, read, threads = troubled.server.ledger, troubled.server.ledger._read, set[str]()
 
-    def noted(query: Any) -> Any:
+    def noted(query: Any, **values: Any) -> Any:
         threads.add(threading.current_thread().name.split("_")[0])
-        return read(query)
+        return read(query, **values)
 
     monkeypatch.setattr(ledger, "_read", noted)
     assert troubled.call("GetRunRecord", pb.GetRunRecordRequest(run=RUN)).data

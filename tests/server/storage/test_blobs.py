@@ -17,8 +17,7 @@ from tests.support.fsyncs import watch_fsyncs
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, DiskFailureError, IncompleteUploadError, OutOfSpaceError, StateError
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import Blobs, FolderBlobs, MemoryBlobs, Upload
 
 DATA = random.Random(0).randbytes(2 * CHUNK_BYTES + 1000)  # three chunks  # noqa: S311
 ADDRESS = digest(DATA)
@@ -323,7 +322,7 @@ def test_on_a_disk_of_another_machine_nothing_is_mapped(tmp_path: Path, monkeypa
         raise AssertionError(f"{path.name} is mapped")
 
     monkeypatch.setattr("protofed.common.storage.files.mapped", mapped)
-    monkeypatch.setattr("protofed.server.storage.blobs.network_type_of", lambda _: "nfs4")
+    monkeypatch.setattr("protofed.common.storage.files.network_type_of", lambda _: "nfs4")
     folder = FolderBlobs(tmp_path)
     send(folder, ANN)
     assert sealed(folder, ANN) == folder.view(ADDRESS) == DATA

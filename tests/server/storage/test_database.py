@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.server.storage import schema
-from protofed.server.storage.database import open_engine, open_ledger, state_error, writing
+from protofed.server.storage.database import open_engine, open_ledger, state_error, writer
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_writers_take_turns(server: Engine) -> None:
 
     def add() -> None:
         for _ in range(10):
-            with writing(server) as connection:
+            with writer(server).begin() as connection:
                 number = len(connection.execute(select(schema.sites)).all())
                 connection.execute(insert(schema.sites).values(site=f"site-{number}", roles=[]))
 
@@ -72,7 +72,7 @@ def test_writers_take_turns(server: Engine) -> None:
 def test_a_long_read_and_a_write_do_not_wait_for_each_other(server: Engine) -> None:
     with server.connect() as long:
         rows = long.execute(select(schema.sites.c.site))
-        with writing(server) as connection:
+        with writer(server).begin() as connection:
             connection.execute(insert(schema.sites).values(site="bob", roles=[]))
             assert names(server) == ["ann"]
         assert list(rows.scalars()) == ["ann"]
@@ -145,7 +145,7 @@ def test_a_server_whose_session_was_cut_writes_no_more(postgres_url: str) -> Non
         assert connection.execute(text(held)).scalar() == 1
         connection.execute(text(cut))
     second = open_ledger(postgres_url)
-    with pytest.raises(StateError, match="was cut; start the server again"), writing(first):
+    with pytest.raises(StateError, match="was cut; start the server again"), writer(first).begin():
         pass
     with pytest.raises(StateError, match="was cut"):
         names(first)  # nor does it go on as if it were the one

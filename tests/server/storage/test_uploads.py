@@ -13,7 +13,7 @@ from google_crc32c import value as crc32c
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import IncompleteUploadError, OutOfSpaceError, OverQuotaError
 from protofed.common.protocol.messages import CHUNK_BYTES
-from protofed.server.storage.uploads import Quota, Upload, Uploads
+from protofed.server.storage.blobs import Quota, Upload, Uploads
 
 TOTAL = CHUNK_BYTES + 5
 SMALL = Quota(uploads=2, total=3 * TOTAL)

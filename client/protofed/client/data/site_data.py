@@ -12,7 +12,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from protofed.client.data.augmentation import AUGMENTATIONS, Augmentation, normaliser
-from protofed.client.data.partition import stratified_sample, stratified_share
+from protofed.client.data.stratified import stratified_sample, stratified_share
 from protofed.client.device import page_locked
 from protofed.common.config.recipe import Augment as Augment
 from protofed.common.config.recipe import Sampling

@@ -7,11 +7,12 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 import structlog
@@ -23,6 +24,12 @@ TEMPORARY = ".tmp-"
 PRIVATE, PUBLIC = 0o600, 0o666  # modes of a new file, less the umask
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # a lack of handles or of room for a map: nothing is wrong on disk
 LOCK_WAIT_S: Final = 1.0  # well above what a process needs that only looks at a lock, or writes a line under it
+# Their locks and shared memory do not hold between machines, and an fsync may not reach a disk.
+NETWORK = frozenset(
+    {"afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
+    | {"fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"}
+)
+MOUNTS = Path("/proc/mounts")
 _LOCK_RETRY_S: Final = 0.02
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # what file systems without hard links answer
 _RANDOM = "[0-9a-f]" * 8  # ends the name of each temporary file, so that `sweep` removes no user's file
@@ -136,6 +143,30 @@ def check_same(path: Path, handle: int) -> None:
     raise DiskFailureError(
         f"{path} was moved, removed or replaced while this process used it; put its folder back, then start again"
     )
+
+
+def network_type(path: PurePath, mounts: str) -> str | None:
+    """The network file system that `path` (absolute, links resolved) is on, if it is on one.
+
+    Args:
+        mounts: as in /proc/mounts: device, folder, type and options of one mount a line.
+    """
+    longest, kind = -1, ""
+    for line in mounts.splitlines():
+        _device, folder, found, *_ = line.split(" ")
+        at = PurePath(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), folder))
+        if path.is_relative_to(at) and len(at.parts) >= longest:  # the later one covers the earlier
+            longest, kind = len(at.parts), found
+    return kind if kind in NETWORK else None
+
+
+def network_type_of(path: Path) -> str | None:
+    """`network_type` on this machine; None where mounts cannot be read."""
+    try:
+        mounts = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return None
+    return network_type(path.resolve(), mounts)
 
 
 def sync_folder(folder: Path) -> None:

@@ -21,6 +21,7 @@ from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role
 from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.storage.files import network_type_of
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import machine
 from protofed.deploy.doctor import machine as doctor_machine
@@ -33,11 +34,8 @@ from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc import server as serving
 from protofed.server.rpc.memory_guard import memory_limit
 from protofed.server.storage import database as engine
-from protofed.server.storage import migrate as versions
 from protofed.server.storage import recovery, schema
-from protofed.server.storage.filesystem import network_type_of
-from protofed.server.storage.reader import SEALED
-from protofed.server.storage.sum_groups import groups_of, query
+from protofed.server.storage.reader import SEALED, groups_of, query_of_groups
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
 T = TypeVar("T")
@@ -187,11 +185,11 @@ class ServerDoctor:
         where = "the database" if self.settings.ledger else f"{self._file}"
         if not self.settings.ledger and not self._file.exists():
             return f"{where} will be made"
-        version = self._ledger(versions.found)
+        version = self._ledger(engine.version_of)
         if version is None:
             return f"{where} can be reached, and is empty: a ledger will be made"
-        if version != versions.NEWEST:
-            return f"{where} is whole, version {version}, which becomes {versions.NEWEST} when the server starts"
+        if version != engine.NEWEST:
+            return f"{where} is whole, version {version}, which becomes {engine.NEWEST} when the server starts"
         journal = self.settings.state / JOURNAL_FILE
         if journal.exists() and not self.running:  # a running server has compared them, and writes both
             recovery.check_promises(journal, self._ledger(_sealed))
@@ -272,7 +270,7 @@ class ServerDoctor:
         if not self.settings.ledger and not self._file.exists():
             return ()
         try:
-            return self._ledger(lambda connection: groups_of(connection.execute(query()).all()))
+            return self._ledger(lambda connection: groups_of(connection.execute(query_of_groups()).all()))
         except (ProtofedError, CheckFailedError):
             return ()
 

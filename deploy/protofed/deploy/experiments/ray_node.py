@@ -16,12 +16,12 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.config.tables import StrictModel
 from protofed.common.errors import ConfigError
+from protofed.common.storage.files import network_type_of
 from protofed.common.version import VERSION, install_hint
 from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import LOG, RESULT, ExperimentJob
 from protofed.deploy.experiments.jobs import Worker
 from protofed.deploy.progress import end
-from protofed.server.storage.filesystem import network_type_of
 
 DATA = "PROTOFED_DATA"
 LOCAL = "local"  # address of a cluster that is begun for the call

@@ -20,9 +20,8 @@ from protofed.server.method import RoundContext, ServerMethod, server_methods
 from protofed.server.metrics import ServerMetrics
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.storage.blobs import Blobs, MemoryBlobs, open_blobs
-from protofed.server.storage.database import LEDGER_FILE
+from protofed.server.storage.database import IN_MEMORY, LEDGER_FILE
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.recovery import open_journal, sweep_orphans
 from protofed.server.storage.rows import RunRow
@@ -148,10 +147,10 @@ def open_server(
         lock = files.Lock(state)
         opened.callback(lock.release)
         checks.append(lock.check)
-    url = ledger_url or ("" if state is None else f"sqlite:///{state / LEDGER_FILE}")
-    ledger = MemoryLedger() if simulated and not url else Ledger(url or "sqlite://")
+    url = ledger_url or (IN_MEMORY if state is None else f"sqlite:///{state / LEDGER_FILE}")
+    ledger = Ledger(url)
     opened.callback(ledger.close)
-    reader = LedgerReader(url) if url and not simulated else None
+    reader = LedgerReader(url) if url != IN_MEMORY and not simulated else None
     if reader is not None:
         opened.callback(reader.close)
     blobs: Blobs = MemoryBlobs()

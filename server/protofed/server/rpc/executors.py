@@ -26,8 +26,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Receipt
 from protofed.server.rounds.intake.intake import Commit
 from protofed.server.rounds.queue import RunQueue
-from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import FolderBlobs, Upload
 from protofed.server.verdicts import BLOB_KEPT
 
 log = structlog.get_logger()

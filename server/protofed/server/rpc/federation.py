@@ -63,8 +63,7 @@ from protofed.server.rounds.intake.intake import Commit, Intake
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rpc.executors import CommitGroups, Executors, TaskNotifier
 from protofed.server.rpc.memory_guard import MemoryGuard
-from protofed.server.storage.blobs import FolderBlobs
-from protofed.server.storage.uploads import Upload
+from protofed.server.storage.blobs import FolderBlobs, Upload
 from protofed.server.verdicts import UpdateProblem
 
 KEPT_BYTES = 32 << 20  # of answers: sites of a cohort are woken together, each with four chunks in flight

@@ -1,23 +1,25 @@
-"""The ledger's database: durable, one server's, checked and of the newest version before anything is read from it."""
+"""The ledger's database: durable, one server's, checked and of the newest version before anything is read from it.
+
+SQLite in a file or in memory, or PostgreSQL. The steps from version to version are in `migrations/`.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Column, Connection, Engine, MetaData, String, Table, create_engine, event, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import QueuePool
 
 from protofed.common.errors import ConfigError, DiskFailureError, OutOfSpaceError, StateError
 from protofed.common.storage import files
-from protofed.common.version import install_hint
-from protofed.server.storage import migrate, postgres
-from protofed.server.storage.filesystem import network_type_of
+from protofed.common.version import VERSION, install_hint
+from protofed.server.storage.schema import metadata
 
 _RESTORE = "check the disk, or restore the state folder from a backup"
 
@@ -72,8 +74,17 @@ def _first_line(cause: BaseException) -> str:
 
 
 LEDGER_FILE = "ledger.sqlite"  # of a state folder
+IN_MEMORY = "sqlite://"
 BUSY_MS = 5000  # how long a write waits for another one
 _WRITES = "protofed_writes"  # execution option of connections
+KNOWN = ("0300",)
+NEWEST = KNOWN[-1]
+STEPS = Path(__file__).with_name("migrations")
+_marks = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))  # Alembic's own
+# Advisory locks have numbers, not names; a schema has one ledger.
+_HOLDER = "SELECT pg_try_advisory_lock(hashtextextended('protofed holder ' || current_schema(), 0)), pg_backend_pid()"
+_WRITER = "SELECT pg_advisory_xact_lock(hashtextextended('protofed writer ' || current_schema(), 0))"
+_HELD = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = %(pid)s)"
 
 
 def open_ledger(url: str) -> Engine:
@@ -88,12 +99,12 @@ def open_ledger(url: str) -> Engine:
     engine = _engine(url)
     try:
         if engine.dialect.name == "postgresql":
-            postgres.hold(engine, _writes)
+            _hold(engine)
         elif file := _file(engine.url):
             _refuse_network(file)
             event.listen(engine, "connect", _durable)
             event.listen(engine, "begin", _begin)
-        with writing(engine) as connection:  # all or nothing: a ledger that is refused stays as it was
+        with writer(engine).begin() as connection:  # all or nothing: a ledger that is refused stays as it was
             check(connection)
             _renew(connection, engine.url)
     except SQLAlchemyError as error:
@@ -105,12 +116,13 @@ def open_ledger(url: str) -> Engine:
     return engine
 
 
-def writing(engine: Engine) -> AbstractContextManager[Connection]:
-    """A transaction of the engine of `open_ledger` that writes: what it reads, no other one changes before it ends.
+def writer(engine: Engine) -> Engine:
+    """The engine of `open_ledger` for transactions that write: what one reads, no other one changes before it ends.
 
-    One that only reads is `engine.connect()`: it waits for no writer and none waits for it, however long it takes.
+    One that only reads is `engine.connect()`: it waits for no writer and none waits for it, however long it takes. In
+    memory there is one connection: a thread waits until another one has ended its transaction.
     """
-    return engine.execution_options(**{_WRITES: True}).begin()
+    return engine.execution_options(**{_WRITES: True})
 
 
 def open_engine(url: str, *, still: bool = False) -> Engine:
@@ -121,7 +133,7 @@ def open_engine(url: str, *, still: bool = False) -> Engine:
     """
     engine = _engine(url, looking=True, still=still)
     if engine.dialect.name == "postgresql":
-        event.listen(engine, "connect", postgres.look)
+        event.listen(engine, "connect", _look)
     return engine
 
 
@@ -135,7 +147,7 @@ def check(connection: Connection) -> None:
 
 def backup_of(file: Path) -> Path:
     """Where the ledger is kept as it was before this software made a newer version of it."""
-    return file.with_name(f"{file.name}.before-{migrate.NEWEST}")
+    return file.with_name(f"{file.name}.before-{NEWEST}")
 
 
 def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
@@ -147,7 +159,8 @@ def _engine(url: str, *, looking: bool = False, still: bool = False) -> Engine:
             raise ConfigError(f"a ledger is kept in SQLite or PostgreSQL, not in {parsed.get_backend_name()}")
         file = _file(parsed)
         if file is None:
-            return create_engine(parsed, poolclass=StaticPool, connect_args={"check_same_thread": False})
+            alone = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0}
+            return create_engine(parsed, **alone, connect_args={"check_same_thread": False})
         return create_engine(parsed, creator=lambda: _looking(file, still)) if looking else create_engine(parsed)
     except ImportError as error:
         raise ConfigError(f"the database's driver is missing ({error}): {install_hint('postgres')}") from error
@@ -182,7 +195,7 @@ def _writes(connection: Connection) -> bool:
 
 
 def _refuse_network(file: Path) -> None:
-    if kind := network_type_of(file.parent):
+    if kind := files.network_type_of(file.parent):
         raise StateError(
             f"{file.parent} is on a network file system ({kind}), where SQLite loses writes; "
             "keep the state folder on a local disk, or the ledger in PostgreSQL"
@@ -190,13 +203,13 @@ def _refuse_network(file: Path) -> None:
 
 
 def _renew(connection: Connection, url: URL) -> None:
-    version = migrate.found(connection)
+    version = version_of(connection)
     if version is None:
-        migrate.create(connection)
-    elif version != migrate.NEWEST:
+        _create(connection)
+    elif version != NEWEST:
         if connection.dialect.name == "sqlite" and (file := _file(url)):
             _back_up(file)
-        migrate.upgrade(connection)
+        _upgrade(connection)
 
 
 def _back_up(file: Path) -> None:
@@ -216,3 +229,99 @@ def _back_up(file: Path) -> None:
         raise files.write_error(target, error) from error
     except sqlite3.Error as error:
         raise StateError(f"cannot copy the ledger to {target}: {error}; free space, or check the disk") from error
+
+
+# Versions
+
+
+def version_of(connection: Connection) -> str | None:
+    """The version of a database; None: there is no ledger in it.
+
+    Raises:
+        StateError: it has one that this software does not know, or tables that are not a ledger's.
+    """
+    names = set(inspect(connection).get_table_names())
+    if not names & {*metadata.tables, _marks.name}:
+        return None
+    version = connection.execute(_marks.select()).scalar() if _marks.name in names else None
+    if version is None:
+        raise StateError("the database has tables but no ledger's version; give the ledger a database of its own")
+    if version not in KNOWN:
+        raise StateError(
+            f"the ledger has version {version}, protofed {VERSION} reads versions from {KNOWN[0]} to {NEWEST}; "
+            "use the protofed that wrote it, or an empty state folder"
+        )
+    return str(version)
+
+
+def _create(connection: Connection) -> None:
+    """A ledger in an empty database; everything or, if the transaction is not committed, nothing."""
+    metadata.create_all(connection)
+    _mark(connection, NEWEST)
+
+
+def _upgrade(connection: Connection) -> None:
+    """Make the newest version of an older ledger, in the transaction of the connection."""
+    from alembic import command  # half a second, once in a ledger's life
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(STEPS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, NEWEST)
+
+
+def _mark(connection: Connection, version: str) -> None:
+    _marks.create(connection)
+    connection.execute(_marks.insert().values(version_num=version))
+
+
+# PostgreSQL
+
+
+def _hold(engine: Engine) -> None:
+    """Keep the ledger for this process, until the engine is disposed or the process dies.
+
+    The lock belongs to a session of its own. Each transaction makes sure that the session still has it: a server whose
+    session was cut must not write beside another one that has taken over, nor answer for long.
+
+    Transactions that write take turns.
+
+    Raises:
+        StateError: another server has it.
+        DiskFailureError: later, from the beginning of a transaction: the session was cut.
+    """
+    event.listen(engine, "connect", _durable_in_postgres)
+    session = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    session.detach()
+    session.exec_driver_sql(
+        "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4"
+    )
+    free, pid = session.exec_driver_sql(_HOLDER).one()
+    if not free:
+        session.close()
+        raise StateError("the ledger is in use by another server; stop it, or give this one a schema of its own")
+    event.listen(engine, "engine_disposed", lambda _engine: session.close())
+    event.listen(engine, "begin", lambda connection: _begin_in_postgres(connection, pid))
+
+
+def _look(connection: Any, _record: Any) -> None:
+    """A connection that cannot write."""
+    _set(connection, "default_transaction_read_only = on")
+
+
+def _begin_in_postgres(connection: Connection, holder: int) -> None:
+    if _writes(connection):
+        connection.exec_driver_sql(_WRITER)
+    if not connection.exec_driver_sql(_HELD, {"pid": holder}).scalar():
+        raise DiskFailureError("the session that kept the ledger for this server was cut; start the server again")
+
+
+def _durable_in_postgres(connection: Any, _record: Any) -> None:
+    _set(connection, "synchronous_commit = on")
+    _set(connection, "lock_timeout = '5s'")
+
+
+def _set(connection: Any, setting: str) -> None:
+    connection.execute(f"SET {setting}")
+    connection.commit()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Update, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest, digest
@@ -18,14 +18,43 @@ from protofed.common.protocol.messages import Receipt, Scores, Subject, TaskKind
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.groups import Group, Groups
 from protofed.server.storage import schema as db
-from protofed.server.storage import sum_groups, update_verdicts
-from protofed.server.storage.database import open_ledger, state_error, writing
-from protofed.server.storage.reader import LedgerReader
+from protofed.server.storage.database import IN_MEMORY, open_ledger, state_error, writer
+from protofed.server.storage.reader import LedgerReader, here
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, TaskRow, UpdateRow
-from protofed.server.storage.score_sums import replace_sums
 from protofed.server.verdicts import ROLLED_BACK, RUN_ENDED, RoundOutcome, SetAsideReason
 
 OPEN = ("invited", "started")
+TASK_COLUMNS = [field.name for field in fields(TaskRow)]
+OF_ATTEMPT = ("run", "round", "attempt")
+# What is written in every round is built once, like the queries of `reader`; columns without a value here are set
+# from the parameters of their names.
+_STILL_OPEN = or_(*(db.tasks.c.task_status == status for status in OPEN))  # many sites at once take no IN
+_NEW_ROUND, _NEW_TASK, _NEW_UPDATE = insert(db.rounds), insert(db.tasks), insert(db.updates)
+_NEW_SCORE, _NEW_SCORE_SUM = insert(db.scores), insert(db.score_sums)
+_COUNT_AGGREGATION = (
+    update(db.rounds)
+    .where(here(db.rounds, *OF_ATTEMPT))
+    .values(aggregations=db.rounds.c.aggregations + bindparam("by"))
+    .returning(db.rounds.c.aggregations)
+)
+_ATTEMPT = update(db.rounds).where(here(db.rounds, *OF_ATTEMPT))
+_OPEN_OF_ATTEMPT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT), _STILL_OPEN)
+_OPEN_OF_SITE = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site"), _STILL_OPEN)
+_OPEN_OF_SUBJECT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "subject"), _STILL_OPEN)
+_OPEN_OF_SITE_AND_SUBJECT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site", "subject"), _STILL_OPEN)
+_OPEN_TASK = update(db.tasks).where(here(db.tasks, "task_id"), _STILL_OPEN)
+_TASK = update(db.tasks).where(here(db.tasks, "task_id"))
+_REPORTED = _TASK.values(task_status="reported")
+_SCORED = update(db.rounds).where(here(db.rounds, "run", "round"), db.rounds.c.state.is_not(None)).values(scored=True)
+_OPEN_OF_SCORES = (
+    update(db.tasks)
+    .where(here(db.tasks, "run", "round"), _STILL_OPEN)
+    .where(or_(db.tasks.c.kind == TaskKind.SCORE, db.tasks.c.subject == Subject.SCORES))
+    .values(task_status="late")
+)
+_RECEIPTS = select(db.updates.c.task_id, db.updates.c.reason, db.updates.c.digest, db.updates.c.record_hash).where(
+    db.updates.c.verdict == Verdict.ACCEPTED, db.updates.c.task_id.in_(bindparam("task_ids", expanding=True))
+)
 AUDIT = "audit"  # event of the journal: how far the audit log was when a server began or ended
 
 
@@ -46,8 +75,9 @@ class Ledger(LedgerReader):
     _journal: Chain | None = None
     _behind = False  # the journal could not be written when it was last tried
 
-    def __init__(self, url: str = "sqlite://") -> None:
+    def __init__(self, url: str = IN_MEMORY) -> None:
         self._engine = open_ledger(url)
+        self._writer = writer(self._engine)
         self._unwritten: list[tuple[str, Mapping[str, Any]]] = []
 
     def check(self) -> None:
@@ -191,15 +221,14 @@ class Ledger(LedgerReader):
         """Write down an attempt and its invitations, all or nothing."""
         with self._write() as connection:
             values = {name: getattr(row, name) for name in ("run", "round", "attempt", "size", "quorum", "enrolled")}
-            connection.execute(insert(db.rounds).values(**values, opened_at=time.time()))
-            connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
+            connection.execute(_NEW_ROUND, {**values, "opened_at": time.time()})
+            connection.execute(_NEW_TASK, [_columns(task) for task in tasks])
 
     def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> int:
         """Note that the aggregation of an attempt is begun (1), or has ended no process (-1); how many then count."""
-        here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & (db.rounds.c.attempt == attempt)
         with self._write() as connection:
-            connection.execute(update(db.rounds).where(here).values(aggregations=db.rounds.c.aggregations + by))
-            return int(connection.execute(select(db.rounds.c.aggregations).where(here)).scalar_one())
+            found = connection.execute(_COUNT_AGGREGATION, {**_attempt(run, round, attempt), "by": by})
+            return int(found.scalar_one())
 
     def keep_aggregate(
         self,
@@ -227,8 +256,7 @@ class Ledger(LedgerReader):
         accepted = (db.updates.c.task_id == task_id) & (db.updates.c.verdict == Verdict.ACCEPTED)
         with self._write() as connection:
             connection.execute(update(db.updates).where(accepted).values(set_aside=why.text, code=why.code))
-            of_site = update(db.tasks).where(db.tasks.c.task_id == task_id)
-            connection.execute(of_site.values(task_status="set-aside", reason=why.text))
+            connection.execute(_TASK, {"of_task_id": task_id, "task_status": "set-aside", "reason": why.text})
         of_task = {"run": update_row.task.run, "task_id": task_id, "site": update_row.task.site}
         self._promise("set-aside", **of_task, code=why.code, reason=why.text)
 
@@ -270,35 +298,24 @@ class Ledger(LedgerReader):
         self, run: str, round: int, attempt: int, task: str, silent: Mapping[SiteId, str], **values: Any
     ) -> None:
         """Change an attempt's row, and close its invitations that are still open."""
-        here, theirs = (
-            (table.c.run == run) & (table.c.round == round) & (table.c.attempt == attempt)
-            for table in (db.rounds, db.tasks)
-        )
-        still_open = theirs & db.tasks.c.task_status.in_(OPEN)
+        of_attempt = _attempt(run, round, attempt)
         with self._write() as connection:
-            connection.execute(update(db.rounds).where(here).values(**values))
-            for site, reason in silent.items():
-                of_site = still_open & (db.tasks.c.site == site)
-                connection.execute(update(db.tasks).where(of_site).values(task_status=task, reason=reason))
-            connection.execute(update(db.tasks).where(still_open).values(task_status=task))
+            connection.execute(_ATTEMPT, {**of_attempt, **values})
+            _close_tasks(connection, _OPEN_OF_SITE, of_attempt, task, silent)
+            connection.execute(_OPEN_OF_ATTEMPT, {**of_attempt, "task_status": task})
 
     def mark_scored(self, run: str, round: int) -> None:
         """Nobody is asked for this round's scores any more."""
-        here = (db.rounds.c.run == run) & (db.rounds.c.round == round) & db.rounds.c.state.is_not(None)
-        theirs = (db.tasks.c.run == run) & (db.tasks.c.round == round)
-        theirs &= (db.tasks.c.kind == TaskKind.SCORE) | (db.tasks.c.subject == Subject.SCORES)
         with self._write() as connection:
-            connection.execute(update(db.rounds).where(here).values(scored=True))
-            connection.execute(
-                update(db.tasks).where(theirs & db.tasks.c.task_status.in_(OPEN)).values(task_status="late")
-            )
+            connection.execute(_SCORED, {"of_run": run, "of_round": round})
+            connection.execute(_OPEN_OF_SCORES, {"of_run": run, "of_round": round})
 
     # Tasks
 
     def invite(self, tasks: Sequence[TaskRow]) -> None:
         """Write down invitations outside a round's opening (to refine, to score)."""
         with self._write() as connection:
-            connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
+            connection.execute(_NEW_TASK, [_columns(task) for task in tasks])
 
     def go_on(self, tasks: Sequence[TaskRow], status: str, silent: Mapping[SiteId, str], groups: Groups = ()) -> None:
         """Write down the invitations to the next step of a sum, and that the last step's are closed: all or nothing.
@@ -309,26 +326,23 @@ class Ledger(LedgerReader):
             groups: of the sum's sites; those that are not known yet are kept, of sites alone excepted.
         """
         first = tasks[0]
-        theirs = (db.tasks.c.run == first.run) & (db.tasks.c.round == first.round)
-        theirs &= (db.tasks.c.attempt == first.attempt) & (db.tasks.c.subject == first.subject)
-        still_open = theirs & db.tasks.c.task_status.in_(OPEN)
+        of_sum = {**_attempt(first.run, first.round, first.attempt), "of_subject": first.subject}
         with self._write() as connection:
-            for site, reason in silent.items():
-                of_site = still_open & (db.tasks.c.site == site)
-                connection.execute(update(db.tasks).where(of_site).values(task_status=status, reason=reason))
-            connection.execute(update(db.tasks).where(still_open).values(task_status=status))
-            connection.execute(insert(db.tasks), [_columns(task) for task in tasks])
-            sum_groups.keep(connection, groups)
+            _close_tasks(connection, _OPEN_OF_SITE_AND_SUBJECT, of_sum, status, silent)
+            connection.execute(_OPEN_OF_SUBJECT, {**of_sum, "task_status": status})
+            connection.execute(_NEW_TASK, [_columns(task) for task in tasks])
+            _keep_groups(connection, groups)
 
     def keep_groups(self, groups: Groups) -> None:
         """Write down the groups of a simulation's sum: those that are not known yet, of sites alone excepted."""
         with self._write() as connection:
-            sum_groups.keep(connection, groups)
+            _keep_groups(connection, groups)
 
     def dissolve(self, group: Group) -> None:
         """End a group: its sites have none. That they were in it, stays."""
+        theirs = db.sum_groups.c.site.in_(group) & db.sum_groups.c.dissolved_at.is_(None)
         with self._write() as connection:
-            sum_groups.dissolve(connection, group)
+            connection.execute(update(db.sum_groups).where(theirs).values(dissolved_at=time.time()))
         self._promise("group-dissolved", sites=list(group))
 
     def offer_consortium(self, number: int, document: str) -> None:
@@ -339,9 +353,8 @@ class Ledger(LedgerReader):
 
     def set_task_status(self, task_id: str, task: str, reason: str = "") -> None:
         """What became of an invitation that is open; one whose update stands here already stays reported."""
-        still_open = (db.tasks.c.task_id == task_id) & db.tasks.c.task_status.in_(OPEN)
         with self._write() as connection:
-            connection.execute(update(db.tasks).where(still_open).values(task_status=task, reason=reason))
+            connection.execute(_OPEN_TASK, {"of_task_id": task_id, "task_status": task, "reason": reason})
 
     # Updates and scores
 
@@ -355,8 +368,8 @@ class Ledger(LedgerReader):
     def judge_all(self, rows: Sequence[UpdateRow]) -> list[Receipt]:
         """`judge` of updates for different invitations: all or nothing, in one transaction, promised with one sync."""
         with self._write() as connection:
-            new, receipts = update_verdicts.write(connection, rows)
-        self._promise_all([("verdict", update_verdicts.promised(row)) for row in new])
+            new, receipts = _write_verdicts(connection, rows)
+        self._promise_all([("verdict", _promised(row)) for row in new])
         return receipts
 
     def add_scores(self, task: TaskRow, scores: Scores) -> None:
@@ -364,10 +377,8 @@ class Ledger(LedgerReader):
         of_task = {"run": task.run, "round": task.round, "attempt": task.attempt, "site": task.site}
         with self._write() as connection:
             if scores:
-                connection.execute(insert(db.scores), [{**of_task, "name": n, "value": v} for n, v in scores.items()])
-            connection.execute(
-                update(db.tasks).where(db.tasks.c.task_id == task.task_id).values(task_status="reported")
-            )
+                connection.execute(_NEW_SCORE, [{**of_task, "name": n, "value": v} for n, v in scores.items()])
+            connection.execute(_REPORTED, {"of_task_id": task.task_id})
 
     def sum_scores(
         self, run: str, round: int, attempt: int, names: Collection[str], sums: Mapping[str, Spread]
@@ -377,8 +388,16 @@ class Ledger(LedgerReader):
         Args:
             names: those that may be summed: of single sites none of them stays.
         """
+        of_attempt = {"run": run, "round": round, "attempt": attempt}
+        summed, known = (
+            and_(*(table.c[key] == value for key, value in of_attempt.items())) for table in (db.scores, db.score_sums)
+        )
+        rows = [{**of_attempt, "name": name, "mean": each.mean, "sites": each.sites} for name, each in sums.items()]
         with self._write() as connection:
-            replace_sums(connection, (run, round, attempt), names, sums)
+            connection.execute(delete(db.scores).where(summed, db.scores.c.name.in_(names)))
+            connection.execute(delete(db.score_sums).where(known))
+            if rows:
+                connection.execute(_NEW_SCORE_SUM, rows)
 
     # Transactions: each whole, each promise repeated in the journal before anybody is told of it
 
@@ -394,14 +413,72 @@ class Ledger(LedgerReader):
     def _write(self) -> Iterator[Connection]:
         self.settle_promises()
         try:
-            with writing(self._engine) as connection:
+            with self._writer.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
             raise state_error(error) from error
 
 
 def _columns(task: TaskRow) -> dict[str, Any]:
-    return {name: getattr(task, name) for name in [field.name for field in fields(TaskRow)]}
+    return {name: getattr(task, name) for name in TASK_COLUMNS}
+
+
+def _attempt(run: str, round: int, attempt: int) -> dict[str, Any]:
+    return {"of_run": run, "of_round": round, "of_attempt": attempt}
+
+
+def _close_tasks(
+    connection: Connection, of_site: Update, of: Mapping[str, Any], status: str, silent: Mapping[SiteId, str]
+) -> None:
+    """Close the open invitations of single sites, each for its own reason."""
+    if rows := [{**of, "of_site": site, "task_status": status, "reason": reason} for site, reason in silent.items()]:
+        connection.execute(of_site, rows)
+
+
+def _keep_groups(connection: Connection, groups: Groups) -> None:
+    """Write down those that are not known yet, of sites alone excepted."""
+    current = select(db.sum_groups.c.site).where(db.sum_groups.c.dissolved_at.is_(None))
+    known, at = set(connection.execute(current).scalars()), time.time()
+    new = [group for group in groups if len(group) > 1 and known.isdisjoint(group)]
+    if rows := [{"site": site, "first": group[0], "formed_at": at} for group in new for site in group]:
+        connection.execute(insert(db.sum_groups), rows)
+
+
+def _write_verdicts(connection: Connection, rows: Sequence[UpdateRow]) -> tuple[list[UpdateRow], list[Receipt]]:
+    """Write those that do not stand here yet: which these are, and the receipts of all.
+
+    Raises:
+        StateError: another update for the same invitation counts already.
+    """
+    accepted = [row.task.task_id for row in rows if row.is_accepted]
+    counted = {row.task_id: row for row in connection.execute(_RECEIPTS, {"task_ids": accepted})} if accepted else {}
+    new, receipts = [], []
+    for row in rows:
+        known = counted.get(row.task.task_id) if row.is_accepted else None
+        if known is None:
+            new.append(row)
+            receipts.append(row.receipt())
+        elif known.digest != row.digest:
+            raise StateError(f"two updates for one invitation of {row.task.site} in round {row.task.round}")
+        else:
+            receipts.append(Receipt(Verdict.ACCEPTED, known.reason, known.digest, known.record_hash))
+    if new:
+        connection.execute(_NEW_UPDATE, [{**_promised(row), **_taken(row)} for row in new])
+    if done := [{"of_task_id": task_id} for task_id in accepted if task_id not in counted]:
+        connection.execute(_REPORTED, done)
+    return new, receipts
+
+
+def _promised(row: UpdateRow) -> Mapping[str, Any]:
+    """What the journal repeats of a verdict."""
+    task = row.task
+    of_task = {name: getattr(task, name) for name in ("run", "round", "attempt", "site", "task_id")}
+    found = {"verdict": row.verdict, "code": row.code, "reason": row.reason}
+    return of_task | found | {"digest": row.digest, "bytes": row.bytes, "record_hash": row.receipt().record_hash}
+
+
+def _taken(row: UpdateRow) -> Mapping[str, Any]:
+    return {"metrics": dict(row.metrics), "weight": row.weight, "norm": row.norm, "at": time.time()}
 
 
 def _who(row: CertificateRow) -> dict[str, str]:

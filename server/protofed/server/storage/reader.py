@@ -5,25 +5,165 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Engine, Row, Select, Table, and_, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Integer,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    union,
+)
 from sqlalchemy.exc import SQLAlchemyError
 
 from protofed.common.codec import Digest
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import TRAININGS, Subject, TaskKind, Verdict
 from protofed.common.protocol.scores import Spread
-from protofed.common.secure_aggregation.groups import Groups
+from protofed.common.secure_aggregation.groups import Groups, in_order
 from protofed.server.storage import schema as db
-from protofed.server.storage import sum_groups
 from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import BLOB_KEPT, RoundOutcome
 
+MOST = 2**31 - 1  # that an integer of the database holds
+
+
+def here(table: Table, *columns: str) -> ColumnElement[bool]:
+    """Whether these columns have the values of the parameters `of_<column>`."""
+    return and_(*(table.c[name] == bindparam(f"of_{name}") for name in columns))
+
+
+def _in_rounds(table: Table) -> ColumnElement[bool]:
+    return table.c.round.between(bindparam("first"), bindparam("last"))
+
+
+def _in_attempts(table: Table) -> ColumnElement[bool]:
+    attempts = table.c.attempt.between(bindparam("first_attempt"), bindparam("last_attempt"))
+    return here(table, "run") & _in_rounds(table) & attempts
+
+
+# What is asked in every round is built once: SQLAlchemy takes four times as long to build a query as to run it.
+_STANDS = db.rounds.c.state.is_not(None) & ~db.rounds.c.rolled_back
+_ACCEPTED = db.updates.c.verdict == Verdict.ACCEPTED
+_RUN = select(db.runs).where(here(db.runs, "run"))
+_ROUNDS = (
+    select(db.rounds)
+    .where(here(db.rounds, "run"), db.rounds.c.round >= bindparam("since"))
+    .order_by(db.rounds.c.round, db.rounds.c.attempt)
+)
+_KEPT_ROUNDS = _ROUNDS.where(~db.rounds.c.rolled_back)
+_STATE = (
+    select(db.rounds.c.state)
+    .where(here(db.rounds, "run", "round"), _STANDS)
+    .order_by(db.rounds.c.attempt.desc())
+    .limit(1)
+)
+_STATES = (
+    select(db.rounds.c.state)
+    .where(here(db.rounds, "run"), db.rounds.c.state.in_(bindparam("among", expanding=True)))
+    .distinct()
+)
+_NEWEST_ATTEMPT = select(func.max(db.rounds.c.attempt)).where(here(db.rounds, "run", "round"))
+_TASK = select(db.tasks).where(here(db.tasks, "task_id"))
+_TASKS = (
+    select(db.tasks)
+    .where(_in_attempts(db.tasks))
+    .order_by(db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
+)
+_UPDATES = (
+    select(db.updates)
+    .where(_in_attempts(db.updates))
+    .order_by(db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
+)
+_OF_TASK = select(db.updates).where(here(db.updates, "task_id"))
+_ACCEPTED_OF_TASK = _OF_TASK.where(_ACCEPTED)
+_JUDGED = _OF_TASK.where(here(db.updates, "digest")).order_by(db.updates.c.id.desc()).limit(1)
+_REFUSED = select(func.count()).where(here(db.updates, "task_id"), ~_ACCEPTED)
+_LAST_WEIGHT = (
+    select(db.updates.c.weight)
+    .where(here(db.updates, "run", "site"), _ACCEPTED, db.updates.c.weight.is_not(None))
+    .order_by(db.updates.c.id.desc())
+    .limit(1)
+)
+# Which digests name blobs, and where. Of an update that came too late there is no blob.
+_DIGESTS: Sequence[tuple[Any, ColumnElement[bool]]] = (
+    (db.rounds.c.state, db.rounds.c.state.is_not(None)),
+    (db.rounds.c.aggregate, db.rounds.c.aggregate.is_not(None)),
+    (db.tasks.c.base_digest, db.tasks.c.base_digest.is_not(None)),
+    (db.updates.c.digest, db.updates.c.verdict.in_(BLOB_KEPT)),
+)
+
+
+def _named_by_rounds(column: Any, named: ColumnElement[bool]) -> Select[Any]:
+    table, is_state = column.table, literal(column is db.rounds.c.state).label("is_state")
+    rounds = (table.c.round >= bindparam("since")) | table.c.round.in_(bindparam("longer", expanding=True))
+    return select(column.label("digest"), table.c.round, is_state).where(here(table, "run"), named, rounds)
+
+
+_NAMED_BY_ROUNDS = union(*(_named_by_rounds(*each) for each in _DIGESTS))
+_MADE_OF = union(
+    select(db.rounds.c.state.label("digest")).where(
+        here(db.rounds, "run"),
+        db.rounds.c.state.is_not(None),
+        db.rounds.c.round.between(bindparam("of_round", type_=Integer) - 1, bindparam("of_round", type_=Integer)),
+    ),
+    select(db.updates.c.digest).where(here(db.updates, "run", "round"), _ACCEPTED),
+)
+# What other runs are restored from.
+_OF_OTHERS = (db.rounds.c.run != bindparam("of_run")) & _STANDS
+_NEWEST = select(db.rounds.c.run, func.max(db.rounds.c.round).label("round")).where(_OF_OTHERS)
+_NEWEST_BY_RUN = _NEWEST.group_by(db.rounds.c.run).subquery()
+_NEWEST_OF_OTHERS = (
+    select(db.rounds.c.state)
+    .join(_NEWEST_BY_RUN, and_(*(db.rounds.c[name] == _NEWEST_BY_RUN.c[name] for name in ("run", "round"))))
+    .where(_OF_OTHERS)
+)
+_SHARING = (
+    select(db.rounds.c.run)
+    .where(db.rounds.c.run != bindparam("run"), db.rounds.c.state.in_(bindparam("states", expanding=True)))
+    .distinct()
+)
+_IN_ATTEMPT = and_(*(db.rounds.c[name] == db.updates.c[name] for name in ("run", "round", "attempt")))
+_TRAINED = or_(
+    (db.tasks.c.kind == TaskKind.FIT) & db.tasks.c.subject.is_(None),
+    (db.tasks.c.kind == TaskKind.MASK) & (db.tasks.c.subject == Subject.UPDATE),
+)
+# By site, as the first that is found is the newest: a long run has many.
+_SITES = select(db.updates.c.site).where(here(db.updates, "run")).distinct().subquery()
+_NEWEST_STANDING = (
+    select(db.updates.c.round)
+    .select_from(db.updates.join(db.tasks, db.tasks.c.task_id == db.updates.c.task_id).join(db.rounds, _IN_ATTEMPT))
+    .where(here(db.updates, "run"), db.updates.c.site == _SITES.c.site, _ACCEPTED, _TRAINED, _STANDS)
+    .order_by(db.updates.c.round.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_STANDING = select(_SITES.c.site, _NEWEST_STANDING.label("newest"))
 SEALED: Sequence[Select[Any]] = (  # what must never be lost; of each, one column
     select(db.updates.c.record_hash).where(db.updates.c.verdict == Verdict.ACCEPTED),
     select(db.rounds.c.state).where(db.rounds.c.state.is_not(None)),
     select(db.certificates.c.fingerprint).where(db.certificates.c.revoked_at.is_not(None)),
 )
+
+
+def query_of_groups(at: float | None = None) -> Select[Any]:
+    """For the rows of groups as they were at a time, in Unix time; None: as they are now."""
+    formed, dissolved = db.sum_groups.c.formed_at, db.sum_groups.c.dissolved_at
+    then = dissolved.is_(None) if at is None else (formed <= at) & (dissolved.is_(None) | (dissolved > at))
+    return select(db.sum_groups.c.site, db.sum_groups.c.first).where(then)
+
+
+def groups_of(rows: Sequence[Row[Any]]) -> Groups:
+    """What such rows say."""
+    return in_order([row.site for row in rows if row.first == first] for first in {row.first for row in rows})
 
 
 class LedgerReader:
@@ -69,7 +209,7 @@ class LedgerReader:
 
     def run(self, run: str) -> RunRow | None:
         """A run, if the ledger knows it."""
-        rows = self._read(select(db.runs).where(db.runs.c.run == run))
+        rows = self._read(_RUN, of_run=run)
         return _run(rows[0]) if rows else None
 
     def runs(self) -> list[RunRow]:
@@ -78,11 +218,8 @@ class LedgerReader:
 
     def rounds(self, run: str, *, rolled_back: bool = False, since: int = 0) -> list[RoundRow]:
         """The attempts of a run, in order, from a round on; on demand also those that were rolled back."""
-        query = select(db.rounds).where(db.rounds.c.run == run, db.rounds.c.round >= since)
-        query = query.order_by(db.rounds.c.round, db.rounds.c.attempt)
-        if not rolled_back:
-            query = query.where(~db.rounds.c.rolled_back)
-        return [_round(row) for row in self._read(query)]
+        query = _ROUNDS if rolled_back else _KEPT_ROUNDS
+        return [_round(row) for row in self._read(query, of_run=run, since=since)]
 
     def newest(self, run: str, *, published: bool = False, scored: bool = False) -> RoundRow | None:
         """The newest attempt of a run that was not rolled back; the newest that published, or was scored, on demand."""
@@ -96,31 +233,25 @@ class LedgerReader:
 
     def state(self, run: str, round: int) -> Digest | None:
         """The state that a round published, unless it was rolled back."""
-        query = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.round == round)
-        query = query.where(~db.rounds.c.rolled_back, db.rounds.c.state.is_not(None))
-        rows = self._read(query.order_by(db.rounds.c.attempt.desc()).limit(1))
+        rows = self._read(_STATE, of_run=run, of_round=round)
         return Digest(rows[0].state) if rows else None
 
     def states(self, run: str, among: Collection[Digest]) -> set[Digest]:
         """Those of these digests that are states of a run's rounds, the rolled back ones too."""
-        query = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.state.in_(sorted(among)))
-        return {Digest(row.state) for row in self._read(query.distinct())}
+        return {Digest(row.state) for row in self._read(_STATES, of_run=run, among=sorted(among))}
 
     def newest_attempt(self, run: str, round: int) -> int:
         """Number of the last attempt at a round, rolled back or not; 0: there was none."""
-        query = select(func.max(db.rounds.c.attempt)).where(db.rounds.c.run == run, db.rounds.c.round == round)
-        return int(self._read(query)[0][0] or 0)
+        return int(self._read(_NEWEST_ATTEMPT, of_run=run, of_round=round)[0][0] or 0)
 
     def task(self, task_id: str) -> TaskRow | None:
         """The invitation of that task_id, if there was one."""
-        rows = self._read(select(db.tasks).where(db.tasks.c.task_id == task_id))
+        rows = self._read(_TASK, of_task_id=task_id)
         return _task(rows[0]) if rows else None
 
     def tasks(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[TaskRow]:
         """The invitations of a run (of a round or some, of one attempt), in the order of rounds and sites."""
-        query = _narrowed(db.tasks, run, round, attempt)
-        order = (db.tasks.c.round, db.tasks.c.attempt, db.tasks.c.site, db.tasks.c.kind)
-        return [_task(row) for row in self._read(query.order_by(*order))]
+        return [_task(row) for row in self._read(_TASKS, of_run=run, **_span(round), **_attempts(attempt))]
 
     def groups(self, at: float | None = None) -> Groups:
         """The groups that secure sums of all runs are over.
@@ -128,7 +259,7 @@ class LedgerReader:
         Args:
             at: as they were then, in Unix time; None: as they are now.
         """
-        return sum_groups.groups_of(self._read(sum_groups.query(at)))
+        return groups_of(self._read(query_of_groups(at)))
 
     def consortium(self, at: float | None = None) -> str | None:
         """The newest list of partners that was offered to sites, as JSON; None: none was.
@@ -143,33 +274,27 @@ class LedgerReader:
 
     def accepted(self, task: TaskRow) -> UpdateRow | None:
         """The accepted update of an invitation, if there is one."""
-        query = select(db.updates).where(db.updates.c.task_id == task.task_id, db.updates.c.verdict == Verdict.ACCEPTED)
-        rows = self._read(query)
+        rows = self._read(_ACCEPTED_OF_TASK, of_task_id=task.task_id)
         return _update(rows[0], task) if rows else None
 
     def judged(self, task: TaskRow, digest: Digest) -> UpdateRow | None:
         """The newest verdict on an update of these bytes for an invitation, if there is one."""
-        query = select(db.updates).where(db.updates.c.task_id == task.task_id, db.updates.c.digest == digest)
-        rows = self._read(query.order_by(db.updates.c.id.desc()).limit(1))
+        rows = self._read(_JUDGED, of_task_id=task.task_id, of_digest=digest)
         return _update(rows[0], task) if rows else None
 
     def updates(self, run: str, round: int | range | None = None, attempt: int | None = None) -> list[UpdateRow]:
         """All commits of a run (of a round or some, of one attempt) by rounds and sites, the refused ones too."""
         tasks = {task.task_id: task for task in self.tasks(run, round, attempt)}
-        order = (db.updates.c.round, db.updates.c.attempt, db.updates.c.site, db.updates.c.id)
-        rows = self._read(_narrowed(db.updates, run, round, attempt).order_by(*order))
+        rows = self._read(_UPDATES, of_run=run, **_span(round), **_attempts(attempt))
         return [_update(row, tasks[row.task_id]) for row in rows]
 
     def refused(self, task_id: str) -> int:
         """How many updates were refused for an invitation."""
-        query = select(func.count()).select_from(db.updates).where(db.updates.c.task_id == task_id)
-        return int(self._read(query.where(db.updates.c.verdict != Verdict.ACCEPTED))[0][0])
+        return int(self._read(_REFUSED, of_task_id=task_id)[0][0])
 
     def last_weight(self, run: str, site: SiteId) -> float | None:
         """The example count that a site told with its newest accepted update of a run."""
-        told = select(db.updates.c.weight).where(db.updates.c.run == run, db.updates.c.site == site)
-        told = told.where(db.updates.c.verdict == Verdict.ACCEPTED, db.updates.c.weight.is_not(None))
-        rows = self._read(told.order_by(db.updates.c.id.desc()).limit(1))
+        rows = self._read(_LAST_WEIGHT, of_run=run, of_site=site)
         return rows[0].weight if rows else None
 
     def standing_rounds(self, run: str) -> dict[SiteId, int]:
@@ -177,14 +302,8 @@ class LedgerReader:
 
         I.e. it was accepted for an attempt that published a state, and the run did not go back behind that.
         """
-        attempt = (db.rounds.c[name] == db.updates.c[name] for name in ("run", "round", "attempt"))
-        joined = db.updates.join(db.tasks, db.tasks.c.task_id == db.updates.c.task_id).join(db.rounds, and_(*attempt))
-        plain = (db.tasks.c.kind == TaskKind.FIT) & db.tasks.c.subject.is_(None)
-        summed = (db.tasks.c.kind == TaskKind.MASK) & (db.tasks.c.subject == Subject.UPDATE)
-        query = select(db.updates.c.site, func.max(db.updates.c.round).label("newest")).select_from(joined)
-        query = query.where(db.updates.c.run == run, db.updates.c.verdict == Verdict.ACCEPTED, plain | summed)
-        query = query.where(db.rounds.c.state.is_not(None), ~db.rounds.c.rolled_back)
-        return {row.site: row.newest for row in self._read(query.group_by(db.updates.c.site))}
+        rows = self._read(_STANDING, of_run=run)
+        return {row.site: row.newest for row in rows if row.newest is not None}
 
     def moved(self, run: str) -> tuple[int, int]:
         """Bytes of a run's accepted updates, and of what sites were asked to fetch to train, sum and refine."""
@@ -262,10 +381,10 @@ class LedgerReader:
         Args:
             among: look for these only.
         """
-        columns = (db.rounds.c.state, db.rounds.c.aggregate, db.tasks.c.base_digest, db.updates.c.digest)
-        queries = [select(column).where(_names_blob(column)).distinct() for column in columns]
+        queries = [select(column).where(named).distinct() for column, named in _DIGESTS]
         if among is not None:
-            queries = [query.where(column.in_(sorted(among))) for query, column in zip(queries, columns, strict=True)]
+            found = [column.in_(sorted(among)) for column, _ in _DIGESTS]
+            queries = [query.where(here) for query, here in zip(queries, found, strict=True)]
         return {Digest(row[0]) for query in queries for row in self._read(query)}
 
     def referenced(self, run: str, since: int, former: Collection[int] = ()) -> tuple[set[Digest], set[Digest]]:
@@ -280,62 +399,45 @@ class LedgerReader:
         longer = sorted({*former, *(number - 1 for number in former)})
         before: set[Digest] = set()
         needed: set[Digest] = set()
-        for column, at in (
-            (db.rounds.c.state, db.rounds),
-            (db.rounds.c.aggregate, db.rounds),
-            (db.tasks.c.base_digest, db.tasks),
-            (db.updates.c.digest, db.updates),
-        ):
-            query = select(column.label("digest"), at.c.round).where(at.c.run == run, _names_blob(column))
-            for row in self._read(query.where((at.c.round >= since - 2) | at.c.round.in_(longer)).distinct()):
-                keeps = row.round >= since or (column is db.rounds.c.state and row.round == since - 1)
-                (needed if keeps else before).add(Digest(row.digest))
-        return before, needed | self._newest_states(run)
+        for row in self._read(_NAMED_BY_ROUNDS, of_run=run, since=since - 2, longer=longer):
+            keeps = row.round >= since or (row.is_state and row.round == since - 1)
+            (needed if keeps else before).add(Digest(row.digest))
+        return before, needed | {Digest(row.state) for row in self._read(_NEWEST_OF_OTHERS, of_run=run)}
 
     def made_of(self, run: str, round: int) -> set[Digest]:
         """A round's states, and what is needed to compute them again: its updates and the states before it."""
-        states = select(db.rounds.c.state).where(db.rounds.c.run == run, db.rounds.c.round.in_([round - 1, round]))
-        updates = select(db.updates.c.digest).where(db.updates.c.run == run, db.updates.c.round == round)
-        queries = states.where(db.rounds.c.state.is_not(None)), updates.where(db.updates.c.verdict == Verdict.ACCEPTED)
-        return {Digest(row[0]) for query in queries for row in self._read(query)}
+        return {Digest(row.digest) for row in self._read(_MADE_OF, of_run=run, of_round=round)}
 
     def sharing(self, run: str, states: Collection[Digest]) -> list[str]:
         """The other runs that published one of these states, too."""
-        query = select(db.rounds.c.run).where(db.rounds.c.run != run, db.rounds.c.state.in_(sorted(states)))
-        return sorted({row.run for row in self._read(query.distinct())})
+        return sorted({row.run for row in self._read(_SHARING, run=run, states=sorted(states))})
 
-    def _newest_states(self, besides: str) -> set[Digest]:
-        """What other runs are restored from."""
-        published = (db.rounds.c.run != besides) & db.rounds.c.state.is_not(None) & ~db.rounds.c.rolled_back
-        last = select(db.rounds.c.run, func.max(db.rounds.c.round).label("round")).where(published)
-        newest = last.group_by(db.rounds.c.run).subquery()
-        same = (db.rounds.c.run == newest.c.run) & (db.rounds.c.round == newest.c.round)
-        query = select(db.rounds.c.state).join(newest, same).where(published)
-        return {Digest(row.state) for row in self._read(query)}
-
-    def _read(self, query: Any) -> Sequence[Row[Any]]:
+    def _read(self, query: Any, **values: Any) -> Sequence[Row[Any]]:
         try:
             with self._engine.connect() as connection:
-                return connection.execute(query).all()
+                return connection.execute(query, values).all()
         except SQLAlchemyError as error:
             raise state_error(error) from error
-
-
-def _names_blob(column: Any) -> Any:
-    """Whether a digest is of a blob that stays: of an update that came too late there is none."""
-    named = column.is_not(None)
-    return named & db.updates.c.verdict.in_(BLOB_KEPT) if column is db.updates.c.digest else named
-
-
-def _narrowed(table: Any, run: str, round: int | range | None, attempt: int | None) -> Any:
-    query = _of_rounds(select(table).where(table.c.run == run), table, round)
-    return query if attempt is None else query.where(table.c.attempt == attempt)
 
 
 def _of_rounds(query: Any, table: Any, round: int | range | None) -> Any:
     if isinstance(round, range):
         return query.where(table.c.round >= round.start, table.c.round < round.stop)
     return query if round is None else query.where(table.c.round == round)
+
+
+def _span(round: int | range | None) -> dict[str, int]:
+    match round:
+        case None:
+            return {"first": 0, "last": MOST}
+        case range():
+            return {"first": round.start, "last": round.stop - 1}
+    return {"first": round, "last": round}
+
+
+def _attempts(attempt: int | None) -> dict[str, int]:
+    first, last = (0, MOST) if attempt is None else (attempt, attempt)
+    return {"first_attempt": first, "last_attempt": last}
 
 
 def _run(row: Row[Any]) -> RunRow:

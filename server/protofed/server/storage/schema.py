@@ -93,6 +93,8 @@ updates = Table(
         postgresql_where=text("verdict = 'accepted'"),
     ),
     Index("updates_of_round", "run", "round"),
+    Index("updates_of_site", "run", "site", "round"),
+    Index("updates_of_task", "task_id"),
 )
 sum_groups = Table(  # of all runs, and never removed: sums over two groups of a site tell of it by their difference
     "sum_groups",

@@ -172,6 +172,8 @@ INSERT INTO "updates" VALUES(5,'kept',2,1,'site-1','bd092edd8da47a7e23a4b4bcddf3
 INSERT INTO "updates" VALUES(6,'kept',2,1,'site-2','96f2a2a1968751653add8f4304253f5f','accepted','','','e58c50aba52caabc7ab78d4ac438969b83f91c720fd5ac8f41b3548829fa34b9',5740,'{"loss": 0.021818776756826072}',NULL,6.14246342280202117791e+00,NULL,'8c6d16fd87cb90762574fd51a1421bee24e4de2552fa0a7eba4b485d0b9d7792',1.79593397788512849802e+09);
 CREATE INDEX tasks_of_round ON tasks (run, round);
 CREATE INDEX updates_of_round ON updates (run, round);
+CREATE INDEX updates_of_site ON updates (run, site, round);
+CREATE INDEX updates_of_task ON updates (task_id);
 CREATE UNIQUE INDEX one_update_a_task ON updates (task_id) WHERE verdict = 'accepted';
 CREATE UNIQUE INDEX one_group_a_site ON sum_groups (site) WHERE dissolved_at IS NULL;
 COMMIT;

@@ -19,7 +19,6 @@ from protofed.server.rounds.scores.best_round import best_and_former, judged_rou
 from protofed.server.rounds.scores.model_warnings import RoundScores, RunHistory, model_warnings
 from protofed.server.rounds.scores.scoring import ScoreMemory, WarningLog, warnings_of
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.rows import RoundRow, TaskRow
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ class Scored:
     """A ledger that rounds are added to, and that can go back."""
 
     def __init__(self) -> None:
-        self.ledger: Ledger = MemoryLedger()
+        self.ledger: Ledger = Ledger()
         self.ledger.begin_run(RUN, digest(b""), "{}")
         self.number = 0
 

@@ -11,7 +11,7 @@ from protofed.common.protocol.consortium import Consortium, Member, Partner, cha
 from protofed.common.protocol.messages import PauseReason, Role
 from protofed.server.rounds.presence import SitePresence
 from protofed.server.rounds.secure_aggregation.partners import MAX_AHEAD, PartnerList
-from protofed.server.storage.memory_ledger import MemoryLedger
+from protofed.server.storage.ledger import Ledger
 
 SITES = ("ann", "bob", "cleo")
 KEYS = {site: digit * 64 for site, digit in zip((*SITES, "dan"), "abcd", strict=True)}
@@ -21,7 +21,7 @@ class Server:
     """A ledger, who is present, and the list."""
 
     def __init__(self) -> None:
-        self.ledger = MemoryLedger()
+        self.ledger = Ledger()
         self.presence = SitePresence(self.ledger, lambda: 0.0)
         self.partners = PartnerList(self.ledger, self.presence)
 

@@ -25,7 +25,6 @@ from protofed.server.rounds.machine import phases
 from protofed.server.rounds.scores.best_round import best_kept
 from protofed.server.rounds.secure_aggregation.totals import score_names
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.verdicts import SetAsideCode, SetAsideReason
 
 OWN = {"ann": 0.25, "bob": 0.5, "cyd": 0.5, "dan": 0.75, "eli": 1.0}
@@ -77,9 +76,8 @@ class Scored(Secure):
         )
 
 
-@pytest.mark.parametrize("ledger", [Ledger, MemoryLedger])
-def test_the_ledger_has_the_mean_and_no_score_of_a_site(ledger: type[Ledger]) -> None:
-    run = Scored(ledger())
+def test_the_ledger_has_the_mean_and_no_score_of_a_site() -> None:
+    run = Scored()
     for step in ALL:
         assert run.asked() == dict.fromkeys(SITES, step)
         task = run.lab.task("ann")
@@ -222,9 +220,8 @@ def test_evaluators_report_first_and_trainers_report_none_by_themselves() -> Non
     assert run.ledger.scores("test") == {2: {"eva": {"global.accuracy": 0.5}}}
 
 
-@pytest.mark.parametrize("ledger", [Ledger, MemoryLedger])
-def test_an_evaluator_that_is_late_is_not_asked_again_by_a_restarted_server(ledger: type[Ledger]) -> None:
-    run = Scored(ledger(), evaluator="eva")
+def test_an_evaluator_that_is_late_is_not_asked_again_by_a_restarted_server() -> None:
+    run = Scored(evaluator="eva")
     run.lab.later(run.lab.recipe.federation.score_deadline_s, alive=(*SITES, "eva"))
     run.answer_scores(SITES)
     assert run.asked() == dict.fromkeys(SITES, TaskKind.SHARE)

@@ -36,7 +36,6 @@ from protofed.server.rounds.secure_aggregation.steps import SumCheck, manifest_p
 from protofed.server.rounds.secure_aggregation.totals import layout_of, next_state
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.memory_ledger import MemoryLedger
 from protofed.server.storage.rows import UpdateRow, one_a_site
 from protofed.server.verdicts import RejectionCode, SetAsideCode, UpdateProblem
 
@@ -332,13 +331,6 @@ def test_a_published_sum_is_verified_and_counted_once_a_site(run: Secure) -> Non
     seen = overview(run.ledger, "test")
     assert seen is not None
     assert (seen.invited, seen.reported) == (5, 0)
-
-
-def test_in_memory_the_same_state_comes_out() -> None:
-    first, second = Secure("fedprp"), Secure("fedprp", MemoryLedger())
-    for run in (first, second):
-        run.finish()
-    assert first.published() == second.published()
 
 
 def commits_of(run: Secure) -> list[Commit]:
@@ -711,11 +703,3 @@ def test_no_group_is_dissolved_while_a_sum_is_open() -> None:
         run.lab.run.check_regrouping()
     run.finish()
     run.lab.run.check_regrouping()
-
-
-def test_in_memory_the_same_groups_are_kept() -> None:
-    on_disk, in_memory = run_of(7), run_of(7, ledger=MemoryLedger())
-    for run in (on_disk, in_memory):
-        run.finish()
-    assert groups_of(on_disk) == groups_of(in_memory) != ()
-    assert on_disk.published() == in_memory.published()

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs the versions on the connection that `versions.upgrade` hands it, inside its transaction."""
+"""Alembic's entry: runs the versions on the connection that `database` hands it, inside its transaction."""
 
 from __future__ import annotations
 

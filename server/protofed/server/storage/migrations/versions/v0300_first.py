@@ -1,6 +1,6 @@
-"""The ledger of protofed 0.3.0, which `migrate.create` makes of the schema.
+"""The ledger of protofed 0.3.0, which `database` makes of the schema.
 
-A change of the schema needs a version after this one: a module here, and its number in `migrate.KNOWN`. What a version
+A change of the schema needs a version after this one: a module here, and its number in `database.KNOWN`. What a version
 says never changes.
 """
 

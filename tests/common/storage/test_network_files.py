@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from protofed.server.storage.filesystem import network_type, network_type_of
+from protofed.common.storage.files import network_type, network_type_of
 
 MOUNTS = """\
 proc /proc proc rw 0 0
@@ -48,11 +48,11 @@ def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "there").mkdir()
     (tmp_path / "here").symlink_to("there")
     (tmp_path / "mounts").write_text(f"host:/x {tmp_path}/there nfs rw 0 0\n", encoding="utf-8")
-    monkeypatch.setattr("protofed.server.storage.filesystem.MOUNTS", tmp_path / "mounts")
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "mounts")
     assert network_type_of(tmp_path / "here" / "state") == "nfs"
     assert network_type_of(tmp_path) is None
 
 
 def test_a_machine_that_tells_no_mounts_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofed.server.storage.filesystem.MOUNTS", tmp_path / "none")
+    monkeypatch.setattr("protofed.common.storage.files.MOUNTS", tmp_path / "none")
     assert network_type_of(tmp_path) is None
