@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.attacks.counts_by_scores import MOST_EXAMPLES
+from tests.attacks.counts_by_scores import MAX_EXAMPLES
 from tests.attacks.hostile_server import always, as_payload, honest_model, public_of, recipe_like, sites_of, updates
 from tests.attacks.outcome import Outcome
 from tests.attacks.policies import limits_of
@@ -136,7 +136,7 @@ def whole(shares: NDArray[np.float64], total: int | None) -> Counts:
     """Whole numbers with these shares: of this total, or of the smallest that fits."""
     if total is not None:
         return np.round(total * shares).astype(np.int64)
-    for n in range(1, MOST_EXAMPLES):
+    for n in range(1, MAX_EXAMPLES):
         whole = np.round(n * shares)
         if whole.sum() == n and np.abs(n * shares - whole).max() < 0.02:
             return whole.astype(np.int64)

@@ -23,7 +23,7 @@ from protofed.client.training.evaluation import tally
 from protofed.common.payload import Part
 from protofed.deploy.simulation.simulation import EVALUATOR, data_of
 
-MOST_EXAMPLES = 3000  # of a site, as the attacker supposes
+MAX_EXAMPLES = 3000  # of a site, as the attacker supposes
 SCORE = "personal.pm_l"
 Floats = NDArray[np.float64]
 
@@ -66,7 +66,7 @@ def _counts(equations: Sequence[Floats]) -> Floats | None:
     rows = np.stack(equations)
     matrix = np.vstack([rows / np.abs(rows).max(), 1e3 * np.ones(rows.shape[1])])
     shares, _ = nnls(matrix, np.append(np.zeros(len(rows)), 1e3))
-    for n in range(1, MOST_EXAMPLES):
+    for n in range(1, MAX_EXAMPLES):
         whole = np.round(n * shares)
         if whole.sum() == n and np.abs(n * shares - whole).max() < 0.02:
             return np.asarray(whole)

@@ -44,7 +44,7 @@ from protofed.server.storage.rows import CertificateRow
 PROCESSES = 4  # of sites
 ROWS_SITES = 1000  # of `make bench`
 OLD_BEAT_S = 5.0  # a recipe's default `heartbeat_s`
-MOST_S = 600.0  # for anything that is waited for
+MAX_S = 600.0  # for anything that is waited for
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def serving(case: Case, folder: Path, identities: Identities | None) -> Iterator
 
 def _until(question: Callable[[], Any], what: str, every_s: float = 0.1) -> Any:
     """The first answer that counts as true."""
-    ends = time.monotonic() + MOST_S
+    ends = time.monotonic() + MAX_S
     while not (answer := question()):
         assert time.monotonic() < ends, f"never: {what}"
         time.sleep(every_s)

@@ -15,7 +15,7 @@ from protofed.client.data import dicom
 from protofed.client.data.decoding import open_image, silence_decoders
 from protofed.client.data.file_entry import UnreadableImageError
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 LOSSY = 6 / 255  # decoders of JPEG and of WebP round differently
 EXACT = 1.01 / 255  # 16 bits of a palette become 8
 OPENCV_ERRS = {
@@ -26,13 +26,13 @@ OPENCV_ERRS = {
 
 
 def compare(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Names of the files below `MOST_BYTES` by what came of them: equal, refused, wrong, or without a reference.
+    """Names of the files below `MAX_BYTES` by what came of them: equal, refused, wrong, or without a reference.
 
     Whatever else the decoder raises is not caught.
     """
     outcomes: dict[str, list[str]] = {"equal": [], "refused": [], "wrong": [], "without a reference": []}
     for path in paths:
-        if path.is_file() and path.stat().st_size < MOST_BYTES:
+        if path.is_file() and path.stat().st_size < MAX_BYTES:
             outcome, text = _outcome(path)
             outcomes[outcome].append(f"{path.name}: {text}")
     return outcomes

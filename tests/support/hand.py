@@ -6,7 +6,7 @@ from typing import Protocol
 
 from playwright.sync_api import Locator
 
-MOST_TABS = 150  # to one element; a page with more before it is a trap for who has no mouse
+MAX_TABS = 150  # to one element; a page with more before it is a trap for who has no mouse
 
 
 class Hand(Protocol):
@@ -73,7 +73,7 @@ class Keyboard:
 def reach(locator: Locator) -> None:
     """Press Tab until an element has the focus, past the page's end to its beginning if need be."""
     locator.wait_for()
-    for _ in range(MOST_TABS):
+    for _ in range(MAX_TABS):
         if locator.evaluate("one => one === document.activeElement"):
             return
         locator.page.keyboard.press("Tab")

@@ -28,10 +28,10 @@ from protofed.client.policy.run_limits import RunFacts
 from protofed.client.policy.update_checks import ROWS, PolicyRefusedError
 from protofed.client.state.store import SiteState, Store, run_seed
 from protofed.client.training.context import Checkpoints, FitContext, FitProgress, NoCheckpoints, Throughput, seeded
-from protofed.client.training.dp import MOST_STEPS, SIMULATED_SECRET, DpContext, DpNoise, NoiseShare, fit_seed
+from protofed.client.training.dp import MAX_STEPS, SIMULATED_SECRET, DpContext, DpNoise, NoiseShare, fit_seed
 from protofed.client.training.noisy_steps import check_model as check_noisy_model
 from protofed.common.codec import Digest, digest, encode
-from protofed.common.config.recipe import MOST_ROUNDS, DpCost, Recipe, parse_json
+from protofed.common.config.recipe import MAX_ROUNDS, DpCost, Recipe, parse_json
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import (
     CodecError,
@@ -47,8 +47,8 @@ from protofed.common.errors import (
 from protofed.common.payload import Part, Payload, SiteId, Update
 from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.messages import (
-    MOST_BYTES,
-    MOST_RECIPE_BYTES,
+    MAX_BYTES,
+    MAX_RECIPE_BYTES,
     Activity,
     Assignment,
     Progress,
@@ -226,7 +226,7 @@ class PreparedRun:
         """
         if (noise := self.noise(site, task, state)) is None or not std > 0:
             raise TaskFailedError(FailureReason.INTERNAL, "the noise of this update cannot be made: nothing leaves")
-        if not std < math.ldexp(MOST_STEPS, -POINT.bits):
+        if not std < math.ldexp(MAX_STEPS, -POINT.bits):
             # All of it would be the same number: a server could send a model so large that it takes the noise away.
             text = f"the model that the server sent is so large that its noise (std {std:.3g}) does not fit into a sum"
             raise TaskFailedError(FailureReason.REFUSED, text)
@@ -246,16 +246,16 @@ class PreparedRun:
         """Check a task against the run; its types were checked when the message was unpacked.
 
         Raises:
-            TaskFailedError: its round is not one of the run, or its base is larger than `MOST_BYTES`.
+            TaskFailedError: its round is not one of the run, or its base is larger than `MAX_BYTES`.
         """
         least, most = _ROUNDS.get(task.kind, _ROUNDS[TaskKind.FIT])(self.recipe.rounds)
         if not least <= task.round <= most:
             raise TaskFailedError(
                 FailureReason.REFUSED, f"a {task.kind} task of round {task.round}: expected {least} to {most}"
             )
-        if task.base_bytes > MOST_BYTES:
+        if task.base_bytes > MAX_BYTES:
             raise TaskFailedError(
-                FailureReason.REFUSED, f"a model of {task.base_bytes} bytes: expected at most {MOST_BYTES}"
+                FailureReason.REFUSED, f"a model of {task.base_bytes} bytes: expected at most {MAX_BYTES}"
             )
 
 
@@ -374,10 +374,10 @@ def read_recipe(assignment: Assignment) -> Recipe:
     Raises:
         ConfigError: it is too large or invalid, or contains a [data] table.
     """
-    if (size := len(assignment.recipe.encode())) > MOST_RECIPE_BYTES:
-        raise ConfigError(f"a recipe of {size} bytes: expected at most {MOST_RECIPE_BYTES}")
-    if assignment.keep_rounds > MOST_ROUNDS:
-        raise ConfigError(f"keep_rounds = {assignment.keep_rounds}: expected at most {MOST_ROUNDS}")
+    if (size := len(assignment.recipe.encode())) > MAX_RECIPE_BYTES:
+        raise ConfigError(f"a recipe of {size} bytes: expected at most {MAX_RECIPE_BYTES}")
+    if assignment.keep_rounds > MAX_ROUNDS:
+        raise ConfigError(f"keep_rounds = {assignment.keep_rounds}: expected at most {MAX_ROUNDS}")
     try:
         recipe = parse_json(assignment.recipe, Recipe, f"the recipe of run {assignment.run}")
     except ConfigError as error:
@@ -414,7 +414,7 @@ def check_preprocessing(recipe: Recipe, server_digest: str = "", pinned: str | N
 
 
 def check_model(choice: NamedOptions, input_: Input, classes: int) -> None:
-    """Check that a catalogue model is not larger than `MOST_BYTES`, before memory is allocated for it.
+    """Check that a catalogue model is not larger than `MAX_BYTES`, before memory is allocated for it.
 
     Raises:
         ConfigError: it is larger, or there is no such model.
@@ -431,8 +431,8 @@ def check_model(choice: NamedOptions, input_: Input, classes: int) -> None:
         nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     except (RuntimeError, OverflowError) as error:  # sizes that no tensor can have
         raise ConfigError(f"model {choice.name} cannot be made with these options: {error}") from error
-    if nbytes > MOST_BYTES:
-        raise ConfigError(f"model {choice.name} takes {nbytes} bytes: expected at most {MOST_BYTES}")
+    if nbytes > MAX_BYTES:
+        raise ConfigError(f"model {choice.name} takes {nbytes} bytes: expected at most {MAX_BYTES}")
 
 
 def check_dp(

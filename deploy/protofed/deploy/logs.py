@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from protofed.common.config.settings import ClientSettings, Monitoring, Notify, ServerSettings
 
 LONGEST_TEXT = 20_000  # characters of one value
-MOST_ITEMS = 200
+MAX_ITEMS = 200
 DEEPEST = 4
 FIRST_KEYS = ("timestamp", "level", "event", "site", "run", "round", "incident")  # not redacted: our own words and ids
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
@@ -74,9 +74,9 @@ def _collection(value: Any, clean: Callable[[str], str], depth: int) -> Any:
     if isinstance(value, Mapping):
         if any(isinstance(key, Integral) for key in value):
             return "<numbers>"
-        items = list(value.items())[:MOST_ITEMS]
+        items = list(value.items())[:MAX_ITEMS]
         return {clean(str(key)): plain(item, clean, depth + 1) for key, item in items}
-    some = list(value)[:MOST_ITEMS]
+    some = list(value)[:MAX_ITEMS]
     if any(isinstance(item, Integral | float) for item in some):
         return "<numbers>"
     return [plain(item, clean, depth + 1) for item in some]
@@ -133,7 +133,7 @@ class LineRenderer:
 
 
 DATA, SECRET, NUMBERS = "<data>", "<secret>", "<numbers>"
-MOST_NAMES = 20_000  # files of one folder hidden by name; further ones are still hidden by suffix or folder
+MAX_NAMES = 20_000  # files of one folder hidden by name; further ones are still hidden by suffix or folder
 SHORTEST_NAME = 5  # characters of a name without suffix: a shorter one would hide ordinary words
 SHORTEST_SECRET = 6  # characters: a shorter secret is hidden only where it is a whole word
 _SUFFIXES = (
@@ -170,7 +170,7 @@ class Hidden:
         paths |= {quote(path) for path in paths}
         # The longest first: a shorter one would leave the rest of a longer one behind.
         self._folders += tuple(_below(path) for path in sorted(paths - {"/"}, key=len, reverse=True))
-        names = set(islice(_files(root), MOST_NAMES))
+        names = set(islice(_files(root), MAX_NAMES))
         spaced = {name for name in names if not _WORD.fullmatch(name)}  # `clean` compares names word by word
         self._folders += tuple(re.compile(re.escape(name)) for name in spaced)
         self._names |= {name for name in names - spaced if "." in name.strip(".") or len(name) >= SHORTEST_NAME}

@@ -19,7 +19,7 @@ from protofed.common.protocol.scores import Spread, lower_is_better, recorded_sp
 
 NOISE_KEEPS = "no PM(V), and no other score or loss of sites' own: they have no noise, and stay there (plan.dp)"
 NOT_IN_A_SUM = "–"  # a secure sum tells neither a deviation nor the worst
-MOST_SITES = 3  # sites' own models that are named: a run may have hundreds
+MAX_SITES = 3  # sites' own models that are named: a run may have hundreds
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def warning_lines(warnings: Sequence[Warned], option: str = "--json") -> list[st
     """
     of_global = [warning for warning in warnings if not warning.site]
     own = [warning for warning in warnings if warning.site]
-    lines = [f"{warning.code}: {warning.text}" for warning in (*of_global, *own[:MOST_SITES])]
-    return lines + ([f"and {count(len(own) - MOST_SITES, 'own model')} more: {option}"] if own[MOST_SITES:] else [])
+    lines = [f"{warning.code}: {warning.text}" for warning in (*of_global, *own[:MAX_SITES])]
+    return lines + ([f"and {count(len(own) - MAX_SITES, 'own model')} more: {option}"] if own[MAX_SITES:] else [])
 
 
 GROUPS = ("many", "medium", "few", "groups")

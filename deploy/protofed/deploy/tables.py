@@ -35,7 +35,7 @@ STYLES = {
     "refused": "red",
     "away": "yellow",
 }
-MOST_STACKED = 8  # columns of a table whose rows become cards on a narrow screen
+MAX_STACKED = 8  # columns of a table whose rows become cards on a narrow screen
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Table:
     @property
     def stacks(self) -> bool:
         """Whether its rows become cards on a phone; a matrix or a calendar is scrolled instead."""
-        return len(self.header) <= MOST_STACKED and self.css_class != "calendar"
+        return len(self.header) <= MAX_STACKED and self.css_class != "calendar"
 
     @property
     def texts(self) -> list[list[str]]:

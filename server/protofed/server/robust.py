@@ -159,7 +159,7 @@ def _spans(size: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 PAIR = 2
-LEAST_HOLDERS = 3  # of two rows none is in the middle
+MIN_HOLDERS = 3  # of two rows none is in the middle
 STEPS = 1000  # of Weiszfeld's iteration, at most: it converges linearly
 STILL = 1e-9  # change of the weights, summed, at which it has converged
 # Pillutla et al.'s nu, as a share of the median distance: a point that is the centre has a finite weight.
@@ -251,5 +251,5 @@ def robust_rows(by_class: Mapping[str, Sequence[Array]]) -> dict[str, Array]:
     return {
         name: spherical_median(np.stack([row.reshape(-1) for row in rows])).astype(rows[0].dtype).reshape(rows[0].shape)
         for name, rows in by_class.items()
-        if len(rows) >= LEAST_HOLDERS
+        if len(rows) >= MIN_HOLDERS
     }

@@ -19,7 +19,7 @@ from protofed.client.site import prepare
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import SiteState
 from protofed.client.training.context import NoCheckpoints
-from protofed.client.training.dp import MOST_STEPS, share_std
+from protofed.client.training.dp import MAX_STEPS, share_std
 from protofed.common import codec
 from protofed.common.config.recipe import DpCost, Plan, Recipe
 from protofed.common.errors import ConfigError, FailureReason, TaskFailedError
@@ -303,7 +303,7 @@ def test_a_model_too_large_for_its_noise_takes_nothing_away() -> None:
     """From a std on no share of the noise is a number of its own any more: a conversion gives all the same word."""
     run = prepared(sharing("fedavg"))
     task = Task(TaskKind.FIT, "run", 1, "fit-1", codec.digest(b"base"), 1, 60.0, 1)
-    most = MOST_STEPS * 2.0**-POINT.bits
+    most = MAX_STEPS * 2.0**-POINT.bits
     share = run.noise_share("ann", task, SiteState(), most * 0.99)
     layout = SumLayout.of(SumForm((Part.HEAD,)), describe(first_model()), first_model())
     words = share.on_words(layout, np.zeros(layout.size, np.uint64), POINT.bits).view(np.int64)

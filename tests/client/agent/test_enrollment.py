@@ -14,13 +14,13 @@ from structlog.testing import capture_logs
 from tests.support.scripted_server import RULES, RUN, AgentHarness, first_model, work
 
 from protofed.client.agent.agent import PAUSED_RETRY_S, Agent, TaskGate
-from protofed.client.policy.approval import FOLDER, MOST_OFFERED, Approvals, ApprovalStatus
+from protofed.client.policy.approval import FOLDER, MAX_OFFERED, Approvals, ApprovalStatus
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules
 from protofed.client.state.disk_store import DiskStore
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, FailureReason, NotEnrolledError, OutOfSpaceError, PolicyViolationError
-from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment, Finished, PauseReason, Task, Wait
+from protofed.common.protocol.messages import MAX_RECIPE_BYTES, Assignment, Finished, PauseReason, Task, Wait
 
 MANUAL = {**RULES, "approval": "manual"}
 NIGHTS = {**RULES, "schedule": [{"from": "20:00", "until": "06:00"}]}
@@ -350,15 +350,15 @@ def test_an_approval_of_another_run_is_none_for_this_one(approvals: Approvals, t
 
 
 def test_a_server_cannot_fill_the_disk_with_runs(approvals: Approvals, clock: Clock, tmp_path: Path) -> None:
-    for number in range(MOST_OFFERED + 3):
+    for number in range(MAX_OFFERED + 3):
         clock.now += timedelta(seconds=1)
         approvals.record_offer(Assignment(f"run-{number}", "{}"))
         approvals.approve_by_policy(Assignment(f"run-{number}", "{}"), "policy.toml", "a" * 64)
         approvals.record_task(Assignment(f"run-{number}", "{}"))
-    assert len(approvals.offers()) == MOST_OFFERED
-    assert len(list((tmp_path / "state" / FOLDER).iterdir())) == 3 * MOST_OFFERED
-    assert approvals.offers()[-1].run == f"run-{MOST_OFFERED + 2}"
-    approvals.record_offer(Assignment("large", "x" * (MOST_RECIPE_BYTES + 1)))
+    assert len(approvals.offers()) == MAX_OFFERED
+    assert len(list((tmp_path / "state" / FOLDER).iterdir())) == 3 * MAX_OFFERED
+    assert approvals.offers()[-1].run == f"run-{MAX_OFFERED + 2}"
+    approvals.record_offer(Assignment("large", "x" * (MAX_RECIPE_BYTES + 1)))
     assert not (tmp_path / "state" / FOLDER / "large.seen.json").exists()
 
 

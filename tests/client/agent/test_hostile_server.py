@@ -17,10 +17,10 @@ from tests.support.scripted_server import RULES, RUN, AgentHarness, work
 
 from protofed.client.data.site_data import SiteData
 from protofed.client.site import check_model, read_recipe
-from protofed.common.config.recipe import MOST_CLASSES, MOST_ROUNDS, Recipe
+from protofed.common.config.recipe import MAX_CLASSES, MAX_ROUNDS, Recipe
 from protofed.common.errors import ConfigError, FailureReason, ProtocolError
 from protofed.common.protocol import wire
-from protofed.common.protocol.messages import LONGEST_S, MOST_BYTES, MOST_RECIPE_BYTES, Assignment, TaskKind
+from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_RECIPE_BYTES, Assignment, TaskKind
 from protofed.protos.v1 import federation_pb2 as pb
 
 WIRE = json.loads(Recipe.model_validate(RUN).wire())
@@ -43,8 +43,8 @@ def untouched(_: Recipe) -> SiteData:
 
 
 HOSTILE = [
-    *[("rounds", value) for value in (0, -1, 1.5, MOST_ROUNDS + 1, LARGE, "many", None, math.nan)],
-    *[("classes", value) for value in (1, MOST_CLASSES + 1, 2**63)],
+    *[("rounds", value) for value in (0, -1, 1.5, MAX_ROUNDS + 1, LARGE, "many", None, math.nan)],
+    *[("classes", value) for value in (1, MAX_CLASSES + 1, 2**63)],
     *[("seed", value) for value in (2**63, -(2**63) - 1, LARGE, 0.5)],
     *[("name", value) for value in ("../../etc", "a b", "", "x" * 65, 7)],
     *[("input.shape", value) for value in ([1, 2], [1, 2, 0], [1, 1 << 13, 1 << 13], [1 << 40, 1, 1], [-1, 2, 2])],
@@ -68,7 +68,7 @@ HOSTILE = [
     *[("federation.quorum", value) for value in (0, 2.5, 10**9)],
     *[("federation.required_sites", value) for value in (["../x"], ["a"] * 1001)],
     *[("federation.environment", value) for value in ({"LD_PRELOAD": "x.so"},)],
-    *[("evaluation.class_order", value) for value in ([0, 0, 1], [0, 1, 3], [0] * (MOST_CLASSES + 1))],
+    *[("evaluation.class_order", value) for value in ([0, 0, 1], [0, 1, 3], [0] * (MAX_CLASSES + 1))],
     *[("method.name", value) for value in ("fedavgg", "os:system", "x" * 201)],
     *[("method.weighting", value) for value in ([0] * 1001, "x" * 201, [[[[[[1]]]]]], math.nan, LARGE)],
     *[("method.unknown", value) for value in (1,)],
@@ -93,7 +93,7 @@ def test_a_recipe_that_no_honest_server_sends_is_declined_by_a_code(path: str, v
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "[]", "{", '{"name": "run"}', "\x00", "[" * 100_000, " " * (MOST_RECIPE_BYTES + 1), '{"a":' * 9999],
+    ["", "null", "[]", "{", '{"name": "run"}', "\x00", "[" * 100_000, " " * (MAX_RECIPE_BYTES + 1), '{"a":' * 9999],
     ids=lambda text: f"{text[:12]!r} {len(text)}",
 )
 def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
@@ -106,8 +106,8 @@ def test_what_is_no_recipe_is_declined_by_a_code(text: str) -> None:
 
 def test_every_value_of_a_recipe_that_is_honest_passes() -> None:
     assert read_recipe(Assignment("run", Recipe.model_validate(RUN).wire())) == Recipe.model_validate(RUN)
-    most = {**RUN, "rounds": MOST_ROUNDS, "plan": {"epochs": 100_000, "batch_size": 1_000_000}}
-    assert read_recipe(Assignment("run", Recipe.model_validate(most).wire(), MOST_ROUNDS)).rounds == MOST_ROUNDS
+    most = {**RUN, "rounds": MAX_ROUNDS, "plan": {"epochs": 100_000, "batch_size": 1_000_000}}
+    assert read_recipe(Assignment("run", Recipe.model_validate(most).wire(), MAX_ROUNDS)).rounds == MAX_ROUNDS
 
 
 def test_a_key_of_a_newer_server_is_told_as_one() -> None:
@@ -224,7 +224,7 @@ def test_a_model_is_measured_without_a_random_number(name: str) -> None:
         (TaskKind.FIT, {"round": 0}),
         (TaskKind.FIT, {"round": 4}),
         (TaskKind.FIT, {"round": 2**32 - 1}),
-        (TaskKind.FIT, {"base_bytes": MOST_BYTES + 1}),
+        (TaskKind.FIT, {"base_bytes": MAX_BYTES + 1}),
         (TaskKind.SCORE, {"round": 0}),
         (TaskKind.SCORE, {"round": 4}),
         (TaskKind.SCORE, {"base_bytes": 2**63}),

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from protofed.client.base_checks.responses import (
     APART_ALONE,
-    LEAST_IMAGES,
-    LEAST_SEEN,
-    LEAST_UNITS,
+    MIN_IMAGES,
+    MIN_SEEN,
+    MIN_UNITS,
     SEEING_ALONE,
     Responses,
     Seen,
@@ -146,15 +146,15 @@ def test_how_far_classes_are_apart_is_no_matter_of_how_many_images() -> None:
 
 
 def test_few_images_tell_nothing_of_units() -> None:
-    assert refused(prepared(sorted_thresholds), LEAST_IMAGES - 1) is None
+    assert refused(prepared(sorted_thresholds), MIN_IMAGES - 1) is None
 
 
 def test_that_a_body_is_blind_shows_in_few_images() -> None:
-    assert [refused(prepared(faint), number) for number in (LEAST_SEEN - 1, LEAST_SEEN)] == [None, BaseCheck.RESPONSE]
+    assert [refused(prepared(faint), number) for number in (MIN_SEEN - 1, MIN_SEEN)] == [None, BaseCheck.RESPONSE]
 
 
 def test_and_in_few_features() -> None:
-    narrow = Recipe.model_validate({**TABLE, "model": {"name": "mlp", "hidden": [64, LEAST_UNITS - 1]}})
+    narrow = Recipe.model_validate({**TABLE, "model": {"name": "mlp", "hidden": [64, MIN_UNITS - 1]}})
     built, blinded = (build(narrow.model, narrow.input, narrow.classes) for _ in range(2))
     load(blinded.body, dump(built.body))
     with torch.no_grad():

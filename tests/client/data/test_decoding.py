@@ -225,7 +225,7 @@ def test_a_thin_image_is_fitted_in_memory_that_the_result_bounds(
         return resize(image, wanted, *rest)
 
     monkeypatch.setattr(Image.Image, "resize", counted)
-    monkeypatch.setattr(decoding, "MOST_PIXELS", 100_000)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 100_000)
     Image.new("L", size, 255).save(tmp_path / "a.png")
     made = decode(tmp_path / "a.png", input_((1, 224, 224), fit=fit))
     assert made.shape == (1, 224, 224)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.partitions import balanced, rng
 
-from protofed.client.data.hold_out import LEAST_SCORED, LEAST_TESTED, hold_out, hold_out_each
+from protofed.client.data.hold_out import MIN_SCORED, MIN_TESTED, hold_out, hold_out_each
 from protofed.client.data.partition import Labels
 
 LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), min_size=1, max_size=150)
@@ -56,9 +56,9 @@ def test_whole_groups_floors_and_nothing_lost(pairs: list[tuple[int, int]], frac
     assert not set(groups[train]) & set(groups[test])
     assert set(labels[train]) == set(labels)
     for c, tested in zip(*np.unique(labels[test], return_counts=True), strict=True):
-        assert tested >= LEAST_TESTED
-        assert (labels[train] == c).sum() >= LEAST_TESTED
-        assert (labels == c).sum() >= LEAST_SCORED
+        assert tested >= MIN_TESTED
+        assert (labels[train] == c).sum() >= MIN_TESTED
+        assert (labels == c).sum() >= MIN_SCORED
     again = hold_out(labels, groups, fraction, generator(seed))
     assert np.array_equal(test, again[1])
 
@@ -109,5 +109,5 @@ def test_each_site_holds_out_its_own_groups() -> None:
         train, test = hold_out_each(labels, given_groups, cut, 0.3, rng())
         for site, kept, held in zip(cut, train, test, strict=True):
             assert sorted([*kept, *held]) == site.tolist()
-            assert np.bincount(labels[held]).min() >= LEAST_TESTED
+            assert np.bincount(labels[held]).min() >= MIN_TESTED
             assert given_groups is None or not set(groups[kept]) & set(groups[held])

@@ -81,7 +81,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "MOST_FILE_BYTES", 10)
+    monkeypatch.setattr(decoding, "MAX_FILE_BYTES", 10)
     with pytest.raises(UnreadableImageError, match="larger than"):
         decode(save(tmp_path / "a.png"), RGB)
 

@@ -254,7 +254,7 @@ def test_labels_that_mean_nothing_are_refused_by_name_with_the_nearest(tmp_path:
 
 
 def test_a_column_of_something_else_is_not_listed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "MOST_NAMED", 2)
+    monkeypatch.setattr(labels, "MAX_NAMED", 2)
     classes(tmp_path, {f"q{number}": 1 for number in range(5)})
     with pytest.raises(DataError, match=r"'q0'.*'q1'"):
         folder(tmp_path).check()

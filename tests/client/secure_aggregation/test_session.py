@@ -15,7 +15,7 @@ from tests.support.sum_server import SumServer, steps_of
 from protofed.client.secure_aggregation import session as steps
 from protofed.client.secure_aggregation import sessions
 from protofed.client.secure_aggregation.session import Session
-from protofed.client.secure_aggregation.sessions import FOLDER, GROUP, MOST_ROUNDS, Sessions, forget_group
+from protofed.client.secure_aggregation.sessions import FOLDER, GROUP, MAX_ROUNDS, Sessions, forget_group
 from protofed.common import codec
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, SecureSumError, StateError
@@ -294,7 +294,7 @@ def test_what_is_over_is_wiped_and_never_begins_again(tmp_path: Path) -> None:
 
 
 def test_both_sums_of_a_round_are_remembered_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST_ROUNDS", 3)
+    monkeypatch.setattr(sessions, "MAX_ROUNDS", 3)
     store = Sessions(tmp_path)
     subjects = (Subject.UPDATE, Subject.SCORES)
     for number in range(1, 5):
@@ -366,7 +366,7 @@ def test_a_second_group_is_refused_for_ever_in_whichever_run(tmp_path: Path) -> 
     """By a daemon that was killed, too, and when the rounds before are forgotten."""
     Sites(tmp_path, PLAIN, BROKEN).until(None)
     store = Sessions(tmp_path / "ann" / FOLDER)
-    for number in range(1, MOST_ROUNDS + 10):
+    for number in range(1, MAX_ROUNDS + 10):
         past = replace(PLAIN, round=PLAIN.round + number)
         store.wipe_before(PLAIN.run, past.round, 1, past.subject)
         store.save(steps.begun(past, LAYOUT, "ann", identity_of("ann"), b""))

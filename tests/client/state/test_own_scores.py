@@ -63,7 +63,7 @@ def test_without_any_scores_the_error_says_so(kept: OwnScores, tmp_path: Path) -
 
 
 def test_a_file_is_bounded_and_the_newest_lines_stay(kept: OwnScores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_scores, "MOST_BYTES", 300)
+    monkeypatch.setattr(own_scores, "MAX_BYTES", 300)
     for number in range(1, 20):
         kept.record("run", number, {"loss": 0.5})
     numbers = [scored.round for scored in kept.rounds("run")]

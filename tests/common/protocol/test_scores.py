@@ -13,9 +13,9 @@ from protofed.common.protocol.messages import Role
 from protofed.common.protocol.scores import (
     BINS,
     FAMILIES,
-    MOST_LOSS,
-    MOST_OWN_METRIC,
-    MOST_OWN_METRICS,
+    MAX_LOSS,
+    MAX_OWN_METRIC,
+    MAX_OWN_METRICS,
     SCALARS,
     ScoreNames,
     metrics_problem,
@@ -84,8 +84,8 @@ def test_a_policy_may_name_each_family_and_the_loss() -> None:
 
 
 def test_a_trainings_numbers_are_its_loss_and_a_plugins_own() -> None:
-    most = {f"train.n{number}": -MOST_OWN_METRIC for number in range(MOST_OWN_METRICS)}
-    assert metrics_problem({"loss": MOST_LOSS, **most}) is None
+    most = {f"train.n{number}": -MAX_OWN_METRIC for number in range(MAX_OWN_METRICS)}
+    assert metrics_problem({"loss": MAX_LOSS, **most}) is None
     assert metrics_problem({**most, "train.one_more": 0.0}) is not None
 
 

@@ -119,7 +119,7 @@ def test_other_tensors_are_refused() -> None:
 
 
 def test_a_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sum_messages, "MOST_MESSAGE_BYTES", 3)
+    monkeypatch.setattr(sum_messages, "MAX_MESSAGE_BYTES", 3)
     with pytest.raises(CodecError, match="at most 3 bytes"):
         message_of(sent(SignatureMessage(b"s")), SignatureMessage)
 
@@ -135,7 +135,7 @@ def test_noise_is_read_or_refused(noise: bytes) -> None:
 
 def test_the_flags_of_the_most_sites_and_classes_are_one_message() -> None:
     sites = [f"{n:02}".ljust(64, "s") for n in range(MAX_SUMMED)]
-    flags = {site: np.full(sum_messages.MOST_ROWS, 2**64 - 1, dtype=np.uint64) for site in sites}
+    flags = {site: np.full(sum_messages.MAX_ROWS, 2**64 - 1, dtype=np.uint64) for site in sites}
     message = HoldersMessage(flags, dict.fromkeys(sites, bytes(64)), Opened(dict.fromkeys(sites, bytes(16)), {}))
     found, _ = message_of(codec.encode(payload_of(message)), HoldersMessage)
     assert list(found.vectors) == sites

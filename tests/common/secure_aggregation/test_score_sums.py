@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protofed.common.protocol.scores import ScoreNames, Spread
 from protofed.common.secure_aggregation import score_sums
-from protofed.common.secure_aggregation.messages import MOST_ROWS
+from protofed.common.secure_aggregation.messages import MAX_ROWS
 
 NAMES = score_sums.names_of(ScoreNames(3))
 
@@ -29,7 +29,7 @@ def test_the_rows_are_what_a_trainer_may_report_and_follow_from_the_recipe_alone
 
 
 def test_recalls_of_too_many_classes_are_in_no_sum() -> None:
-    names = score_sums.names_of(ScoreNames(MOST_ROWS))
+    names = score_sums.names_of(ScoreNames(MAX_ROWS))
     assert "personal.accuracy" in names
     assert not any("recall" in name for name in names)
 

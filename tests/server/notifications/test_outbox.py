@@ -130,7 +130,7 @@ def test_an_event_is_told_of_since_it_was_asked_for(folder: Folder) -> None:
 
 
 def test_a_channel_keeps_so_many_and_drops_the_oldest(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    monkeypatch.setattr(module, "MAX_WAITING", 2)
     outbox = folder.start("ops")
     for number in range(3):
         outbox.add(f"key-{number}", numbered(number))

@@ -17,7 +17,7 @@ from protofed.common.errors import ConfigError, FailureReason
 from protofed.common.payload import Part, Tensors
 from protofed.common.protocol.messages import Activity, PauseReason, TaskKind, Verdict
 from protofed.server.operator import run_record as run_record_module
-from protofed.server.operator.run_record import MOST_CLASSES, cosines, run_record, similarity
+from protofed.server.operator.run_record import MAX_CLASSES, cosines, run_record, similarity
 from protofed.server.storage.blobs import MemoryBlobs
 from protofed.server.storage.rows import CertificateRow, RoundRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, RejectionCode, UpdateProblem
@@ -264,8 +264,8 @@ def test_prototypes_by_class_leave_out_a_class_that_has_none() -> None:
 
 def test_of_very_many_classes_no_matrix_is_read() -> None:
     blobs = MemoryBlobs()
-    rows = [row(1, state(blobs, {"mean": np.ones((MOST_CLASSES + 1, 2), np.float32)}))]
-    assert similarity(rows, blobs, MOST_CLASSES + 1)["cosines"] == []
+    rows = [row(1, state(blobs, {"mean": np.ones((MAX_CLASSES + 1, 2), np.float32)}))]
+    assert similarity(rows, blobs, MAX_CLASSES + 1)["cosines"] == []
 
 
 def test_norms_are_those_of_prototypes_where_no_head_was_sent(make: MakeLab) -> None:

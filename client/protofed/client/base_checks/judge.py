@@ -30,7 +30,7 @@ from protofed.common.protocol.messages import Task, TaskKind
 
 log = structlog.get_logger()
 # Rounds that a site missed widen the bound, so that it finds its way back; not further: the server names the rounds.
-MOST_MISSED = 3
+MAX_MISSED = 3
 WHAT_TO_DO = (
     "nothing was trained. Compare the digest with another site's audit log, and ask the coordinator what was sent; "
     "limits.max_base_change and limits.check_base of the policy say what this site accepts"
@@ -169,7 +169,7 @@ class BaseJudge:
     ) -> BaseProblem | None:
         if last is None:  # the site joins later: only what the built model tells
             return None
-        rounds = min(max(1, abs(version - last[0])), MOST_MISSED)
+        rounds = min(max(1, abs(version - last[0])), MAX_MISSED)
         return change_problem(base, last[1], self._site.policy.rules.limits.max_base_change * rounds * slack)
 
     def _response(self, run: PreparedRun, base: Payload, version: int) -> BaseProblem | None:

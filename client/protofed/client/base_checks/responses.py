@@ -1,7 +1,7 @@
 """How the units of a model answer to the site's own images: a trap shows in it, whatever its weights look like.
 
 Nothing of it leaves the site, but that some site of a sum keeps what it learnt. Measured on honest runs of the digits
-recipes without noise, five sites: of the units of a layer at most 0.16 answer to few images only (`MOST_FEW` allows 0.5
+recipes without noise, five sites: of the units of a layer at most 0.16 answer to few images only (`MAX_FEW` allows 0.5
 more than in the built model), and at most 0.92 of the variance of a layer lies along one direction (`ONE_MEASUREMENT`).
 The features' variance over images is at least 0.26 of the built model's (0.15 of a model of a single site), where
 learning rates add up to 1.6 (`SEEING`: 0.1 there), and beside their mean square at least 0.15; of ResNet-18 with group
@@ -33,17 +33,17 @@ from protofed.client.models.split import SplitModel
 from protofed.common.payload import Part
 
 IMAGES = 128  # that are looked at
-LEAST_IMAGES, LEAST_UNITS = 32, 8  # below which shares of units say nothing
-LEAST_SEEN = 8  # images, below which the variance of features does not
-LEAST_PIXELS = 16  # numbers of an image: of fewer, every measurement is nearly the same one (spiral: 2, and 0.998)
+MIN_IMAGES, MIN_UNITS = 32, 8  # below which shares of units say nothing
+MIN_SEEN = 8  # images, below which the variance of features does not
+MIN_PIXELS = 16  # numbers of an image: of fewer, every measurement is nearly the same one (spiral: 2, and 0.998)
 FEW = 0.05  # share of the images; a unit that answers to one image of a batch gives it away
-MOST_FEW = 0.5  # share of a layer's units, above the built model's
+MAX_FEW = 0.5  # share of a layer's units, above the built model's
 ONE_MEASUREMENT = 0.97  # share of a layer's variance along one direction: units that differ in their thresholds alone
 # Least share of the built model's variance of features, of a fit whose learning rates add up to 1, to more, and of what
 # the variance is beside the mean square. Of a body that answers to all images alike the head learns the label shares
 # alone, and what it learns is not linear in them: sums over three sites tell the shares of each (privacy.md). The more
 # a fit moves, the more the head makes of what little it sees.
-SEEING, LEAST_SEEING, LEAST_CONTRAST = 0.25, (0.01, 0.2), 0.01
+SEEING, MIN_SEEING, MIN_CONTRAST = 0.25, (0.01, 0.2), 0.01
 # Least variance of the features, and least squared distance between the means of two classes, of a fit whose learning
 # rates add up to 1 or less; of r it is this / r^2, for the body learns to see in the fit. One of the two is enough: the
 # features of an honest first model may tell the site's classes apart hardly at all, but then they vary.
@@ -96,7 +96,7 @@ def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
     server could have a blind body seem to see.
     """
     # BatchNorm takes no statistics of one image.
-    looked = [(x, y) for x, y in batches if len(x) > 1 and math.prod(x.shape[1:]) >= LEAST_PIXELS]
+    looked = [(x, y) for x, y in batches if len(x) > 1 and math.prod(x.shape[1:]) >= MIN_PIXELS]
     if not looked:
         return Responses({}, None)
     outputs: dict[str, list[Tensor]] = {}
@@ -122,11 +122,11 @@ def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
             hook.remove()
     answers = {name: torch.cat(batches) for name, batches in outputs.items() if batches}
     features = answers[FEATURES]
-    seen = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= LEAST_SEEN else None
+    seen = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= MIN_SEEN else None
     layers = {
         name: _response(answer)
         for name, answer in answers.items()
-        if name != FEATURES and len(answer) >= LEAST_IMAGES and answer.shape[1] >= LEAST_UNITS
+        if name != FEATURES and len(answer) >= MIN_IMAGES and answer.shape[1] >= MIN_UNITS
     }
     return Responses(layers, seen)
 
@@ -156,7 +156,7 @@ def response_problem(base: Responses, built: Responses, rates: float) -> BasePro
         return BaseProblem(BaseCheck.RESPONSE, str(Part.BODY), text)
     for name, now in base.layers.items():
         first, layer = built.layers.get(name, Response(0.0, 0.0)), f"{Part.BODY}/{name}"
-        if now.few > first.few + MOST_FEW:
+        if now.few > first.few + MAX_FEW:
             text = f"has {now.few:.0%} of units that answer to very few images only"
             return BaseProblem(BaseCheck.RESPONSE, layer, text)
         if now.along_one > max(ONE_MEASUREMENT, first.along_one):
@@ -166,9 +166,9 @@ def response_problem(base: Responses, built: Responses, rates: float) -> BasePro
 
 
 def _blind(now: Seen, first: Seen | None, rates: float) -> str | None:
-    least, most = LEAST_SEEING
+    least, most = MIN_SEEING
     needed = min(max(SEEING / rates**2, least), most) if rates else most
-    compared = ((now.variance, first.variance, needed), (now.contrast, first.contrast, LEAST_CONTRAST)) if first else ()
+    compared = ((now.variance, first.variance, needed), (now.contrast, first.contrast, MIN_CONTRAST)) if first else ()
     for value, before, enough in compared:
         if value < enough * before:
             text = (

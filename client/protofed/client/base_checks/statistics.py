@@ -21,25 +21,25 @@ from protofed.common.payload import Array, Part, Payload, Tensors, is_buffer
 # Between platforms the same seed gives the same numbers, but for the last digits of a few functions (log, sqrt of a
 # vectorised library, an SVD): 1e-4 of a tensor's norm is far above these, and far below one step of training.
 TOLERANCE = 1e-4
-MOST_GROWTH = 10.0  # a layer's norm beside that of the built model's; honest: 4.9 (spiral), 2.3 (digits)
-LEAST_NORM = 1e-3  # likewise, below which a layer counts as dead
-MOST_ROW_RATIO = 100.0  # the largest row's norm beside the median row's; honest: 10.4 (the head of cwfedavg)
-MOST_ZERO_ROWS = 0.5  # share of a layer's rows; honest: 0
+MAX_GROWTH = 10.0  # a layer's norm beside that of the built model's; honest: 4.9 (spiral), 2.3 (digits)
+MIN_NORM = 1e-3  # likewise, below which a layer counts as dead
+MAX_ROW_RATIO = 100.0  # the largest row's norm beside the median row's; honest: 10.4 (the head of cwfedavg)
+MAX_ZERO_ROWS = 0.5  # share of a layer's rows; honest: 0
 SAME_DIRECTION = 0.999  # cosine above which two rows count as one; honest rows of 8 and more entries: below 0.99
-MOST_DUPLICATES = 0.25  # share of a layer's rows that have such a twin, above the built model's share; honest: 0
+MAX_DUPLICATES = 0.25  # share of a layer's rows that have such a twin, above the built model's share; honest: 0
 # Of a linear layer of the body none may: a few units of one direction, with sorted thresholds, give as many images
 # away. Noise of their own hides that they are twins only where it drowns the images. Honest rows: below 0.64.
-SAME_DIRECTION_LINEAR, MOST_DUPLICATES_LINEAR = 0.9, 0.0
+SAME_DIRECTION_LINEAR, MAX_DUPLICATES_LINEAR = 0.9, 0.0
 RANK_ONE = 1e-3  # everything but the first singular value, beside it; honest: above 0.3
-LEAST_SIDE = 4  # rows and columns below which rank, duplicates and ratios of rows say nothing
-LEAST_COLUMNS = 8  # for duplicates: in few dimensions honest rows have neighbours, too
-LEAST_VARIANCE = 1e-10  # of BatchNorm, below which a channel counts as dead
+MIN_SIDE = 4  # rows and columns below which rank, duplicates and ratios of rows say nothing
+MIN_COLUMNS = 8  # for duplicates: in few dimensions honest rows have neighbours, too
+MIN_VARIANCE = 1e-10  # of BatchNorm, below which a channel counts as dead
 FLOOR = 1e-3  # least norm of a layer that a movement is compared with, as a share of its part's norm
 # How much more a part other than the body may move: a head starts small, and a mixture of class models becomes another
 # one. Honest, in a round: body 0.61 (its layers 0.87, spiral 1.47), head 1.4, class models 2.6, prototypes 0.83.
 SLACK_OF_HEADS = 4.0
-MOST_SCALAR = 100.0  # of a number that a method puts in place of the head, such as a logit scale
-MOST_ROWS, SKETCH = 1024, 512  # rows and columns of a layer that the search for twins compares
+MAX_SCALAR = 100.0  # of a number that a method puts in place of the head, such as a logit scale
+MAX_ROWS, SKETCH = 1024, 512  # rows and columns of a layer that the search for twins compares
 _MATRICES = (Part.BODY, Part.HEAD)
 
 
@@ -244,7 +244,7 @@ def _head_problem(base: Payload, built: Payload, options: Mapping[str, object]) 
             if isinstance(option, int | float):
                 holds, expected = math.isclose(value, option, rel_tol=TOLERANCE), f"{option:g}"
             else:
-                holds, expected = abs(value) <= MOST_SCALAR, f"at most {MOST_SCALAR:g}"
+                holds, expected = abs(value) <= MAX_SCALAR, f"at most {MAX_SCALAR:g}"
             if not holds:
                 text = f"is {value:.6g}: expected {expected}"
                 return BaseProblem(BaseCheck.FIRST_MODEL, f"{Part.HEAD}/{name}", text)
@@ -270,9 +270,9 @@ def _prototypes_problem(base: Payload) -> BaseProblem | None:
 def _variance_problem(base: Payload) -> BaseProblem | None:
     for name, array in sorted(base.get(Part.BODY, {}).items()):
         if name.rpartition(".")[2] == "running_var" and array.size:
-            dead = float(np.mean(array < LEAST_VARIANCE))
-            if array.min() < 0 or dead > MOST_ZERO_ROWS:
-                text = f"has a variance of {array.min():.3g}, {dead:.0%} of them below {LEAST_VARIANCE:g}"
+            dead = float(np.mean(array < MIN_VARIANCE))
+            if array.min() < 0 or dead > MAX_ZERO_ROWS:
+                text = f"has a variance of {array.min():.3g}, {dead:.0%} of them below {MIN_VARIANCE:g}"
                 return BaseProblem(BaseCheck.VARIANCE, f"{Part.BODY}/{name}", text)
     return None
 
@@ -290,8 +290,8 @@ def _norm_problem(base: BaseStatistics, built: BaseStatistics) -> BaseProblem | 
     for layer, square in now.items():
         if first[layer]:
             ratio = math.sqrt(square / first[layer])
-            if not ratio <= MOST_GROWTH:
-                text = f"is {ratio:.3g} times its norm before the first round: expected at most {MOST_GROWTH:g}"
+            if not ratio <= MAX_GROWTH:
+                text = f"is {ratio:.3g} times its norm before the first round: expected at most {MAX_GROWTH:g}"
                 return BaseProblem(BaseCheck.GROWTH, layer, text)
     return None
 
@@ -300,14 +300,14 @@ def _matrix_problems(base: BaseStatistics, built: BaseStatistics) -> Iterator[Ba
     for path, now in base.matrices.items():
         first = built.matrices.get(path, Matrix(0.0, 1.0, 0.0, math.inf))
         _, square = built.squares.get(path, ((), 0.0))
-        if base.squares[path][1] < LEAST_NORM**2 * square:
-            yield BaseProblem(BaseCheck.DEAD, path, f"has less than {LEAST_NORM:g} of its norm before the first round")
-        if now.zero_rows > MOST_ZERO_ROWS + first.zero_rows:
+        if base.squares[path][1] < MIN_NORM**2 * square:
+            yield BaseProblem(BaseCheck.DEAD, path, f"has less than {MIN_NORM:g} of its norm before the first round")
+        if now.zero_rows > MAX_ZERO_ROWS + first.zero_rows:
             yield BaseProblem(BaseCheck.DEAD, path, f"has {now.zero_rows:.0%} rows of zeros")
-        if not now.row_ratio <= max(MOST_ROW_RATIO, first.row_ratio):
-            text = f"has a row of {now.row_ratio:.3g} times the median row's norm: expected {MOST_ROW_RATIO:g} at most"
+        if not now.row_ratio <= max(MAX_ROW_RATIO, first.row_ratio):
+            text = f"has a row of {now.row_ratio:.3g} times the median row's norm: expected {MAX_ROW_RATIO:g} at most"
             yield BaseProblem(BaseCheck.ROWS, path, text)
-        most = MOST_DUPLICATES_LINEAR if len(base.squares[path][0]) == 2 else MOST_DUPLICATES
+        most = MAX_DUPLICATES_LINEAR if len(base.squares[path][0]) == 2 else MAX_DUPLICATES
         if path.startswith(Part.BODY) and now.duplicates > most + first.duplicates:
             yield BaseProblem(BaseCheck.DUPLICATES, path, f"has a twin for {now.duplicates:.0%} of its rows")
         if now.off_rank < RANK_ONE <= first.off_rank:
@@ -320,8 +320,8 @@ def _class_models_norm_problem(base: Payload, built: BaseStatistics) -> BaseProb
         weights = sum(value for path, (_, value) in built.squares.items() if path.startswith(f"{Part.HEAD}/"))
         if square and stack.shape[1:] == shape and len(stack):
             ratio = math.sqrt(max(_square(one) for one in stack) / weights)
-            if not ratio <= MOST_GROWTH:
-                text = f"is {ratio:.3g} times the first head's norm: expected at most {MOST_GROWTH:g}"
+            if not ratio <= MAX_GROWTH:
+                text = f"is {ratio:.3g} times the first head's norm: expected at most {MAX_GROWTH:g}"
                 return BaseProblem(BaseCheck.GROWTH, f"{Part.CLASS_MODELS}/{name}", text)
     return None
 
@@ -330,7 +330,7 @@ def _matrix(array: Array) -> Matrix:
     rows = array.reshape(len(array), -1).astype(np.float64)
     norms = np.linalg.norm(rows, axis=1)
     zero = float(np.mean(norms == 0))
-    if min(rows.shape) < LEAST_SIDE or not norms.any():
+    if min(rows.shape) < MIN_SIDE or not norms.any():
         return Matrix(zero, 1.0, 0.0, math.inf)
     median = float(np.median(norms))
     ratio = float(norms.max()) / median if median else math.inf
@@ -339,7 +339,7 @@ def _matrix(array: Array) -> Matrix:
 
 
 def _duplicates(rows: Array, same: float) -> float:
-    """Share of rows [out, in], none of them zero, that have a twin; among `MOST_ROWS` of them, evenly chosen.
+    """Share of rows [out, in], none of them zero, that have a twin; among `MAX_ROWS` of them, evenly chosen.
 
     Many columns are first folded into `SKETCH` with random signs (a count sketch): equal rows stay equal, and the
     cosine of others changes by about 1 / sqrt(SKETCH).
@@ -347,9 +347,9 @@ def _duplicates(rows: Array, same: float) -> float:
     Args:
         same: cosine above which two rows are twins, either way.
     """
-    if len(rows) < 2 or rows.shape[1] < LEAST_COLUMNS:
+    if len(rows) < 2 or rows.shape[1] < MIN_COLUMNS:
         return 0.0
-    chosen = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_ROWS)).astype(int)]
+    chosen = rows[np.linspace(0, len(rows) - 1, min(len(rows), MAX_ROWS)).astype(int)]
     if (columns := chosen.shape[1]) > SKETCH:
         draw = np.random.default_rng(columns)
         signed = chosen * draw.choice((-1.0, 1.0), columns)

@@ -24,7 +24,7 @@ import structlog
 from numpy.typing import NDArray
 
 from protofed.client.data import dicom
-from protofed.client.data.file_entry import MOST_FILE_BYTES, MOST_PIXELS, UnreadableImageError
+from protofed.client.data.file_entry import MAX_FILE_BYTES, MAX_PIXELS, UnreadableImageError
 from protofed.common.config.tables import Input
 from protofed.common.errors import DataError
 
@@ -229,7 +229,7 @@ def _reason(error: Exception, path: Path) -> str:
     from PIL.Image import DecompressionBombError
 
     if isinstance(error, DecompressionBombError):
-        return f"far too many pixels; expected at most {MOST_PIXELS:,}"
+        return f"far too many pixels; expected at most {MAX_PIXELS:,}"
     if isinstance(error, OSError) and error.errno is not None:  # of the system; decoders' own have no number
         return f"{error.strerror}".lower()
     if dicom.is_dicom(path):
@@ -248,8 +248,8 @@ def _check_file(path: Path) -> None:
         raise UnreadableImageError(f"{error.strerror}".lower()) from error
     if not stat.S_ISREG(status.st_mode):  # a pipe would never end
         raise UnreadableImageError("no regular file")
-    if not 0 < status.st_size <= MOST_FILE_BYTES:
-        raise UnreadableImageError("empty" if not status.st_size else f"larger than {MOST_FILE_BYTES >> 20} MiB")
+    if not 0 < status.st_size <= MAX_FILE_BYTES:
+        raise UnreadableImageError("empty" if not status.st_size else f"larger than {MAX_FILE_BYTES >> 20} MiB")
 
 
 def _read(path: Path, window: tuple[float, float] | None) -> Image:
@@ -270,8 +270,8 @@ def _check_header(image: Image) -> None:
             log.info("some photographs hold several pictures; the first of each file is read")
     elif frames != 1:
         raise UnreadableImageError(f"{frames} frames or pages, expected one image a file")
-    if image.width * image.height > MOST_PIXELS:
-        raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MOST_PIXELS:,}")
+    if image.width * image.height > MAX_PIXELS:
+        raise UnreadableImageError(f"{image.width} x {image.height} pixels; expected at most {MAX_PIXELS:,}")
 
 
 def _simplified(image: Image, grey: StoredGrey, window: tuple[float, float] | None) -> Image:
@@ -385,7 +385,7 @@ def _resized(image: Image, width: int, height: int, box: tuple[float, float, flo
     """[height, width, ...]: the image, or the part of it in `box` (left, top, right, bottom)."""
     from PIL.Image import Resampling
 
-    if box is None and width * image.height > MOST_PIXELS:
+    if box is None and width * image.height > MAX_PIXELS:
         # Pillow resizes rows first; of a thin image that would be more pixels than any image may have.
         image = image.resize((image.width, height), Resampling.BILINEAR)
     pixels = np.asarray(image.resize((width, height), Resampling.BILINEAR, box))

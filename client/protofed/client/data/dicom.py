@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.client.data.file_entry import MOST_PIXELS, UnreadableImageError
+from protofed.client.data.file_entry import MAX_PIXELS, UnreadableImageError
 from protofed.common.errors import DataError
 from protofed.common.version import install_hint
 
@@ -96,8 +96,8 @@ def _checked(path: Path) -> Dataset:
     frames = dataset.get("PerFrameFunctionalGroupsSequence") or []
     if int(dataset.get("NumberOfFrames") or 1) != 1 or len(frames) > 1:
         raise UnreadableImageError("DICOM of several frames; expected one image a file")
-    if dataset.Rows * dataset.Columns > MOST_PIXELS:
-        raise UnreadableImageError(f"{dataset.Columns} x {dataset.Rows} pixels; expected at most {MOST_PIXELS:,}")
+    if dataset.Rows * dataset.Columns > MAX_PIXELS:
+        raise UnreadableImageError(f"{dataset.Columns} x {dataset.Rows} pixels; expected at most {MAX_PIXELS:,}")
     _check_syntax(dataset)
     _lift(dataset)
     return dataset

@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias, get_args
 
 from protofed.common.errors import DataError
 
-MOST_PIXELS = 100_000_000  # of one image as stored: a larger one is a decompression bomb, or a whole slide
-MOST_FILE_BYTES = 1 << 30
+MAX_PIXELS = 100_000_000  # of one image as stored: a larger one is a decompression bomb, or a whole slide
+MAX_FILE_BYTES = 1 << 30
 
 
 class UnreadableImageError(DataError):

@@ -33,10 +33,10 @@ _BYTES = 16
 _THREADS = 8
 # Of a class's five test images one moves its recall by 20 points, the standard error of the recall is up to 22: with
 # fewer, balanced accuracy, which weighs all classes alike, would say more about these images than about the model.
-LEAST_TESTED = 5
+MIN_TESTED = 5
 # A class below keeps all its images in training, where they are worth most: so training always gets at least as many
 # as the floor of the test set.
-LEAST_SCORED = 2 * LEAST_TESTED
+MIN_SCORED = 2 * MIN_TESTED
 
 Counts: TypeAlias = NDArray[np.int64]  # [C], of the classes that are present
 Flags: TypeAlias = NDArray[np.bool_]  # of classes [C], likewise, or of units or examples [N]
@@ -47,9 +47,9 @@ def hold_out(
 ) -> tuple[Indices, Indices]:
     """Split a site's examples into training and test set.
 
-    Each class gives `fraction` of its examples, at least `LEAST_TESTED` and all but `LEAST_TESTED` at most; one with
-    fewer than `LEAST_SCORED` gives none. Groups stay whole: each class comes as near to its number as they allow, and
-    one that they leave below `LEAST_TESTED` gives none. Groups of one image each give the same sets as no groups. A
+    Each class gives `fraction` of its examples, at least `MIN_TESTED` and all but `MIN_TESTED` at most; one with
+    fewer than `MIN_SCORED` gives none. Groups stay whole: each class comes as near to its number as they allow, and
+    one that they leave below `MIN_TESTED` gives none. Groups of one image each give the same sets as no groups. A
     fraction of 1 makes everything the test set: an evaluator's own.
 
     Args:
@@ -60,15 +60,13 @@ def hold_out(
 
     Returns:
         Indices of the training and of the test examples, sorted; no test examples if no class can give
-        `LEAST_TESTED`.
+        `MIN_TESTED`.
     """
     if fraction >= 1:
         return np.empty(0, np.int64), np.arange(len(labels))
     _, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    wanted = np.clip(
-        np.rint(fraction * sizes).astype(np.int64), LEAST_TESTED, np.maximum(sizes - LEAST_TESTED, LEAST_TESTED)
-    )
-    scored = sizes >= LEAST_SCORED
+    wanted = np.clip(np.rint(fraction * sizes).astype(np.int64), MIN_TESTED, np.maximum(sizes - MIN_TESTED, MIN_TESTED))
+    scored = sizes >= MIN_SCORED
     if groups is None:
         in_test = _draw(label, np.where(scored, wanted, 0), rng.permutation(len(labels)))
     else:
@@ -101,7 +99,7 @@ def hold_out_each(
 def no_test_set() -> DataError:
     """The error of data that need a test set which cannot be held out; the caller raises it. It has no counts."""
     return DataError(
-        f"no test set can be held out: no class has {LEAST_SCORED} images, {LEAST_TESTED} of which can be spared (by "
+        f"no test set can be held out: no class has {MIN_SCORED} images, {MIN_TESTED} of which can be spared (by "
         "whole groups, if there are some); add images, or choose the test set yourself: folders train and test, a "
         "column split, or test_images and test_labels"
     )
@@ -125,7 +123,7 @@ def _draw_groups(
     order = rng.permutation(len(names))
     while True:
         taken = _take_groups(counts, np.where(scored, wanted, 0), order)
-        short = scored & (counts[taken].sum(0) < LEAST_TESTED)
+        short = scored & (counts[taken].sum(0) < MIN_TESTED)
         if not short.any():
             return taken[group]
         scored = scored & ~short
@@ -135,7 +133,7 @@ def _take_groups(counts: NDArray[np.int64], wanted: Counts, order: Indices) -> F
     """[groups], whether a group is in the test set.
 
     Greedy, in this order: a group is taken if that brings the classes nearer to what is wanted of them (by the sum of
-    squares of the missing fractions of each class); then, if it has a class below `LEAST_TESTED`. Groups with a class
+    squares of the missing fractions of each class); then, if it has a class below `MIN_TESTED`. Groups with a class
     of which nothing is wanted stay in training, and so does what training needs of each class.
     """
     sizes = counts.sum(0)  # [C]
@@ -144,14 +142,14 @@ def _take_groups(counts: NDArray[np.int64], wanted: Counts, order: Indices) -> F
     def free(place: np.int64) -> bool:
         has_class = counts[place] > 0  # [C]
         kept = sizes - tested - counts[place]
-        return not taken[place] and bool(((wanted > 0) & (kept >= LEAST_TESTED))[has_class].all())
+        return not taken[place] and bool(((wanted > 0) & (kept >= MIN_TESTED))[has_class].all())
 
     def nearer(place: np.int64) -> bool:
         missing, after = (wanted - tested) / sizes, (wanted - tested - counts[place]) / sizes
         return bool((after**2).sum() < (missing**2).sum())
 
     def needed(place: np.int64) -> bool:
-        return bool(((counts[place] > 0) & (tested < LEAST_TESTED)).any())
+        return bool(((counts[place] > 0) & (tested < MIN_TESTED)).any())
 
     for chosen in (nearer, needed):
         for place in order:

@@ -16,7 +16,7 @@ from protofed.client.data.partition import Indices, Labels
 from protofed.common.config.data import Data
 from protofed.common.errors import DataError, short
 
-MOST_NAMED = 50  # labels in one error: a wrong column may have as many as rows
+MAX_NAMED = 50  # labels in one error: a wrong column may have as many as rows
 _DECIMAL = re.compile(r"[0-9]{1,6}")
 
 
@@ -56,7 +56,7 @@ class LabelMap:
                 )
             raise LabelsError(
                 f"data.label_map leads to what is no class of the run: {_listed(wrong, class_names)}; "
-                f"expected one of: {', '.join(map(short, class_names[:MOST_NAMED]))}"
+                f"expected one of: {', '.join(map(short, class_names[:MAX_NAMED]))}"
             )
         ignored = frozenset(map(normalise, data.ignore_labels))
         same = {name: index for name, index in indices.items() if name not in ignored}
@@ -66,7 +66,7 @@ class LabelMap:
         """Refuse unmapped labels.
 
         Raises:
-            LabelsError: there is one; the text names up to `MOST_NAMED`, each with the nearest class.
+            LabelsError: there is one; the text names up to `MAX_NAMED`, each with the nearest class.
         """
         if names := sorted(unmapped):
             raise LabelsError(
@@ -132,7 +132,7 @@ def _map_to_numbers(data: Data) -> Mapping[str, int]:
 
 
 def _listed(names: Sequence[str], class_names: Sequence[str]) -> str:
-    listed = [_with_nearest(name, class_names) for name in names[:MOST_NAMED]]
+    listed = [_with_nearest(name, class_names) for name in names[:MAX_NAMED]]
     more = len(names) - len(listed)
     return ", ".join(listed) + (f" and {more} more" if more else "")
 

@@ -36,10 +36,10 @@ from protofed.common.config.data import Data
 from protofed.common.config.tables import MAX_IMAGE_VALUES, Input
 from protofed.common.errors import DataError
 
-MOST_THREADS = 8
+MAX_THREADS = 8
 AHEAD_BYTES = 64 << 20  # of decoded images that are not in the tensor yet
-MOST_AHEAD = 256  # images
-MOST_REASONS = 5  # that one error lists; none names a file
+MAX_AHEAD = 256  # images
+MAX_REASONS = 5  # that one error lists; none names a file
 log = structlog.get_logger()
 
 
@@ -97,8 +97,8 @@ def read_images(paths: Sequence[Path], input_: Input) -> tuple[NDArray[np.generi
     images: NDArray[np.generic] = np.empty((0, *input_.shape), np.uint8)
     reasons, filled = list[str | None](), 0
     # `pool.map` decodes ahead without bound, so paths are given to it in portions.
-    ahead = max(MOST_THREADS, min(MOST_AHEAD, AHEAD_BYTES // (4 * prod(input_.shape))))
-    with silence_decoders(), ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+    ahead = max(MAX_THREADS, min(MAX_AHEAD, AHEAD_BYTES // (4 * prod(input_.shape))))
+    with silence_decoders(), ThreadPoolExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
         for first in range(0, len(paths), ahead):
             for result in pool.map(partial(_decode_or_reason, input_=input_), paths[first : first + ahead]):
                 reasons.append(result if isinstance(result, str) else None)
@@ -163,9 +163,9 @@ def _check_unreadable(items: Sequence[IndexedFile], reasons: Sequence[str | None
     count, total = len(unreadable), len(reasons) + len(files.misplaced)
     if count > data.max_unreadable_fraction * total:
         counts = Counter(reason for _, reason in unreadable)
-        listed = ", ".join(f"{times} × {reason}" for reason, times in counts.most_common(MOST_REASONS))
+        listed = ", ".join(f"{times} × {reason}" for reason, times in counts.most_common(MAX_REASONS))
         raise TooManyUnreadableError(
-            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MOST_REASONS else ''}; "
+            f"{count} of {total} images cannot be read: {listed}{', …' if len(counts) > MAX_REASONS else ''}; "
             f"data.max_unreadable_fraction allows {data.max_unreadable_fraction:g}: remove or replace these files, "
             "which `protofed client check` lists, or raise it",
             unreadable,

@@ -21,7 +21,7 @@ from protofed.common.errors import CodecError, ConfigError
 from protofed.common.payload import Part, Payload, Tensors
 from protofed.common.plugins import PluginKind, Registry, error_line
 from protofed.common.plugins import load as load_plugin
-from protofed.common.protocol.messages import MOST_BYTES
+from protofed.common.protocol.messages import MAX_BYTES
 
 FACTORY = "a factory(input, classes, **options) that returns a SplitModel"
 
@@ -182,8 +182,8 @@ def load_body(body: nn.Module, wanted: Digest) -> None:
 def _of_body(path: Path, wanted: Digest) -> Tensors:
     """The file's tensors of the body, by their names in it; its digest is checked before it is parsed."""
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise ConfigError(f"model.pretrained_body: {path} has {size} bytes; expected at most {MOST_BYTES}")
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise ConfigError(f"model.pretrained_body: {path} has {size} bytes; expected at most {MAX_BYTES}")
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(

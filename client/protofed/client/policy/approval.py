@@ -21,14 +21,14 @@ from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError, StateError, WithdrawnError, unknown
 from protofed.common.forms import check_id, stamp, utc_now
-from protofed.common.protocol.messages import MOST_RECIPE_BYTES, Assignment
+from protofed.common.protocol.messages import MAX_RECIPE_BYTES, Assignment
 from protofed.common.storage import files
 
 FOLDER = ".approvals"  # in the state folder; run names cannot begin with a dot
 OFFERED, APPROVED, DENIED, BY_POLICY = ".seen.json", ".json", ".denied.json", ".policy.json"
 FIRST_TASK = ".first.json"
 CLASSES = ".classes.json"  # digests of the lists of classes whose runs need no approval of a person for them
-MOST_OFFERED = 100  # offers stored: a server that invents runs must not fill the disk
+MAX_OFFERED = 100  # offers stored: a server that invents runs must not fill the disk
 
 
 class ApprovalStatus(StrEnum):
@@ -119,10 +119,10 @@ class Approvals:
         recorded = self._read_offer(check_id("run", assignment.run))  # the name becomes a file's: check it first
         offered = digest(assignment.recipe.encode())
         same = recorded is not None and (recorded.digest, recorded.min_cohort) == (offered, assignment.min_cohort)
-        if not same and len(assignment.recipe.encode()) <= MOST_RECIPE_BYTES:
+        if not same and len(assignment.recipe.encode()) <= MAX_RECIPE_BYTES:
             offer = Offer(assignment.run, assignment.recipe, offered, stamp(self._now()), assignment.min_cohort)
             self._write(assignment.run + OFFERED, asdict(offer))
-            for oldest in self.offers()[:-MOST_OFFERED]:
+            for oldest in self.offers()[:-MAX_OFFERED]:
                 for suffix in (BY_POLICY, FIRST_TASK, OFFERED):  # what a person decided stays
                     (self._folder / (oldest.run + suffix)).unlink(missing_ok=True)
 

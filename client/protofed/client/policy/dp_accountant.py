@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 DELTA = 1e-5  # where no policy names one
 # Width of the steps in which a privacy loss is counted: fine enough for 3 digits of any epsilon that is worth the name.
 FINE, ROUGH = 1e-4, 2e-3
-MOST_CELLS = 500_000  # of one distribution: more would take minutes, and belongs to an epsilon of thousands
+MAX_CELLS = 500_000  # of one distribution: more would take minutes, and belongs to an epsilon of thousands
 HOPELESS = 1e6  # a mean privacy loss above it is not composed at all: its epsilon is given as infinite
-MOST_ROUNDS = 10_000_000  # that are searched
+MAX_ROUNDS = 10_000_000  # that are searched
 LARGEST_NOISE = 1e4  # that is searched
 NOISE_DIGITS = 3  # of a noise that is proposed, rounded up
 
@@ -81,14 +81,14 @@ def epsilon(events: Iterable[NoisySums], delta: float) -> float:
 
 
 def rounds_within(spent: Iterable[NoisySums], per_round: Iterable[NoisySums], budget: float, delta: float) -> int:
-    """How many rounds a budget allows beside what is spent; at most `MOST_ROUNDS`."""
+    """How many rounds a budget allows beside what is spent; at most `MAX_ROUNDS`."""
     before, each = merged(spent), merged(per_round)
 
     def fits(rounds: int, width: float) -> bool:
         return _epsilon(merged([*before, *repeated(each, rounds)]), delta, width) <= budget
 
-    rounds = _last(lambda n: fits(n, ROUGH), MOST_ROUNDS)
-    return rounds + _last(lambda n: fits(rounds + n, FINE), MOST_ROUNDS - rounds)  # a rough bound is a little too large
+    rounds = _last(lambda n: fits(n, ROUGH), MAX_ROUNDS)
+    return rounds + _last(lambda n: fits(rounds + n, FINE), MAX_ROUNDS - rounds)  # a rough bound is a little too large
 
 
 def noise_for(
@@ -139,7 +139,7 @@ def _epsilon(events: Events, delta: float, width: float) -> float:
     range_ = _range(events)
     if not range_ < HOPELESS:
         return math.inf
-    width = max(width, range_ / MOST_CELLS)
+    width = max(width, range_ / MAX_CELLS)
     losses = [_losses(event, width) for event in events]
     whole = losses[0]
     for other in losses[1:]:

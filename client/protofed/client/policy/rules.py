@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from protofed.common.config.recipe import MOST_ROUNDS, LocalLoss, Robust, Sampling
+from protofed.common.config.recipe import MAX_ROUNDS, LocalLoss, Robust, Sampling
 from protofed.common.config.tables import MAX_NUMBER, StrictModel
 from protofed.common.payload import Exchange, Part
 from protofed.common.protocol.messages import MAX_SUMMED, Role, Telemetry, score_family
@@ -149,10 +149,10 @@ def unlimited(models: Collection[str]) -> Limits:
         losses=frozenset(get_args(LocalLoss)),
         samplings=frozenset(get_args(Sampling)),
         robust=frozenset(get_args(Robust)),
-        epochs=MOST_ROUNDS,
+        epochs=MAX_ROUNDS,
         lr=1e38,
         weight_decay=1e38,
-        rounds=MOST_ROUNDS,
+        rounds=MAX_ROUNDS,
         steps=1,
         min_step_sum=0.0,
         min_grad_norm=0.0,
@@ -162,7 +162,7 @@ def unlimited(models: Collection[str]) -> Limits:
         scorings_per_day=int(MAX_NUMBER),
         check_base=False,
         max_base_change=1e38,
-        max_rollback_rounds=MOST_ROUNDS,
+        max_rollback_rounds=MAX_ROUNDS,
     )
 
 

@@ -14,7 +14,7 @@ from protofed.common.errors import short
 from protofed.common.payload import Part
 
 # Of a larger momentum the sum below would be a difference of nearly equal numbers; it only grows with it.
-MOST_MOMENTUM = 0.99
+MAX_MOMENTUM = 0.99
 # Rules whose text follows from the site's own images.
 BY_IMAGES = frozenset({"limits.min_contrast", "limits.steps", "limits.min_step_sum"})
 LABELLED = frozenset({Part.HEAD, Part.PROTOTYPES})  # parts whose movement tells labels
@@ -117,7 +117,7 @@ def step_sum(plan: Plan, steps: int, rate: float) -> float:
 
     Without momentum this is the sum of the learning rates; with it, step t moves by (1 - m^t) / (1 - m) rates.
     """
-    m = min(plan.momentum, MOST_MOMENTUM) if plan.optimizer == "sgd" else 0.0
+    m = min(plan.momentum, MAX_MOMENTUM) if plan.optimizer == "sgd" else 0.0
     return rate * (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
 
 

@@ -22,7 +22,7 @@ from protofed.common.storage import files
 
 FOLDER = ".sums"  # in the state folder; run names cannot begin with a dot
 GROUP = ".group.json"  # in this folder
-MOST_ROUNDS = 200  # of which is remembered who was summed; sums of earlier ones are refused
+MAX_ROUNDS = 200  # of which is remembered who was summed; sums of earlier ones are refused
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Sessions:
     def is_over(self, run: str, round: int, attempt: int, subject: Subject) -> bool:
         """Whether an attempt is over, its secrets wiped."""
         past = self._past(run)
-        forgotten = round < min(map(_round, past), default=0) and len(set(map(_round, past))) >= MOST_ROUNDS
+        forgotten = round < min(map(_round, past), default=0) and len(set(map(_round, past))) >= MAX_ROUNDS
         return forgotten or attempt <= past.get(_key(round, subject), Past()).over
 
     def opened(self, session: Session) -> tuple[SiteId, ...] | None:
@@ -167,7 +167,7 @@ class Sessions:
 
     def _remember(self, run: str, round: int, subject: Subject, past: Past) -> None:
         kept = {**self._past(run), _key(round, subject): past}
-        newest = sorted(set(map(_round, kept)))[-MOST_ROUNDS:]  # whole rounds: what is summed of one has entries each
+        newest = sorted(set(map(_round, kept)))[-MAX_ROUNDS:]  # whole rounds: what is summed of one has entries each
         path = self._folder / f"{check_id('run', run)}.json"
         files.write(path, _PAST.dump_json({key: past for key, past in kept.items() if _round(key) in newest}))
 

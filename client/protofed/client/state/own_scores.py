@@ -18,7 +18,7 @@ from protofed.common.storage import files
 
 FOLDER = ".scores"  # in the state folder; run names cannot begin with a dot
 SUFFIX = ".jsonl"
-MOST_BYTES = 1 << 20  # of a run's file, about 3000 rounds; the lines that were written first go first
+MAX_BYTES = 1 << 20  # of a run's file, about 3000 rounds; the lines that were written first go first
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class OwnScores:
         at = f"{self._now():%Y-%m-%dT%H:%M:%SZ}"
         rounds[round] = replace(before, at=at, scores={**before.scores, **own})  # at the end: the newest
         lines = [json.dumps(asdict(scored)).encode() + b"\n" for scored in rounds.values()]
-        while sum(map(len, lines)) > MOST_BYTES:
+        while sum(map(len, lines)) > MAX_BYTES:
             del lines[0]
         files.write(self._path(run), b"".join(lines))
 

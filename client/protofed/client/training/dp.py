@@ -140,7 +140,7 @@ _ROUNDING = 2.0**-21  # of a float32 model's norm: what few roundings of two nei
 _SLACK = 1.01  # the same of the step itself, which the number of units that are drawn multiplies
 _CPU = torch.device("cpu")
 # Std in steps of the fixed point: `DpNoise.normal` gives numbers below 9, and 16 times as many fit into a word.
-MOST_STEPS = 2.0**59
+MAX_STEPS = 2.0**59
 
 
 def share_std(plan: Plan, round: int, rounds: int, base: Payload) -> float:

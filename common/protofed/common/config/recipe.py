@@ -21,7 +21,7 @@ from protofed.common.config.toml_files import explain, read_extended, read_table
 from protofed.common.deprecated import rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.forms import Id
-from protofed.common.protocol.messages import LONGEST_S, MAX_SUMMED, MIN_SUMMED, MOST_BYTES, Role
+from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SUMMED, MIN_SUMMED, Role
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint
 
@@ -33,7 +33,7 @@ Augment = Literal["none", "crop-flip", "reflect-crop-flip", "crop-flip-rotate"]
 LocalLoss = Literal["cross-entropy", "balanced-softmax", "logit-adjustment"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 Sampling = Literal["shuffled", "class-balanced"]
-MOST_WARMUP = 10_000  # rounds: a site that checks a run goes through all of them
+MAX_WARMUP = 10_000  # rounds: a site that checks a run goes through all of them
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -84,7 +84,7 @@ class Plan(StrictModel):
     schedule: Literal["constant", "exponential", "step", "cosine"] = "constant"  # of lr, over rounds
     lr_decay: Share = 1.0  # exponential: lr * lr_decay ** (round - 1); step: the factor at each of lr_steps
     lr_steps: Annotated[tuple[ShareBelowOne, ...], Field(max_length=100)] = (0.5, 0.75)  # step: shares of the rounds
-    warmup_rounds: Annotated[int, Field(ge=0, le=MOST_WARMUP)] = 0  # first rounds, in which the rate rises linearly
+    warmup_rounds: Annotated[int, Field(ge=0, le=MAX_WARMUP)] = 0  # first rounds, in which the rate rises linearly
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None  # largest norm of all gradients together
     augmentation: Augment = (
         "none"  # crop after padding by 4 (with black, or reflected), horizontal flip, up to 15 degrees
@@ -152,15 +152,15 @@ class Plan(StrictModel):
                 return self.lr * (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
-MOST_ROUNDS, MOST_CLASSES, MOST_SITES = 1_000_000, 100_000, 100_000
+MAX_ROUNDS, MAX_CLASSES, MAX_SITES = 1_000_000, 100_000, 100_000
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S)]
-Every = Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
-Sites = Annotated[int, Field(ge=1, le=MOST_SITES)]
+Every = Annotated[int, Field(ge=0, le=MAX_ROUNDS)]
+Sites = Annotated[int, Field(ge=1, le=MAX_SITES)]
 Robust: TypeAlias = Literal["none", "clip", "median", "trimmed", "krum", "geometric-median"]
 COUNTING: frozenset[Robust] = frozenset({"trimmed", "krum"})  # rules that have to know how many sites may be bad
-Order = Annotated[tuple[int, ...], Field(max_length=MOST_CLASSES)]
+Order = Annotated[tuple[int, ...], Field(max_length=MAX_CLASSES)]
 ClassName = Annotated[str, Field(pattern=r"^\S(?:.{0,78}\S)?$")]
-FEWEST_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
+MIN_STEPS_OF_NOISE = 1024  # of 16 or more, rounding changes no probability by a factor that could be written down
 PREPROCESSING = 1  # incremented when the same `[input]` gives other pixels than before
 M = TypeVar("M", bound=BaseModel)
 
@@ -191,16 +191,16 @@ class Federation(StrictModel):
     max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5  # of one round below quorum, before the run fails
     site_wait_timeout_s: Seconds = 604_800.0  # that a round waits for enough sites, before the run fails
     max_update_norm: Annotated[float, Field(gt=0)] = 1e9  # of an update less the model that it starts from
-    max_model_mb: Annotated[float, Field(gt=0, le=MOST_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
+    max_model_mb: Annotated[float, Field(gt=0, le=MAX_BYTES / 1e6)] = 512.0  # of the first model, in 10^6 bytes
     max_relative_norm: Annotated[float, Field(gt=0)] = 50.0  # the same, as a multiple of that model's own norm
     outlier_factor: Annotated[float, Field(ge=2)] | None = 20.0  # times the cohort's median norm: set aside
     robust: Robust = "none"  # how bad updates are bounded before the method aggregates; none: each counts as it is
-    max_bad_sites: Annotated[int, Field(ge=1, le=MOST_SITES)] = 1  # that "trimmed" and "krum" withstand in a round
+    max_bad_sites: Annotated[int, Field(ge=1, le=MAX_SITES)] = 1  # that "trimmed" and "krum" withstand in a round
     max_weight_ratio: Annotated[float, Field(ge=1)] = 4.0  # a site's example count over the cohort's median: capped
     score_every: Every = 1  # rounds; 0: only the last
     score_personal_every: Every | None = None  # likewise for sites' own models; None: as score_every
     best_by: str | None = None  # score of the round whose state is kept as the best; None: the first that the run has
-    patience: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] | None = None  # scored rounds without a better one: then end
+    patience: Annotated[int, Field(ge=1, le=MAX_ROUNDS)] | None = None  # scored rounds without a better one: then end
     min_improvement: Annotated[float, Field(ge=0, le=1)] = 0.0  # of that score, for a round to count as better
     score_deadline_s: Seconds = 600.0  # after that a round goes on without the scores that are missing
     heartbeat_s: Annotated[float, Field(ge=0.001, le=3600)] = (
@@ -280,9 +280,9 @@ class Recipe(StrictModel):
 
     name: Id  # of the run, unique at its server
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0  # of the model, the batches and who is invited
-    rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)]  # after the one that makes the model
-    classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)]  # C
-    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MOST_CLASSES)] = ()  # the classes by name
+    rounds: Annotated[int, Field(ge=1, le=MAX_ROUNDS)]  # after the one that makes the model
+    classes: Annotated[int, Field(ge=2, le=MAX_CLASSES)]  # C
+    class_names: Annotated[tuple[ClassName, ...], Field(max_length=MAX_CLASSES)] = ()  # the classes by name
     input: Input  # what images are brought to
     method: NamedOptions  # how sites train and the server aggregates
     model: Model  # what is trained
@@ -357,10 +357,10 @@ class Recipe(StrictModel):
                 f"{POINT.limit / 16:g}, a 16th of what a sum takes: a smaller plan.lr or noise"
             )
         step = dp.noise_share(self.plan.lowest_rate(self.rounds), self.plan.batch_size) * 2.0**POINT.bits
-        if step < FEWEST_STEPS_OF_NOISE:
+        if step < MIN_STEPS_OF_NOISE:
             raise ValueError(
                 f"plan.dp: a site's share of the noise is {step:.3g} steps of 2^-{POINT.bits}, to which a sum rounds; "
-                f"expected {FEWEST_STEPS_OF_NOISE} or more, so that it costs no privacy: a larger plan.lr or noise"
+                f"expected {MIN_STEPS_OF_NOISE} or more, so that it costs no privacy: a larger plan.lr or noise"
             )
         return self
 

@@ -16,8 +16,8 @@ from protofed.common.payload import TensorSpec
 
 PROTOCOL_VERSION = 2
 CHUNK_BYTES = 2 << 20
-MOST_BYTES = 4 << 30  # the largest model that sites accept
-MOST_RECIPE_BYTES = 1 << 20
+MAX_BYTES = 4 << 30  # the largest model that sites accept
+MAX_RECIPE_BYTES = 1 << 20
 # Sites of one secure sum: of two each knows the other's; each shares with each other one.
 MIN_SUMMED, MAX_SUMMED = 3, 50
 LONGEST_S = 1e9  # seconds; bounds every duration that is read: thirty years

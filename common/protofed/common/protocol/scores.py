@@ -44,9 +44,9 @@ JUDGED_BY = (
     "global.local.accuracy",
 )
 LOSS = "loss"
-MOST_LOSS = 1e9  # a loss of training; a model that gives more has diverged
+MAX_LOSS = 1e9  # a loss of training; a model that gives more has diverged
 OWN_METRIC = re.compile(r"train\.[a-z][a-z0-9_]{0,31}")  # a number that a plug-in's method reports of its training
-MOST_OWN_METRICS, MOST_OWN_METRIC = 16, 1e9  # of one update, and the largest absolute value of one
+MAX_OWN_METRICS, MAX_OWN_METRIC = 16, 1e9  # of one update, and the largest absolute value of one
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")  # one spelling for each number, ASCII digits only
 
 Indexed = Literal["none", "class", "bin"]
@@ -156,14 +156,14 @@ def metrics_problem(metrics: Scores) -> str | None:
     """
     for name, value in sorted(metrics.items()):
         if name == LOSS:
-            if not 0 <= value <= MOST_LOSS:
-                return f"{LOSS} = {value:g}: expected 0 to {MOST_LOSS:g}"
+            if not 0 <= value <= MAX_LOSS:
+                return f"{LOSS} = {value:g}: expected 0 to {MAX_LOSS:g}"
         elif not OWN_METRIC.fullmatch(name):
             return f"'{short(name)}' is no number of a training: expected '{LOSS}' or 'train.<name>'"
-        elif not abs(value) <= MOST_OWN_METRIC:  # NaN, too
-            return f"{name} = {value:g}: expected at most {MOST_OWN_METRIC:g} in size"
-    if len(metrics.keys() - {LOSS}) > MOST_OWN_METRICS:
-        return f"{len(metrics)} numbers of a training: expected at most {MOST_OWN_METRICS} beside '{LOSS}'"
+        elif not abs(value) <= MAX_OWN_METRIC:  # NaN, too
+            return f"{name} = {value:g}: expected at most {MAX_OWN_METRIC:g} in size"
+    if len(metrics.keys() - {LOSS}) > MAX_OWN_METRICS:
+        return f"{len(metrics)} numbers of a training: expected at most {MAX_OWN_METRICS} beside '{LOSS}'"
     return None
 
 

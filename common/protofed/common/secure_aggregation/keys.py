@@ -111,7 +111,7 @@ def add_mask(vector: Array, key: bytes, *, subtract: bool = False) -> None:
 
 
 SEED_BYTES = 16
-_MOST_TRIES = 1000  # of choosing sound shares among damaged ones, of all seeds together: of 34 shares 23 s
+_MAX_TRIES = 1000  # of choosing sound shares among damaged ones, of all seeds together: of 34 shares 23 s
 
 
 def split(seed: bytes, threshold: int, count: int) -> list[bytes]:
@@ -166,11 +166,11 @@ def _choices(places: Sequence[int], count: int, seeds: int) -> Iterator[tuple[tu
     """Choices of places, each with a turn: all pairs, if they can be tried; else some choices at random, for the first
     in order are nearly the same.
     """
-    if math.comb(len(places), count) * seeds <= 2 * _MOST_TRIES:
+    if math.comb(len(places), count) * seeds <= 2 * _MAX_TRIES:
         yield from ((some, turn) for turn in range(seeds) for some in itertools.combinations(places, count))
         return
     rng = np.random.default_rng(0)
-    for turn in range(_MOST_TRIES):
+    for turn in range(_MAX_TRIES):
         yield tuple(sorted(rng.choice(places, count, replace=False).tolist())), turn
 
 

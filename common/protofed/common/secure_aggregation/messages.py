@@ -25,8 +25,8 @@ from protofed.common.secure_aggregation.masking import Opened, Revealed
 from protofed.protos.v1 import secure_sums_pb2 as pb
 
 MESSAGE, VECTOR = "message", "vector"
-MOST_MESSAGE_BYTES = 4 << 20
-MOST_ROWS = 10_000  # classes whose flags, of as many sites as a sum takes, are one `HoldersMessage`
+MAX_MESSAGE_BYTES = 4 << 20
+MAX_ROWS = 10_000  # classes whose flags, of as many sites as a sum takes, are one `HoldersMessage`
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def message_of(data: Buffer, kind: type[M]) -> tuple[M, Array | None]:
     if MESSAGE not in tensors or not tensors.keys() <= {MESSAGE, VECTOR}:
         raise CodecError("this is no message of a secure sum")
     raw, vector = tensors[MESSAGE], tensors.get(VECTOR)
-    if raw.dtype != np.uint8 or raw.nbytes > MOST_MESSAGE_BYTES or not _is_vector(vector):
-        raise CodecError(f"a message is of uint8 and at most {MOST_MESSAGE_BYTES} bytes, a vector [N] of uint64")
+    if raw.dtype != np.uint8 or raw.nbytes > MAX_MESSAGE_BYTES or not _is_vector(vector):
+        raise CodecError(f"a message is of uint8 and at most {MAX_MESSAGE_BYTES} bytes, a vector [N] of uint64")
     try:
         message = _unpacked(pb.SumStep.FromString(raw.tobytes()))
     except DecodeError as error:

@@ -20,7 +20,7 @@ from protofed.common.protocol.messages import MIN_SUMMED, Role, Scores
 from protofed.common.protocol.scores import FAMILIES, LOSS, ONE, ScoreNames, Spread
 from protofed.common.secure_aggregation.linear_form import HOLDERS as COUNTS
 from protofed.common.secure_aggregation.linear_form import POINT, ROWS, ClassRows, SumForm, SumLayout
-from protofed.common.secure_aggregation.messages import MOST_ROWS
+from protofed.common.secure_aggregation.messages import MAX_ROWS
 
 HOLDERS = MIN_SUMMED  # of two, each knows the other's
 STEP = 2.0**-10  # of a score in a sum: a thousandth, of which a test set's size cannot be read
@@ -34,7 +34,7 @@ def names_of(names: ScoreNames) -> tuple[str, ...]:
     own = [name for name in (*FAMILIES, LOSS) if name == LOSS or FAMILIES[name].role is Role.TRAINER]
     rows = [row for name in own for row in ([name] if name == LOSS else names.spelled(name))]
     whole = [row for row in rows if row in own]
-    return tuple(sorted(rows if len(rows) <= MOST_ROWS else whole))
+    return tuple(sorted(rows if len(rows) <= MAX_ROWS else whole))
 
 
 def layout_of(names: Sequence[str]) -> SumLayout:

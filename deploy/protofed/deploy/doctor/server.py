@@ -39,7 +39,7 @@ from protofed.server.storage.reader import SEALED, groups_of, query_of_groups
 
 LIBRARIES = ("grpcio", "numpy", "sqlalchemy", "cryptography")
 T = TypeVar("T")
-LEAST_MEMORY = 512 << 20  # bytes; a server without a run needs 150 MB
+MIN_MEMORY = 512 << 20  # bytes; a server without a run needs 150 MB
 
 
 @dataclass
@@ -220,9 +220,9 @@ class ServerDoctor:
         limit = memory_limit(self.settings.memory_limit_mb)
         if limit is None:
             return "no limit is set"
-        if limit < LEAST_MEMORY:
+        if limit < MIN_MEMORY:
             raise CheckFailedError(
-                "memory-small", f"uploads wait above {limit >> 20} MiB; {LEAST_MEMORY >> 20} and more are usual"
+                "memory-small", f"uploads wait above {limit >> 20} MiB; {MIN_MEMORY >> 20} and more are usual"
             )
         return f"uploads wait above {limit >> 20} MiB"
 

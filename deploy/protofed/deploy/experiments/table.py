@@ -33,7 +33,7 @@ from protofed.server.rounds.scores.model_warnings import (
 )
 
 CONFIDENCE, LEVEL = 0.95, 0.05
-MOST_EXACT = 16  # seeds; of more, so many signs are drawn as these have
+MAX_EXACT = 16  # seeds; of more, so many signs are drawn as these have
 TIE = 2.0**-30  # of the largest difference: the unit of means; shares of images are no odd halves of a power of two
 _SEED = 0  # of those that are drawn
 
@@ -64,12 +64,12 @@ class PairedDifference:
 
 def smallest_p(seeds: int) -> float:
     """The smallest two-sided p that the signs of so many differences can have."""
-    return 2.0 ** (1 - min(seeds, MOST_EXACT))
+    return 2.0 ** (1 - min(seeds, MAX_EXACT))
 
 
 def seeds_needed(rows: int) -> int:
     """The fewest seeds of which a difference may be significant at 5 %, corrected over so many rows."""
-    return next(n for n in range(1, MOST_EXACT + 1) if rows * smallest_p(n) <= LEVEL or n == MOST_EXACT)
+    return next(n for n in range(1, MAX_EXACT + 1) if rows * smallest_p(n) <= LEVEL or n == MAX_EXACT)
 
 
 def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> PairedDifference | None:
@@ -120,7 +120,7 @@ def _sign_flip_p(differences: NDArray[np.float64]) -> float:
         lambda sample, axis: np.rint(sample.mean(axis) / step),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=2**MOST_EXACT,
+        n_resamples=2**MAX_EXACT,
         batch=1024,
         rng=np.random.default_rng(_SEED),
     )

@@ -13,7 +13,7 @@ from protofed.common.protocol.messages import score_family
 from protofed.common.protocol.scores import MAJORITY
 from protofed.deploy.export.images import MODES
 from protofed.deploy.export.model_folder import FACTS, GRAPH, WEIGHTS, ModelFacts
-from protofed.deploy.run_view import MOST_SITES, RunView
+from protofed.deploy.run_view import MAX_SITES, RunView
 from protofed.deploy.tables import markdown_rows, printable
 from protofed.server.method import server_methods
 
@@ -33,7 +33,7 @@ FITS = {
 BASELINES = {MAJORITY: "accuracy of always naming the test set's commonest class"}  # no scores of the model
 BALANCED = "balanced_accuracy"
 SHOWN_CLASSES = 100  # rows of the table; the rest is in model.json
-MOST_LEFT = 12  # sites that a card names
+MAX_LEFT = 12  # sites that a card names
 
 
 def card(
@@ -94,9 +94,9 @@ def warnings(run: RunView) -> list[tuple[int, str]]:
     Of the global model all, of sites' own models the first few: hundreds of sites may have one each.
     """
     own = [one for one in run.warnings if one["site"]]
-    chosen = [one for one in run.warnings if not one["site"]] + own[:MOST_SITES]
+    chosen = [one for one in run.warnings if not one["site"]] + own[:MAX_SITES]
     told = [(one["round"], one["text"]) for one in chosen]
-    more = own[MOST_SITES:]
+    more = own[MAX_SITES:]
     text = f"{count(len(more), 'more warning')} of sites' own models: `protofed report --json` has them."
     return told + ([(more[0]["round"], text)] if more else [])
 
@@ -136,8 +136,8 @@ def _left(run: RunView) -> list[str]:
         for one in run.interventions
         if one["action"] in what
     ]
-    more = sentences[MOST_LEFT:]
-    return sentences[:MOST_LEFT] + ([f"{len(more):,} more, which `protofed report` has"] if more else [])
+    more = sentences[MAX_LEFT:]
+    return sentences[:MAX_LEFT] + ([f"{len(more):,} more, which `protofed report` has"] if more else [])
 
 
 def _during(number: int | None) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from pydantic import Field
 
 from protofed.common.codec import digest
-from protofed.common.config.recipe import MOST_CLASSES, parse_json
+from protofed.common.config.recipe import MAX_CLASSES, parse_json
 from protofed.common.config.tables import Input, NamedOptions, StrictModel
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.common.storage import files as storage_files
@@ -41,7 +41,7 @@ class Spec(StrictModel):
     architecture: NamedOptions
     head: Annotated[str, Field(pattern=r"^(own|cosine|nearest|[\w.]+:[\w.]+)$", max_length=LONGEST_NAME)]
     input: Input
-    classes: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MOST_CLASSES)]
+    classes: Annotated[tuple[Name, ...], Field(min_length=2, max_length=MAX_CLASSES)]
 
 
 class Origin(StrictModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from protofed.common.config.recipe import MOST_ROUNDS
+from protofed.common.config.recipe import MAX_ROUNDS
 from protofed.common.errors import ConfigError, short
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.snapshot_builder import best_snapshot
@@ -76,7 +76,7 @@ def rollback_of(operator: Operator, run: str, text: str) -> Rollback:
 def _round(run: str, text: str, detail: pb.RunDetail) -> int:
     if text == "best":
         return kept_best(run, best_snapshot(detail))
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_ROUNDS))):
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_ROUNDS))):
         raise ConfigError(f"round '{short(text)}': expected a number, or best")
     return int(text)
 

@@ -32,8 +32,8 @@ from protofed.protos.v1 import operator_pb2 as pb
 
 # Scores that are shown first; accuracy alone may be that of a model that answers with the most common class.
 HEADLINES = ("global.accuracy", "global.balanced_accuracy", "global.majority", "personal.pm_v", "personal.pm_l")
-MOST_PROBLEMS = 20
-FEWEST_PERIODS = 2  # rounds without which the time left is not estimated
+MAX_PROBLEMS = 20
+MIN_PERIODS = 2  # rounds without which the time left is not estimated
 _ORDINALS = ("next", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 OPEN = ("invited", "started")
 DONE = ("reported", "set-aside")
@@ -113,7 +113,7 @@ def snapshot(reply: ServerReply, history: WatchHistory, now: float) -> RunSnapsh
         history=tuple(_attempt(row, ended=ended) for row in rounds),
         scored_round=reply.detail.scored_round,
         scores=scores(history),
-        problems=tuple(problems(rounds))[:MOST_PROBLEMS],
+        problems=tuple(problems(rounds))[:MAX_PROBLEMS],
         best=best_snapshot(reply.detail),
         keeping=keeping(reply.detail),
         noisy=kept_by_noise(reply.detail),
@@ -146,7 +146,7 @@ def time_remaining(info: pb.RunInfo, rounds: Sequence[pb.RoundInfo], done: int, 
         return None
     times = [ends[0].opened_at, *(row.closed_at for row in ends)]
     periods = [later - earlier for earlier, later in pairwise(times)]
-    if len(periods) < FEWEST_PERIODS:
+    if len(periods) < MIN_PERIODS:
         return None
     rounds_left, elapsed = info.rounds - done, max(0.0, now - times[-1])
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES: Final = 256 << 10  # of a form: a recipe or a request for a certificate has a few thousand
-MOST_FIELDS: Final = 200
+MAX_FIELDS: Final = 200
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 FORM: Final = "application/x-www-form-urlencoded"
 # Paths without a session: style sheet and script; where it begins.
@@ -98,7 +98,7 @@ class Guard:
         if body is None:
             return 413, f"The form has more than {BODY_BYTES >> 10} KiB. Nothing was done."
         try:
-            form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
+            form = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"))
         except ValueError:  # UnicodeDecodeError, too
             return 400, "The form cannot be read. Nothing was done."
         request.state.form = form

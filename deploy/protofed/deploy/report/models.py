@@ -15,8 +15,8 @@ FIGURES = {
     "prototype_shift": "Prototypes: mean shift from round to round",
     "prototype_min_distance": "Prototypes: smallest distance between two classes",
 }
-MOST_PAIRS = 10
-MOST_IN_TABLE = 30  # classes
+MAX_PAIRS = 10
+MAX_IN_TABLE = 30  # classes
 
 
 def prototypes(record: RunView) -> Section:
@@ -132,7 +132,7 @@ def provenance(record: RunView) -> Section:
 def _similarity(values: Array, names: list[str], number: int) -> Figure:
     off_diagonal = np.where(np.eye(len(values), dtype=bool), np.nan, values)  # ones there would dim all other colours
     upper = np.where(np.triu(np.ones_like(values), 1) > 0, values, np.nan)
-    order = [int(place) for place in np.argsort(-upper, axis=None) if np.isfinite(upper.flat[place])][:MOST_PAIRS]
+    order = [int(place) for place in np.argsort(-upper, axis=None) if np.isfinite(upper.flat[place])][:MAX_PAIRS]
     pairs = [(place // len(values), place % len(values)) for place in order]
     rows = [[f"{names[a]} and {names[b]}", f"{values[a, b]:.3f}"] for a, b in pairs]
     description = (
@@ -141,7 +141,7 @@ def _similarity(values: Array, names: list[str], number: int) -> Figure:
     if pairs:
         a, b = pairs[0]
         description += f" Most alike are classes {names[a]} and {names[b]} with {values[a, b]:.2f}."
-    if len(values) <= MOST_IN_TABLE:
+    if len(values) <= MAX_IN_TABLE:
         numbers = _matrix_table(values, names, names, "class")
     else:
         numbers = Table("The most alike pairs of classes", ["classes", "cosine"], rows, folded=True)

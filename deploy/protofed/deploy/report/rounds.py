@@ -37,7 +37,7 @@ TASK_STATUSES = {  # the worst first: letter, class of the style sheet, meaning
     "reported": ("●", "task-ok", "its update was used"),
 }
 NOT_INVITED = ("·", "task-none", "not invited")
-MOST_LISTED = 500
+MAX_LISTED = 500
 
 
 def participation(record: RunView) -> Section:
@@ -135,8 +135,8 @@ def refusals(record: RunView) -> Section:
         lead = "None: every update that arrived was used" + (", or is part of the open round." if is_open else ".")
         return Section("refusals", "Updates that were not used", lead=[lead])
     header = ["round", "site", "what", "reason", "MB"]
-    table = Table(count(len(rows), "update"), header, rows[:MOST_LISTED], text_columns=4, css_class="long")
-    unlisted = len(rows) - MOST_LISTED
+    table = Table(count(len(rows), "update"), header, rows[:MAX_LISTED], text_columns=4, css_class="long")
+    unlisted = len(rows) - MAX_LISTED
     more = f"{unlisted:,} more are not listed; `protofed report RUN --json` has all of them."
     missing = [more] if unlisted > 0 else []
     return Section("refusals", "Updates that were not used", tables=[table], missing=missing)
@@ -231,7 +231,7 @@ def _attempts(record: RunView) -> list[Table]:
     if not rows:
         return []
     header = ["round", "attempt", "outcome", "reason"]
-    return [Table("Rounds with problems", header, rows[-MOST_LISTED:], text_columns=4, css_class="long")]
+    return [Table("Rounds with problems", header, rows[-MAX_LISTED:], text_columns=4, css_class="long")]
 
 
 def _interventions(record: RunView) -> list[Table]:
@@ -248,7 +248,7 @@ def _interventions(record: RunView) -> list[Table]:
         for done in record.interventions
     ]
     header = ["when", "round", "what", "to whom", "by operator", "reason"]
-    return [Table("What operators did", header, rows[-MOST_LISTED:], text_columns=6, css_class="long")] if rows else []
+    return [Table("What operators did", header, rows[-MAX_LISTED:], text_columns=6, css_class="long")] if rows else []
 
 
 def _volumes(caption: str, noun: str, moved: Mapping[str, tuple[int, int]], folded: bool) -> Table:

@@ -37,7 +37,7 @@ CURVES = {  # by score, what its panel is called
     "global.local.accuracy": "Global model: accuracy on the sites' own test sets",
 }
 FAIR = ("personal.pm_v", "personal.pm_l", "personal.balanced_accuracy", "personal.local.accuracy")
-MOST_CLASSES = 100  # that are drawn; of more classes, those with the least recall
+MAX_CLASSES = 100  # that are drawn; of more classes, those with the least recall
 PROBABILITIES = "add `[evaluation] probabilities = true` to the recipe"
 FREQUENCY_GROUPS = (
     "add `[evaluation] frequency_groups = true` to the recipe, with `class_order` if class 0 is not the commonest"
@@ -115,7 +115,7 @@ def _recall_figure(record: RunView, newest: Mapping[str, Mapping[int, float]], r
     scored = sorted(set().union(*newest.values()))
     # By the worse of both models: a class that either of them misses must not be left out of the drawing.
     least = {c: min(recalls[c] for recalls in newest.values() if c in recalls) for c in scored}
-    drawn_classes = sorted(sorted(least, key=lambda c: (least[c], c))[:MOST_CLASSES])
+    drawn_classes = sorted(sorted(least, key=lambda c: (least[c], c))[:MAX_CLASSES])
     sentence = _least(record, newest)
     description = f"Recall of each class in %, from 0 to 100.{f' {sentence}.' if sentence else ''}"
     some_classes = f"Recall of the {len(drawn_classes)} classes that are found least"

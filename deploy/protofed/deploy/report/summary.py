@@ -31,7 +31,7 @@ from protofed.server.method import server_methods
 # Scores of own models, in the order in which the server judges runs by them.
 OWN = tuple(name for name in JUDGED_BY if name.startswith("personal."))
 BALANCED, ACCURACY = "balanced_accuracy", "accuracy"
-MOST_WARNINGS = 8  # that stand above everything; each of hundreds of sites may have one
+MAX_WARNINGS = 8  # that stand above everything; each of hundreds of sites may have one
 ENDED_BADLY = ("failed", "aborted")
 
 
@@ -61,9 +61,9 @@ def alerts(record: RunView) -> list[str]:
     """What a reader must know before any number: that the run did not end as planned, that the model is useless."""
     outcome = [_outcome(record)] if record.run["status"] in ENDED_BADLY else []
     texts = [warning["text"] for warning in record.warnings]
-    unlisted = len(texts) - MOST_WARNINGS
+    unlisted = len(texts) - MAX_WARNINGS
     more = [f"{counted(unlisted, 'more warning')} are in `protofed report --json`."] if unlisted > 0 else []
-    return [*outcome, *texts[:MOST_WARNINGS], *more]
+    return [*outcome, *texts[:MAX_WARNINGS], *more]
 
 
 def tiles(record: RunView) -> list[Tile]:
@@ -379,7 +379,7 @@ def _std(name: str, spread: Spread) -> str:
 
 NAMED_SITES = 12
 NAMED_ROUNDS = 8
-MOST_TOLD = 20  # sentences of one kind: hundreds of sites may have been excluded, or have left
+MAX_TOLD = 20  # sentences of one kind: hundreds of sites may have been excluded, or have left
 DONE = {"paused": "The run was paused", "resumed": "It was resumed", "rolled-back": "The run was rolled back"}
 HANDS = {
     "excluded": "{} was excluded",
@@ -413,9 +413,9 @@ def who(intervention: Mapping[str, Any]) -> str:
 
 def _first(sentences: Iterable[str], what: str) -> list[str]:
     told = list(sentences)
-    unlisted = len(told) - MOST_TOLD
+    unlisted = len(told) - MAX_TOLD
     more = [f"{unlisted:,} more {what} are in `protofed report --json`."] if unlisted > 0 else []
-    return [*told[:MOST_TOLD], *more]
+    return [*told[:MAX_TOLD], *more]
 
 
 def _interventions(record: RunView) -> Iterator[str]:

@@ -30,7 +30,7 @@ from protofed.common.codec import DTYPES, OF_SUMS
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
 from protofed.common.payload import Exchange, Part, SiteId
-from protofed.common.protocol.messages import MOST_BYTES, Role, Task
+from protofed.common.protocol.messages import MAX_BYTES, Role, Task
 from protofed.common.protocol.scores import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
@@ -149,8 +149,8 @@ def everything(recipe: Recipe) -> Policy:
             metrics=SCALARS,
             plugins=recipe.names,
             dtypes=frozenset(DTYPES.values()) - OF_SUMS,
-            max_tensor_mb=MOST_BYTES / 1e6,
-            max_update_mb=MOST_BYTES / 1e6,
+            max_tensor_mb=MAX_BYTES / 1e6,
+            max_update_mb=MAX_BYTES / 1e6,
             example_count=True,
             class_distribution_estimate=True,
             min_samples_per_class=1,

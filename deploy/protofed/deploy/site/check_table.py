@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from protofed.client.data.hold_out import LEAST_SCORED
+from protofed.client.data.hold_out import MIN_SCORED
 from protofed.common.errors import short
 from protofed.common.payload import Array
 from protofed.deploy.site.check import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
@@ -146,7 +146,7 @@ def _about_classes(check: SiteCheck) -> Iterable[Text]:
         yield Text(
             "The run has noise: each image, or patient, is held out by itself, whatever its class."
             if _noisy(check)
-            else f"A class with fewer than {LEAST_SCORED} images is trained on whole and not tested on."
+            else f"A class with fewer than {MIN_SCORED} images is trained on whole and not tested on."
         )
     for name, classes in check.unscored.items():
         yield Text(f"Not scored, for the {name} has no image of them: {', '.join(classes)}.", style="yellow")

@@ -22,7 +22,7 @@ from protofed.client.state.dp_ledger import Spent
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import count
 
-MOST_MEANT = 10.0  # an epsilon above it promises next to nothing
+MAX_MEANT = 10.0  # an epsilon above it promises next to nothing
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def lines(plan: PrivacyPlan) -> Iterator[str]:
             f"That is the noise of {honest} sites together, of each sum of {least} or more: it holds while at most "
             f"{least - honest} of them work with the server."
         )
-    if plan.epsilon > MOST_MEANT:
-        yield f"An epsilon above {MOST_MEANT:g} promises next to nothing: more noise, fewer rounds or smaller samples."
+    if plan.epsilon > MAX_MEANT:
+        yield f"An epsilon above {MAX_MEANT:g} promises next to nothing: more noise, fewer rounds or smaller samples."
     if plan.budget is None or plan.allowed is None:
         return
     spent = "what is spent before is not known here (--state)" if plan.spent is None else f"{plan.spent:.3g} is spent"

@@ -25,7 +25,7 @@ from protofed.server.notifications.notice import Notice
 
 log = structlog.get_logger()
 JOURNAL_FILE: Final = "notifications.jsonl"  # of the state folder
-MOST_WAITING: Final = 1000  # messages of a channel; of more, the oldest is dropped
+MAX_WAITING: Final = 1000  # messages of a channel; of more, the oldest is dropped
 
 
 class Entry(StrEnum):
@@ -154,7 +154,7 @@ class Outbox:
         for channel in self._channels:
             waiting = self._waiting[channel]
             waiting[notice.id] = notice
-            if len(waiting) > MOST_WAITING:
+            if len(waiting) > MAX_WAITING:
                 _, oldest = waiting.popitem(last=False)
                 self._dropped.append((channel, oldest))
                 self._append(Entry.DROPPED, id=oldest.id, channel=channel)

@@ -38,7 +38,7 @@ from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import EXCLUDED, REVOKED, ROLLED_BACK, RUN_ENDED
 
-MOST_CLASSES = 256  # with more, a matrix of all pairs is neither read nor drawn
+MAX_CLASSES = 256  # with more, a matrix of all pairs is neither read nor drawn
 DECIMALS = 4  # of cosines and norms: they are drawn, and a record stays a few MB
 
 
@@ -109,12 +109,12 @@ def _site_norms(payloads: Mapping[str, Payload], classes: int) -> dict[str, Any]
 def _head(tensors: Tensors, classes: int) -> Array | None:
     """The classifier's weights [classes, dim]: the last matrix, by name, with a row for each class."""
     matrices = [tensors[name] for name in sorted(tensors) if tensors[name].ndim == 2 and len(tensors[name]) == classes]
-    return matrices[-1].astype(float) if matrices and classes <= MOST_CLASSES else None
+    return matrices[-1].astype(float) if matrices and classes <= MAX_CLASSES else None
 
 
 def _prototypes(tensors: Tensors, classes: int) -> Array | None:
     """Prototypes [classes, dim], NaN for a class without one; methods send them as one matrix "mean" or by class."""
-    if classes > MOST_CLASSES:
+    if classes > MAX_CLASSES:
         return None
     if "mean" in tensors:
         return tensors["mean"].astype(float)

@@ -107,7 +107,7 @@ STRANGER_S = 30.0  # in which the first call of a registered certificate has to 
 REFUSED_S = 1.0  # after a refused call: the caller reads its answer first
 EVERY_S, BUSY_EVERY_S = 1.0, 0.2  # between two sweeps; busy: strangers have more than one address's share
 # Of a core, while nobody floods: 10,000 connections take 60 ms to look at, and are looked at every 3 s.
-MOST_OF_A_CORE = 0.02
+MAX_OF_A_CORE = 0.02
 LOG_EVERY_S = 60.0
 _DESCRIPTORS = Path("/dev/fd")  # of this process, on Linux and macOS
 
@@ -183,7 +183,7 @@ class ConnectionGuard:
                 await loop.run_in_executor(None, _shut_down, surplus)
             strangers = sum(not connection.certificate for connection in self._connections.values())
             busy = strangers > self._room * PER_ADDRESS
-            await asyncio.sleep(BUSY_EVERY_S if busy else max(EVERY_S, spent_s / MOST_OF_A_CORE))
+            await asyncio.sleep(BUSY_EVERY_S if busy else max(EVERY_S, spent_s / MAX_OF_A_CORE))
 
     def sweep(self, found: Iterable[Endpoint]) -> list[Endpoint]:
         """Take note of the connections that are open now; those that have to be closed."""

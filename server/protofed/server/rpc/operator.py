@@ -21,7 +21,7 @@ from protofed.server.storage.rows import CertificateRow
 
 T = TypeVar("T")
 # In one answer, so that it stays below gRPC's message limit; the tasks of at least one round are always sent.
-MOST_ROUNDS, MOST_TASKS = 200, 10_000
+MAX_ROUNDS, MAX_TASKS = 200, 10_000
 
 
 class OperatorService(rpc.OperatorServicer):
@@ -38,7 +38,7 @@ class OperatorService(rpc.OperatorServicer):
 
     async def ShowRun(self, request: pb.ShowRunRequest, context: Any) -> pb.RunDetail:
         report = await self._control(lambda: self._operator.run(request.run))
-        count = min(request.count or MOST_ROUNDS, MOST_ROUNDS)
+        count = min(request.count or MAX_ROUNDS, MAX_ROUNDS)
         rounds = await self._control(lambda: self._operator.rounds(request.run, request.first, count))
         warnings = await self._control(lambda: self._operator.model_warnings(request.run))
         scores = [_score(name, spread) for name, spread in report.overview.scores.items()]
@@ -143,7 +143,7 @@ class OperatorService(rpc.OperatorServicer):
 
 def _page(rounds: list[RoundReport], *, newest: bool) -> list[RoundReport]:
     """The first attempts (or the newest) whose tasks fit into one answer, in their order; at least one."""
-    order, tasks_left = rounds[::-1] if newest else rounds, MOST_TASKS
+    order, tasks_left = rounds[::-1] if newest else rounds, MAX_TASKS
     page: list[RoundReport] = []
     for report in order:
         tasks_left -= len(report.tasks)

@@ -112,7 +112,7 @@ OPTIONS = [  # each was measured to matter: PROTOCOL §4
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),  # at most half the clients' keepalive
 ]
 CONNECTIONS = 4096  # silent ones are closed after the handshake's 10 s: thousands of them leave sites enough
-FEWEST_CONNECTIONS = 16  # a server with descriptors for fewer called itself ready, and served one site
+MIN_CONNECTIONS = 16  # a server with descriptors for fewer called itself ready, and served one site
 CALLS_EACH = 2  # in flight for each connection, of all peers together: one that waits for work, and one other
 EXPIRY_EVERY_S = 86_400.0
 HANDSHAKES_EVERY_S = 60.0
@@ -292,7 +292,7 @@ def room(connections: int) -> int:
     flood of silent connections would shut sites out.
 
     Raises:
-        ConfigError: it has descriptors for fewer than `FEWEST_CONNECTIONS`.
+        ConfigError: it has descriptors for fewer than `MIN_CONNECTIONS`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = 1 << 20 if hard == resource.RLIM_INFINITY else hard
@@ -300,10 +300,10 @@ def room(connections: int) -> int:
     if soft != resource.RLIM_INFINITY and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(needed, limit), hard))
     if needed > limit:
-        if (connections := limit - _SPARE_DESCRIPTORS) < FEWEST_CONNECTIONS:
+        if (connections := limit - _SPARE_DESCRIPTORS) < MIN_CONNECTIONS:
             raise ConfigError(
                 f"this process may open {limit} files: too few to serve sites. Let it open {needed} (`ulimit -n`, "
-                f"LimitNOFILE= of systemd), at least {_SPARE_DESCRIPTORS + FEWEST_CONNECTIONS}"
+                f"LimitNOFILE= of systemd), at least {_SPARE_DESCRIPTORS + MIN_CONNECTIONS}"
             )
         log.warning("fewer connections than wanted: raise `ulimit -n`", connections=connections, descriptors=limit)
     return connections

@@ -187,7 +187,7 @@ def test_of_many_rounds_all_are_on_the_line_and_some_have_marks() -> None:
     figure = sketch.draw(NARROW)
     scores, loss = figure.axes
     assert len(xs(scores.lines[0])) == 500
-    assert len(scores.lines) == len(loss.lines) == 1 + figures.MOST_MARKS
+    assert len(scores.lines) == len(loss.lines) == 1 + figures.MAX_MARKS
     assert figure.get_figheight() > sketch.draw(WIDE).get_figheight()  # panels below each other
 
 
@@ -217,8 +217,8 @@ def test_bytes_by_run_stack_to_what_left_and_small_parts_are_added_up() -> None:
     assert sketch is not None
     (axes,) = sketch.draw(WIDE).axes
     assert sum(bar.get_width() for bar in bars_of(axes)) == sum(parts.values())
-    assert len(axes.containers) == figures.MOST_PARTS
-    assert len({bars[0].get_hatch() for bars in axes.containers}) == figures.MOST_PARTS  # without colours, too
+    assert len(axes.containers) == figures.MAX_PARTS
+    assert len({bars[0].get_hatch() for bars in axes.containers}) == figures.MAX_PARTS  # without colours, too
     assert figures.by_run_sketch({}) is None
 
 
@@ -227,7 +227,7 @@ def test_rounds_of_a_long_run_share_bars_and_the_first_model_is_none() -> None:
     sketch = figures.by_round_sketch("long", rounds)
     assert sketch is not None
     assert sketch.numbers is not None
-    assert len(sketch.numbers.rows) <= figures.MOST_BARS
+    assert len(sketch.numbers.rows) <= figures.MAX_BARS
     (axes,) = sketch.draw(WIDE).axes
     assert sum(bar.get_height() for bar in bars_of(axes)) == 10 * 1000 + 500
     assert figures.by_round_sketch("none", {0: {"body": 1}}) is None

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from protofed.common.config.recipe import MOST_ROUNDS, Recipe, parse
+from protofed.common.config.recipe import MAX_ROUNDS, Recipe, parse
 from protofed.common.config.toml_files import parse_toml
 from protofed.common.errors import ConfigError, short, unknown
 from protofed.common.forms import check_id
@@ -88,7 +88,7 @@ class CoordinatorRuns:
 
     def rounds(self, request: Request) -> Response:
         """Older rounds, in one call: a server of a long run works for tenths of a second on each."""
-        asked = Page.of(request.query_params.get("page", ""), MOST_ROUNDS, ROUNDS_SHOWN)
+        asked = Page.of(request.query_params.get("page", ""), MAX_ROUNDS, ROUNDS_SHOWN)
         detail = self.operator.show(_name(request), ROUNDS_SHOWN, skip=asked.before)
         page = Page.of(str(asked.number), detail.attempts, ROUNDS_SHOWN)
         return shell_of(request).page(request, "rounds.html.j2", self._table(detail, page))

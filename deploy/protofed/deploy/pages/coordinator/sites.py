@@ -121,7 +121,7 @@ def _confirmed(request: Request, what: str) -> None:
 SHOWN: Final = 50
 PARTIES: Final = (Party.SITE, Party.OPERATOR, Party.SERVER)
 KEPT: Final = ("request", "party", "name", "code", "days", "renewal", "trainer", "evaluator")  # never the passphrase
-DEFAULT_DAYS, MOST_DAYS = 365, 3650
+DEFAULT_DAYS, MAX_DAYS = 365, 3650
 WHERE: Final = "the pasted request"
 
 
@@ -292,8 +292,8 @@ def _party(text: str) -> Party:
 
 def _days(text: str) -> int:
     days = int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
-    if not 1 <= days <= MOST_DAYS:
-        raise ConfigError(f"days '{short(text)}': expected a number from 1 to {MOST_DAYS}")
+    if not 1 <= days <= MAX_DAYS:
+        raise ConfigError(f"days '{short(text)}': expected a number from 1 to {MAX_DAYS}")
     return days
 
 

@@ -44,7 +44,7 @@ MEASURES: Final[Mapping[str, str]] = {
 }
 MARKERS: Final = "o^sDv"
 HATCHES: Final = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
-MOST_MARKS, MOST_BARS, MOST_RUNS, MOST_PARTS = 24, 40, 15, 6
+MAX_MARKS, MAX_BARS, MAX_RUNS, MAX_PARTS = 24, 40, 15, 6
 OTHER: Final = "other parts"
 
 
@@ -82,7 +82,7 @@ def by_run_sketch(parts: Mapping[tuple[str, str], int]) -> Sketch | None:
 
     The last run is the newest.
     """
-    runs = list(dict.fromkeys(run for run, _ in parts))[-MOST_RUNS:]
+    runs = list(dict.fromkeys(run for run, _ in parts))[-MAX_RUNS:]
     bars = {run or "no run": {part: size for (of, part), size in parts.items() if of == run} for run in runs}
     if not bars:
         return None
@@ -99,7 +99,7 @@ def by_round_sketch(run: str, parts: Mapping[int, Mapping[str, int]]) -> Sketch 
     rounds = sorted(number for number, of in parts.items() if of and number)  # 0: the first model, of nobody's data
     if not rounds:
         return None
-    width = -(-(rounds[-1] - rounds[0] + 1) // MOST_BARS)  # rounds of one bar
+    width = -(-(rounds[-1] - rounds[0] + 1) // MAX_BARS)  # rounds of one bar
     bars: dict[str, dict[str, int]] = {}
     for number in rounds:
         first = rounds[0] + (number - rounds[0]) // width * width
@@ -126,7 +126,7 @@ def privacy_sketch(points: Sequence[PrivacyPoint], spent: PrivacySpent) -> Sketc
         figure = Figure(figsize=(width, 2.9), layout="constrained")
         axes = figure.add_subplot()
         fits, values = [0, *(fit for fit, _ in known)], [0.0, *(value for _, value in known)]
-        axes.plot(fits, values, color=COLOURS[0], linewidth=1.6, marker="o" if len(known) <= MOST_MARKS else None, ms=4)
+        axes.plot(fits, values, color=COLOURS[0], linewidth=1.6, marker="o" if len(known) <= MAX_MARKS else None, ms=4)
         if spent.budget is not None:
             axes.axhline(spent.budget, color=COLOURS[1], linewidth=1.4, linestyle="--")
             axes.annotate(
@@ -161,7 +161,7 @@ def _score_panel(axes: Axes, table: OwnScoreTable, prefix: str, names: Sequence[
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
         label = MEASURES.get(name.rpartition(".")[2], name)
         axes.plot(at, values, color=colour, linewidth=1.3, label=label, marker=marker, ms=4.5, markevery=[])
-        for number in thinned(range(len(at)), MOST_MARKS):
+        for number in thinned(range(len(at)), MAX_MARKS):
             look = _mark(table, name, at[number], colour)
             axes.plot(at[number], values[number], marker, ms=4.5, color=colour, zorder=3, **look)
     if majority is not None:
@@ -218,10 +218,10 @@ def _standing_bars(bars: Mapping[str, Mapping[str, int]], width: float) -> Figur
 def _stacked(bars: Mapping[str, Mapping[str, int]]) -> list[tuple[str, dict[str, Any], list[int], list[int]]]:
     """By part: its look, its bytes in each bar, and where these begin."""
     names = _parts(bars.values())
-    shown = names if len(names) <= MOST_PARTS else [*names[: MOST_PARTS - 1], OTHER]
+    shown = names if len(names) <= MAX_PARTS else [*names[: MAX_PARTS - 1], OTHER]
     sizes = {part: [of.get(part, 0) for of in bars.values()] for part in shown}
     if OTHER in sizes:
-        sizes[OTHER] = [sum(of.get(part, 0) for part in names[MOST_PARTS - 1 :]) for of in bars.values()]
+        sizes[OTHER] = [sum(of.get(part, 0) for part in names[MAX_PARTS - 1 :]) for of in bars.values()]
     tops = list(accumulate(sizes.values(), lambda below, more: [a + b for a, b in zip(below, more, strict=True)]))
     begins = [[0] * len(bars), *tops]
     looks: list[dict[str, Any]] = [

@@ -111,7 +111,7 @@ def _point(spend: Spend, fit: int, value: float) -> PrivacyPoint:
 
 
 DELTA = 1e-5  # as `protofed client budget` gives epsilon unless the policy names one
-MOST_PREVIEWS = 20  # kept: each takes seconds to make
+MAX_PREVIEWS = 20  # kept: each takes seconds to make
 
 
 @dataclass
@@ -213,7 +213,7 @@ class HospitalSite:
                 digest, cohort = Digest(offer.digest), offer.min_cohort
                 plan = site_plan(recipe_of(offer), policy, digest=digest, cohort=cohort, spent=spent, partners=partners)
                 self._previews[key] = plain(plan)
-                if len(self._previews) > MOST_PREVIEWS:
+                if len(self._previews) > MAX_PREVIEWS:
                     del self._previews[next(iter(self._previews))]
             return self._previews[key]
 

@@ -112,7 +112,7 @@ class RobustRule:
             return Made((_with_rows_shortened(update, longest) for update in models), statistics)
         rows, withheld = _centred_rows(updates)
         if withheld:
-            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=robust.LEAST_HOLDERS)
+            log.info("rows of classes kept", classes=sorted(map(int, withheld)), needed=robust.MIN_HOLDERS)
         statistics |= {f"{KEPT_ROW}{name}": float(holders) for name, holders in sorted(withheld.items())}
         return Made((_with_rows(update, rows) for update in models), statistics)
 

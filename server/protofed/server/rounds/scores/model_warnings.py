@@ -33,7 +33,7 @@ DROP_ROUNDS = 3  # scored rounds that all have to be worse than the first one
 SAME_ROUNDS = 5  # scored rounds without any change; SAME_FROM_START if nothing ever changed
 SAME_FROM_START = 3
 LOSS_GROWTH, NORM_GROWTH = 3.0, 10.0  # factors over the run's first rounds; healthy runs stay below 1.6 and 3
-FIRST_NORMS, LEAST_NORMS = 3, 5  # rounds that the norms are compared with, and that there must be
+FIRST_NORMS, MIN_NORMS = 3, 5  # rounds that the norms are compared with, and that there must be
 UNUSABLE = 0.5  # share of a round's sites whose updates are not finite or far too large
 _Point: TypeAlias = tuple[int, Mapping[str, float]]  # a round and its scores
 
@@ -340,7 +340,7 @@ def _losses_grow(history: RunHistory) -> ModelWarning | None:
 
 def _norms_grow(history: RunHistory) -> ModelWarning | None:
     norms = [(one.round, median(one.norms)) for one in history.trained if one.norms]
-    if len(norms) < LEAST_NORMS:
+    if len(norms) < MIN_NORMS:
         return None
     first, number = max(norm for _, norm in norms[:FIRST_NORMS]), norms[-1][0]
     newest = min(norm for _, norm in norms[-2:])

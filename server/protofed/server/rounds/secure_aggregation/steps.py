@@ -69,7 +69,7 @@ GROUPED = BEGINNINGS | {TaskKind.SHARE, TaskKind.HOLDERS, TaskKind.MASK}  # what
 _MASKED = {Vector.HOLDERS: TaskKind.HOLDERS, Vector.VALUES: TaskKind.MASK}
 _SIGNED = {Vector.HOLDERS: TaskKind.AGREE_HOLDERS, Vector.VALUES: TaskKind.AGREE}
 _REVEALED = {Vector.HOLDERS: TaskKind.REVEAL_HOLDERS, Vector.VALUES: TaskKind.REVEAL}
-MOST_SITE_BYTES = 64 << 10  # of one site's message: one made of those of all sites must not be above MOST_MESSAGE_BYTES
+MAX_SITE_BYTES = 64 << 10  # of one site's message: one made of those of all sites must not be above MAX_MESSAGE_BYTES
 _ANSWERS: dict[TaskKind, type[Message]] = {
     TaskKind.FIT: KeyAdvert,
     TaskKind.SCORE_SUM: KeyAdvert,
@@ -240,8 +240,8 @@ def manifest_problem(manifest: Manifest, length: int | None) -> UpdateProblem | 
         text = f"expected the tensors {', '.join(sorted(names))} of part {Part.SECURE_SUM}, and no others"
         return UpdateProblem(RejectionCode.TENSORS, text)
     message = announced[MESSAGE]
-    if message.dtype != "uint8" or len(message.shape) != 1 or message.shape[0] > MOST_SITE_BYTES:
-        text = f"the message is {message.dtype} {list(message.shape)}, expected uint8 [{MOST_SITE_BYTES} at most]"
+    if message.dtype != "uint8" or len(message.shape) != 1 or message.shape[0] > MAX_SITE_BYTES:
+        text = f"the message is {message.dtype} {list(message.shape)}, expected uint8 [{MAX_SITE_BYTES} at most]"
         return UpdateProblem(RejectionCode.TENSORS, text)
     if length is not None and announced[VECTOR] != TensorSpec(Part.SECURE_SUM, VECTOR, "uint64", (length,)):
         vector = announced[VECTOR]
@@ -314,7 +314,7 @@ def length_of(kind: TaskKind, numbers: int, classes: int) -> int | None:
 
 
 log = structlog.get_logger()
-MOST_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits for the number
+MAX_DOUBLED = 1 << 20  # more attempts than any round had; a task has 32 bits for the number
 
 
 class SumRounds:
@@ -385,7 +385,7 @@ class SumRounds:
         ledger is a copy from before it. Doubled, the number is soon above all that sites know. It ends to be:
         a site may decline for another reason, such as a limit a day, as often as the recipe allows attempts.
         """
-        declined = 0 < last < MOST_DOUBLED and any(
+        declined = 0 < last < MAX_DOUBLED and any(
             task.reason == FailureReason.POLICY for task in self._ledger.tasks(self._run, round, last)
         )
         return 2 * last if declined else 1 + last

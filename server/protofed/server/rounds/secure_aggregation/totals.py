@@ -15,7 +15,7 @@ from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation import score_sums
 from protofed.common.secure_aggregation.linear_form import WEIGHT, FixedPoint, SumLayout, Sums, form_of
-from protofed.common.secure_aggregation.messages import MOST_ROWS
+from protofed.common.secure_aggregation.messages import MAX_ROWS
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, sent
 
 
@@ -27,10 +27,10 @@ def check_secure(recipe: Recipe, method: ServerMethod) -> None:
     """
     if not recipe.federation.secure:
         return
-    if holders_of(method, recipe) and recipe.classes > MOST_ROWS:
+    if holders_of(method, recipe) and recipe.classes > MAX_ROWS:
         raise ConfigError(
             f"recipe '{recipe.name}' has {recipe.classes} classes, and method {recipe.method.name} sums by class: with "
-            f"federation.secure = true expected at most {MOST_ROWS}, whose holders every site counts from one message"
+            f"federation.secure = true expected at most {MAX_ROWS}, whose holders every site counts from one message"
         )
 
 
