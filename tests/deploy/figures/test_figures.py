@@ -219,7 +219,7 @@ def test_an_option_is_a_number_of_the_recipe_or_of_its_methods_defaults(recipe_o
 def test_each_method_has_its_pictures(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("protofed.deploy.figures.figures.MOST", 60)
+    monkeypatch.setattr("protofed.deploy.figures.figures.MAX_EXAMPLES", 60)
     own = draw(FiguresRequest([folders["cwfedavg"]]))
     assert set(kinds(own)) == {"norms-cwfedavg"}
     assert own[0].parent == folders["cwfedavg"] / "figures"

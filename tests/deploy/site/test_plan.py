@@ -32,7 +32,7 @@ from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, simulat
 from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
 from protofed.deploy.site.plan_request import asked
-from protofed.deploy.site.plan_sight import NOTHING
+from protofed.deploy.site.server_view import NOTHING
 from protofed.server.method import server_methods
 from protofed.testing.small_recipe import small_recipe
 
@@ -486,11 +486,11 @@ def test_what_the_server_sees_of_each_part_is_read_from_the_methods_form(method:
     rows = {form.rows.part} if form.rows else set()
     in_sums = {*form.means, *rows, *form.mixtures, form.shares}
     for plan in (plain_plan, summed):
-        assert [each.part for each in plan.sight.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
-        for each in plan.sight.parts:
+        assert [each.part for each in plan.server_view.parts] == list(dict.fromkeys(t.spec.part for t in plan.outgoing))
+        for each in plan.server_view.parts:
             assert (each.plain, each.summed == NOTHING) == (each.part.discloses, each.part not in in_sums)
-            assert plan.sight.seen(each) == (each.summed if plan is summed else each.plain)
-    assert ("It sees how many sites hold each class, not which." in summed.sight.whole) is form.by_class
+            assert plan.server_view.seen(each) == (each.summed if plan is summed else each.plain)
+    assert ("It sees how many sites hold each class, not which." in summed.server_view.whole) is form.by_class
 
 
 def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at_least() -> None:
@@ -498,26 +498,29 @@ def test_a_sentence_of_a_sum_says_by_what_it_is_weighed_and_of_how_many_it_is_at
         "fedavg", method={"name": "fedavg", "weighting": "examples"}, federation={**SECURE, "quorum": 3}
     )
     plan = site_plan(recipe)
-    assert {each.summed for each in plan.sight.parts} == {
+    assert {each.summed for each in plan.server_view.parts} == {
         "The mean over the sites of the sum, weighted by their numbers of examples. Of this site alone: nothing, "
         "unless others of its group help."
     }
-    assert plan.sight.whole[0].startswith("A sum is over 3 sites or more.")
-    assert "It sees how many examples all sites of a sum have together." in plan.sight.whole
-    assert "This site is in the same sums as 2 others or more, its group, in all runs (sum_group)." in plan.sight.whole
+    assert plan.server_view.whole[0].startswith("A sum is over 3 sites or more.")
+    assert "It sees how many examples all sites of a sum have together." in plan.server_view.whole
+    assert (
+        "This site is in the same sums as 2 others or more, its group, in all runs (sum_group)."
+        in plan.server_view.whole
+    )
     alone = site_plan(small_recipe("fedavg", federation={**SECURE, "sum_group": 1}))
-    assert "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)." in alone.sight.whole
+    assert "Two sums may differ by one site, and so tell what that one sent (sum_group = 1)." in alone.server_view.whole
     federation = {**SECURE, "min_contributors": 3}
     shares = site_plan(small_recipe("cwfedavg", method={"name": "cwfedavg", "shares": "true"}, federation=federation))
-    told = {each.part: each for each in shares.sight.parts}
+    told = {each.part: each for each in shares.server_view.parts}
     assert "weighted by their shares of the class, of classes with 3 such sites or more" in told[Part.HEAD].summed
     assert told[Part.LABEL_DISTRIBUTION].plain == "", "it never leaves without a sum"
 
 
 def test_a_method_without_a_form_says_why_and_nothing_of_sums() -> None:
     plan = site_plan(small_recipe("cwfedavg"))
-    assert "norms" in plan.sight.why_not
-    assert {each.summed for each in plan.sight.parts} == {""}
+    assert "norms" in plan.server_view.why_not
+    assert {each.summed for each in plan.server_view.parts} == {""}
 
 
 @pytest.mark.parametrize("secure", ["allowed", "required"])

@@ -21,7 +21,15 @@ from protofed.deploy.experiments.columns import named, summarise
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, read_contents
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
-from protofed.deploy.figures.plane import MOST, by_angle, by_neighbours, draw_angles, draw_tsne, inputs_plane, names_of
+from protofed.deploy.figures.plane import (
+    MAX_EXAMPLES,
+    by_angle,
+    by_neighbours,
+    draw_angles,
+    draw_tsne,
+    inputs_plane,
+    names_of,
+)
 from protofed.deploy.plots import COLOURS, framed, percent, save, titled
 from protofed.deploy.progress import progress
 from protofed.deploy.shipped import leaves
@@ -92,7 +100,7 @@ def _of_each_run(runs: Sequence[FinishedRun], groups: str | None) -> Iterator[tu
 
 def _of_features(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Figure]]:
     """Runs with a global model and a test set side by side, by how many dimensions their embeddings have."""
-    embeddings = [(run, embedded(run, MOST)) for run in runs if run.server_half.global_model]
+    embeddings = [(run, embedded(run, MAX_EXAMPLES)) for run in runs if run.server_half.global_model]
     flat = [(run, test) for run, test in embeddings if test.features.shape[1] == 2]
     deep = [(run, test) for run, test in embeddings if test.features.shape[1] > 2]
     if flat:

@@ -14,7 +14,7 @@ from protofed.common.payload import Array, Part, unit
 from protofed.deploy.figures.finished_run import Embedded, FinishedRun
 from protofed.deploy.plots import NAMED_CLASSES, bare, class_look, class_names, panels, scatter, titled
 
-MOST = 1500  # test examples in a picture
+MAX_EXAMPLES = 1500  # test examples in a picture
 _SEED = 0
 _BAND = 0.22  # width of the ring on which unit embeddings are drawn, so that equal ones are seen
 _OUTLINE = [withStroke(linewidth=2.5, foreground="white")]

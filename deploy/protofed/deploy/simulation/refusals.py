@@ -17,7 +17,7 @@ from protofed.server.storage.ledger import Ledger
 SHOWN = 3  # reasons in a sentence, and sites of each
 
 
-def standstill(run: Run, ledger: Ledger) -> str:
+def why_stuck(run: Run, ledger: Ledger) -> str:
     """What a run waits for while no site has a task: time stands still, so it never comes."""
     waiting = run.waiting(Certificates(ledger))
     if waiting is None:

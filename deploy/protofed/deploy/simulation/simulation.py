@@ -34,7 +34,7 @@ from protofed.common.protocol.messages import MAX_BYTES, Role, Task
 from protofed.common.protocol.scores import SCALARS
 from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
 from protofed.deploy.simulation.messages import Beginning
-from protofed.deploy.simulation.refusals import full_disk_named, refusals, standstill, waits_for_space
+from protofed.deploy.simulation.refusals import full_disk_named, refusals, waits_for_space, why_stuck
 from protofed.deploy.simulation.shared_block import Block
 from protofed.deploy.simulation.sum_store import settled_when_summed
 from protofed.deploy.simulation.training_log import FILE as TRAINED
@@ -98,7 +98,7 @@ class Simulation:
                 continue
             if waits_for_space(self.run, self.ledger):
                 raise OutOfSpaceError("the run waits for space")
-            raise ConfigError(f"the run cannot continue: {standstill(self.run, self.ledger)}{self.refused}")
+            raise ConfigError(f"the run cannot continue: {why_stuck(self.run, self.ledger)}{self.refused}")
 
     @property
     def refused(self) -> str:

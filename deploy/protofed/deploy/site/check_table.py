@@ -18,7 +18,7 @@ from protofed.deploy.site.survey import DRAWN, SurveyedImage
 from protofed.deploy.tables import BOXED, Column, terminal
 
 T = TypeVar("T")
-MOST = 12  # lines of one list; --json has all
+MAX_LISTED = 12  # lines of one list; --json has all
 _SPLITS = {"train": "train", "val": "val (not used)", "test": "test", DRAWN: "images"}
 
 
@@ -182,8 +182,8 @@ def _files(check: SiteCheck) -> RenderableType:
     if check.left_out:
         lines.append(Text(f"left out by its name, as no image or as deleted: {_listed(check.left_out)}"))
     for title, counted in (("stored as", _formats(check)), ("width x height", _sizes(check))):
-        kinds = [f"{name} ({count:,})" for name, count in counted.most_common(MOST)]
-        more = [f"and {len(counted) - MOST} others"] if len(counted) > MOST else []
+        kinds = [f"{name} ({count:,})" for name, count in counted.most_common(MAX_LISTED)]
+        more = [f"and {len(counted) - MAX_LISTED} others"] if len(counted) > MAX_LISTED else []
         lines += [Text(f"{title}: {'; '.join([*kinds, *more])}")] if kinds else []
     return Group(*lines)
 
@@ -270,16 +270,16 @@ def _noisy(check: SiteCheck) -> bool:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The first `MOST` of names, each once without its folders: systems leave the same in every folder."""
+    """The first `MAX_LISTED` of names, each once without its folders: systems leave the same in every folder."""
     known = sorted({name.rpartition("/")[2] for name in names})
-    more = f" and {len(known) - MOST} more (--json lists all)" if len(known) > MOST else ""
-    return ", ".join(map(short, known[:MOST])) + more
+    more = f" and {len(known) - MAX_LISTED} more (--json lists all)" if len(known) > MAX_LISTED else ""
+    return ", ".join(map(short, known[:MAX_LISTED])) + more
 
 
 def _truncated(items: Sequence[T], line: Callable[[T], str]) -> list[Text]:
-    """The first `MOST` items, a line each, as `Text`: in names of files rich would read [x] as a style."""
-    more = [Text(f"- and {len(items) - MOST} more: --json lists all")] if len(items) > MOST else []
-    return [Text(line(item)) for item in items[:MOST]] + more
+    """The first `MAX_LISTED` items, a line each, as `Text`: in names of files rich would read [x] as a style."""
+    more = [Text(f"- and {len(items) - MAX_LISTED} more: --json lists all")] if len(items) > MAX_LISTED else []
+    return [Text(line(item)) for item in items[:MAX_LISTED]] + more
 
 
 def _described(image: SurveyedImage) -> str:

@@ -17,7 +17,7 @@ from protofed.deploy.site.survey import Pixels, Survey, SurveyedImage
 
 THUMB, SMALL_THUMB = 128, 96  # pixels: the size of an image if there are few classes, and if there are many
 MANY = 30  # classes from which on images are small
-MOST, LEAST, IN_ALL = 8, 3, 160  # images of a class, and roughly of a sheet
+MAX_IMAGES, MIN_IMAGES, IN_ALL = 8, 3, 160  # images of a class, and roughly of a sheet
 GAP, BORDER = 10, 24  # pixels
 TITLE, CAPTION, HEADING = 15, 10, 20  # font sizes in pixels
 WIDE = 1.4  # the sheet's width by its height
@@ -34,14 +34,14 @@ class SheetCell:
 
 
 def sheet(survey: Survey, names: Sequence[str], heading: str) -> bytes:
-    """The sheet as PNG, with up to `MOST` images of each class; the same images are drawn every time.
+    """The sheet as PNG, with up to `MAX_IMAGES` images of each class; the same images are drawn every time.
 
     Args:
         names: of the classes, 0..C-1; a class without images is shown, too.
         heading: the title of the sheet.
     """
     thumb = THUMB if len(names) <= MANY else SMALL_THUMB
-    each = max(LEAST, min(MOST, IN_ALL // max(1, len(names))))
+    each = max(MIN_IMAGES, min(MAX_IMAGES, IN_ALL // max(1, len(names))))
     blocks = [(name, _cells(survey, index, each, thumb)) for index, name in enumerate(names)]
     edge = max([thumb, *(max(cell.picture.size) for _, cells in blocks for cell in cells)])
     width, height = each * (edge + GAP) + GAP, edge + TITLE + 2 * CAPTION + 5 * GAP // 2 + GAP

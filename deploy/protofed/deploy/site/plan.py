@@ -35,7 +35,7 @@ from protofed.deploy.site.partners import NOBODY, PartnersView
 from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
 from protofed.deploy.site.plan_privacy import plain as plain_privacy
 from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
-from protofed.deploy.site.plan_sight import Sight, sight
+from protofed.deploy.site.server_view import ServerView, server_view
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, sent, server_methods
 from protofed.server.rounds.context import round_context
 from protofed.server.rounds.secure_aggregation.totals import layout_of
@@ -79,7 +79,7 @@ class SitePlan:
         limits: each limit of the policy beside what the run asks; none without a policy.
         still_open: sentences on limits that the run may break yet, as what decides them is not known here, and on those
             for which nothing that the site trains would leave.
-        sight: what the server sees of an update, with secure sums and without.
+        server_view: what the server sees of an update, with secure sums and without.
         exchanges: what the method moves between single sites.
         privacy: what its noise is worth; None: it has none.
     """
@@ -100,7 +100,7 @@ class SitePlan:
     asked: Mapping[str, str]
     limits: tuple[LimitCheck, ...]
     still_open: tuple[str, ...]
-    sight: Sight
+    server_view: ServerView
     exchanges: frozenset[Exchange]
     privacy: PrivacyPlan | None = None
 
@@ -184,7 +184,7 @@ def site_plan(
         asked=asked(recipe, cohort, examples, model),
         limits=judged.limits,
         still_open=judged.still_open,
-        sight=sight(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
+        server_view=server_view(recipe, client, update.payload, _who_reads(recipe, policy, partners)),
         exchanges=client.declares.exchanges,
         privacy=privacy,
     )
@@ -226,10 +226,10 @@ def plain(plan: SitePlan) -> dict[str, Any]:
         "limits": [asdict(check) for check in plan.limits],
         "still_open": plan.still_open,
         "server_sees": {
-            "secure": plan.sight.secure,
-            "parts": [{**asdict(part), "seen": plan.sight.seen(part)} for part in plan.sight.parts],
-            "of_the_sum": plan.sight.whole,
-            "no_sums": plan.sight.why_not,
+            "secure": plan.server_view.secure,
+            "parts": [{**asdict(part), "seen": plan.server_view.seen(part)} for part in plan.server_view.parts],
+            "of_the_sum": plan.server_view.whole,
+            "no_sums": plan.server_view.why_not,
         },
     }
 

@@ -41,7 +41,7 @@ def show(plan: SitePlan, console: Console, *, tensors: bool | None = None, polic
         ("What the server asks for", lines(plan.asked), *([limits_table(plan.limits)] if plan.limits else [])),
         *([("What its noise is worth", *_privacy(plan))] if plan.privacy is not None else []),
         ("Leaves the site, in every round that it takes part in", outgoing, _total(plan)),
-        (f"What the server sees of it, {'with' if plan.sight.secure else 'without'} secure sums", *_sight(plan)),
+        (f"What the server sees of it, {'with' if plan.server_view.secure else 'without'} secure sums", *_sight(plan)),
         ("What other sites see of it", _others(plan)),
         (
             "Single numbers beside the tensors",
@@ -110,17 +110,20 @@ def _total(plan: SitePlan) -> str:
 
 def _sight(plan: SitePlan) -> Iterator[str]:
     """What the server sees in this run; then what it would see in the same run with, or without, secure sums."""
-    sight = plan.sight
-    yield "\n".join(f"- {each.part}: {sight.seen(each)}" for each in sight.parts) or "Nothing: no tensor leaves."
-    if sight.secure:
-        yield "\n".join(f"- {sentence}" for sentence in sight.whole)
-        plain = [f"- {each.part}: {each.plain or 'It would not leave.'}" for each in sight.parts]
+    server_view = plan.server_view
+    yield (
+        "\n".join(f"- {each.part}: {server_view.seen(each)}" for each in server_view.parts)
+        or "Nothing: no tensor leaves."
+    )
+    if server_view.secure:
+        yield "\n".join(f"- {sentence}" for sentence in server_view.whole)
+        plain = [f"- {each.part}: {each.plain or 'It would not leave.'}" for each in server_view.parts]
         yield "\n".join(["Without secure sums it would see:", *plain])
-    elif sight.why_not:
-        yield f"With secure sums there is no such run: {escape(sight.why_not)}."
-    elif sight.parts:
-        summed = [f"- {each.part}: {each.summed}" for each in sight.parts]
-        others = [f"- {sentence}" for sentence in sight.whole]
+    elif server_view.why_not:
+        yield f"With secure sums there is no such run: {escape(server_view.why_not)}."
+    elif server_view.parts:
+        summed = [f"- {each.part}: {each.summed}" for each in server_view.parts]
+        others = [f"- {sentence}" for sentence in server_view.whole]
         yield "\n".join(["With federation.secure = true it would see:", *summed, *others])
 
 

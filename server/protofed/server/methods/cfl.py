@@ -29,7 +29,7 @@ from protofed.server.method import (
 from protofed.server.methods.mixtures import MODEL, row
 from protofed.server.methods.site_rows import parameters, row_numbers, rows_of, with_rows
 
-LEAST = 3  # sites of a cluster that is split
+MIN_SPLIT_SITES = 3  # sites of a cluster that is split
 Linkage: TypeAlias = Literal["single", "complete"]
 
 
@@ -106,7 +106,7 @@ class CFLServer:
 
     def _parts(self, model: Payload, updates: list[Update], round: int) -> tuple[list[Update], list[Update]]:
         """The updates of a cluster, those of the larger part first, with which sites stay that are not in the round."""
-        if len(updates) < LEAST or round <= self.first_rounds:
+        if len(updates) < MIN_SPLIT_SITES or round <= self.first_rounds:
             return updates, []
         products = inner_products(model, [update.payload for update in updates])
         norms = np.sqrt(products.diagonal())

@@ -312,7 +312,7 @@ class Run:
             trainers,
             evaluators,
             paused=self.paused,
-            standstill=self._scoring.standstill,
+            plateau=self._scoring.plateau,
             groups=self._groups,
         )
 
@@ -398,7 +398,7 @@ class Run:
         if self.aggregation.job is not None and not self.aggregation.waits_for_space:
             raise ConflictError("a round is being aggregated at this moment; try again in a few seconds")
         state = kept_state(self._ledger, self._context.blobs, self.name, to)
-        self._rules.check_continues(to, self._scoring.standstill_of(to))
+        self._rules.check_continues(to, self._scoring.plateau_until(to))
         published = self.publisher.restore(state)  # before the ledger: a damaged state must not become current
         try:
             self._ledger.roll_back(self.name, to)

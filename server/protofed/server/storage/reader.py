@@ -33,7 +33,7 @@ from protofed.server.storage.database import open_engine, state_error
 from protofed.server.storage.rows import CertificateRow, InterventionRow, RoundRow, RunRow, TaskRow, UpdateRow
 from protofed.server.verdicts import BLOB_KEPT, RoundOutcome
 
-MOST = 2**31 - 1  # that an integer of the database holds
+MAX_INTEGER = 2**31 - 1  # that an integer of the database holds
 
 
 def here(table: Table, *columns: str) -> ColumnElement[bool]:
@@ -429,14 +429,14 @@ def _of_rounds(query: Any, table: Any, round: int | range | None) -> Any:
 def _span(round: int | range | None) -> dict[str, int]:
     match round:
         case None:
-            return {"first": 0, "last": MOST}
+            return {"first": 0, "last": MAX_INTEGER}
         case range():
             return {"first": round.start, "last": round.stop - 1}
     return {"first": round, "last": round}
 
 
 def _attempts(attempt: int | None) -> dict[str, int]:
-    first, last = (0, MOST) if attempt is None else (attempt, attempt)
+    first, last = (0, MAX_INTEGER) if attempt is None else (attempt, attempt)
     return {"first_attempt": first, "last_attempt": last}
 
 

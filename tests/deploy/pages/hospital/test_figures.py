@@ -37,7 +37,7 @@ from protofed.deploy.pages.hospital import figures, site
 from protofed.deploy.pages.hospital.examination import Examination, SiteSettings
 from protofed.deploy.pages.hospital.page import client_page, pages_of
 from protofed.deploy.pages.hospital.runs import OwnScoreTable
-from protofed.deploy.pages.hospital.site import MOST, HospitalSite, PrivacyCurve, PrivacyPoint, chosen
+from protofed.deploy.pages.hospital.site import MAX_POINTS, HospitalSite, PrivacyCurve, PrivacyPoint, chosen
 from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.pages.shell import stamp, utc
 from protofed.deploy.site.privacy_spent import PrivacySpent
@@ -256,7 +256,7 @@ def complete(curve: PrivacyCurve, spent: Spent) -> list[PrivacyPoint]:
 def test_few_fits_are_chosen_and_stay_chosen() -> None:
     for fits in (0, 1, 59, 60, 61, 1000, 12_345):
         picked = chosen(fits)
-        assert len(picked) <= MOST
+        assert len(picked) <= MAX_POINTS
         assert picked == sorted(set(picked))
         assert picked[-1:] == ([fits] if fits else [])
         assert set(chosen(fits + 1)) >= set(picked) - {fits} or len(chosen(fits + 1)) < len(picked)
@@ -322,6 +322,6 @@ def test_the_overview_draws_what_is_spent_beside_the_budget(state: Path, tmp_pat
 
 
 def test_a_ledger_of_thousands_has_few_points(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "MOST", 4)
+    monkeypatch.setattr(site, "MAX_POINTS", 4)
     curve = PrivacyCurve(lambda events, _: float(sum(event.count for event in events)))
     assert [point.fit for point in complete(curve, spent_by(10, state))] == [4, 8, 10]

@@ -198,7 +198,7 @@ def test_what_an_archive_has_is_said_to_be_missing_and_never_that_nothing_left(t
 
 
 def test_items_that_are_no_longer_listed_are_counted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site_log, "MOST", 3)
+    monkeypatch.setattr(site_log, "MAX_LINES", 3)
     monkeypatch.setattr(site_log, "DROPPED_AT_ONCE", 1)
     journal = Journal(state / AUDIT)
     for number in range(5):

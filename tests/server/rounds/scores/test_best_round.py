@@ -14,7 +14,7 @@ from protofed.server.operator.verification import VerificationResult, verify_rou
 from protofed.server.rounds.aggregation import aggregation
 from protofed.server.rounds.machine import phases
 from protofed.server.rounds.machine.advance import advance
-from protofed.server.rounds.machine.phases import Standstill
+from protofed.server.rounds.machine.phases import Plateau
 from protofed.server.rounds.machine.rules import RoundRules
 from protofed.server.rounds.scores import best_round
 from protofed.server.rounds.scores.best_round import (
@@ -109,15 +109,15 @@ def test_a_chosen_score_judges_alone() -> None:
         ([0.5, 0.55, 0.59], 0.1, (1, 2)),
     ],
 )
-def test_a_standstill_counts_rounds_since_the_last_improvement(
+def test_a_plateau_counts_rounds_since_the_last_improvement(
     values: Sequence[float], min_improvement: float, expected: tuple[int, int]
 ) -> None:
     rounds = JudgedRounds("global.accuracy", dict(enumerate(values, 1)))
-    assert rounds.standstill(min_improvement) == Standstill("global.accuracy", *expected)
+    assert rounds.plateau(min_improvement) == Plateau("global.accuracy", *expected)
 
 
 def test_rounds_without_the_score_do_not_count() -> None:
-    assert JudgedRounds("x", {2: 0.5, 10: 0.5, 20: 0.25}).standstill(0.0) == Standstill("x", 2, 2)
+    assert JudgedRounds("x", {2: 0.5, 10: 0.5, 20: 0.25}).plateau(0.0) == Plateau("x", 2, 2)
 
 
 # What is kept
@@ -273,25 +273,23 @@ def rules(patience: int | None = None, **federation: Any) -> RoundRules:
     return RoundRules(9, Federation(**federation), lambda _round, sites, size: frozenset(sites[:size]))
 
 
-def tick(standstill: Standstill | None, **fields: Any) -> phases.Tick:
+def tick(plateau: Plateau | None, **fields: Any) -> phases.Tick:
     here = frozenset("ab")
-    return phases.Tick(1.0, here, here, phases.NOBODY, standstill=standstill, **fields)
+    return phases.Tick(1.0, here, here, phases.NOBODY, plateau=plateau, **fields)
 
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_run_ends_once_its_patience_is_over(paused: bool) -> None:
-    over = Standstill("global.accuracy", 4, 3)
+    over = Plateau("global.accuracy", 4, 3)
     phase, effects = advance(rules(patience=3), phases.Idle(8), tick(over, paused=paused))
     reason = "stopped early after round 7: global.accuracy no better since round 4"
     assert phase == phases.FinishedPhase(reason, RoundOutcome.COMPLETED)
     assert effects == [phases.Finish(phase)]
 
 
-@pytest.mark.parametrize(
-    ("patience", "standstill"), [(4, Standstill("x", 4, 3)), (None, Standstill("x", 4, 3)), (3, None)]
-)
-def test_a_run_goes_on_while_it_has_patience(patience: int | None, standstill: Standstill | None) -> None:
-    phase, _ = advance(rules(patience), phases.Idle(8), tick(standstill))
+@pytest.mark.parametrize(("patience", "plateau"), [(4, Plateau("x", 4, 3)), (None, Plateau("x", 4, 3)), (3, None)])
+def test_a_run_goes_on_while_it_has_patience(patience: int | None, plateau: Plateau | None) -> None:
+    phase, _ = advance(rules(patience), phases.Idle(8), tick(plateau))
     assert isinstance(phase, phases.Collecting)
 
 

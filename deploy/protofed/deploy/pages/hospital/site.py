@@ -30,7 +30,7 @@ from protofed.deploy.site.offered_runs import recipe_of
 from protofed.deploy.site.partners import PartnersView
 from protofed.deploy.site.privacy_spent import PrivacySpent, privacy_spent
 
-MOST = 60  # points
+MAX_POINTS = 60  # points
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,11 @@ class PrivacyCurve:
 
 
 def chosen(fits: int) -> list[int]:
-    """At most `MOST` numbers of fits, evenly spaced, the last among them; the others stay chosen while it grows."""
+    """At most `MAX_POINTS` numbers of fits, evenly spaced, with the last one; the others stay while it grows."""
     if not fits:
         return []
     step = 1
-    while fits // step >= MOST:
+    while fits // step >= MAX_POINTS:
         step *= 2
     return [*range(step, fits, step), fits]
 

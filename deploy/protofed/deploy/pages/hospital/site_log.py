@@ -18,8 +18,8 @@ from protofed.deploy.audit.follow import FollowedLog, LogFollower
 from protofed.deploy.audit.handed_in import archived_text
 from protofed.deploy.audit.reader import AuditSummary, Message, SummaryReader
 
-MOST: Final = 20_000  # lines kept, the newest; the totals are of all
-DROPPED_AT_ONCE: Final = MOST // 10
+MAX_LINES: Final = 20_000  # lines kept, the newest; the totals are of all
+DROPPED_AT_ONCE: Final = MAX_LINES // 10
 UPLOADS: Final = ("BeginUpload", "PutChunk", "CommitUpload")
 SCORES: Final = "ReportScores"
 ASKS: Final = ("Enroll", "NextTask")  # what a daemon without a task sends, again and again
@@ -183,7 +183,7 @@ class SiteLog:
         self._summary = AuditSummary()
         self._reader = SummaryReader(self._summary, None, None, messages=True)
         self._leavings: dict[object, Leaving] = {}
-        self._dropped = 0  # of them, to stay below `MOST`
+        self._dropped = 0  # of them, to stay below `MAX_LINES`
         self._policy, self._activity = PolicyInForce(), LoggedActivity()
         self._kinds: dict[str, str] = {}  # of tasks, by task_id
         self._noisy: set[str] = set()  # tasks, by task_id
@@ -260,7 +260,7 @@ class SiteLog:
 
     def _keep(self, key: object, leaving: Leaving) -> Leaving:
         self._leavings[key] = leaving
-        if len(self._leavings) > MOST:
+        if len(self._leavings) > MAX_LINES:
             for oldest in list(itertools.islice(self._leavings, DROPPED_AT_ONCE)):
                 del self._leavings[oldest]
                 self._dropped += 1

@@ -34,7 +34,7 @@ from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.rows import UpdateRow
 
 PAIR = 2  # updates of which none is the odd one out
-FEWEST = 2  # allowed outside of simulations
+MIN_CONTRIBUTORS = 2  # allowed outside of simulations
 BY_CLASS = ROWS | {Part.CLASS_PRESENCE}  # parts that show to which classes an update contributes
 Contribution: TypeAlias = tuple[Part, str]  # the part, and the class's number as text
 
@@ -107,12 +107,12 @@ def check_contributors(recipe: Recipe, *, simulated: bool) -> None:
     Raises:
         ConfigError: it would.
     """
-    if not simulated and recipe.federation.min_contributors < FEWEST:
+    if not simulated and recipe.federation.min_contributors < MIN_CONTRIBUTORS:
         raise ConfigError(
             f"recipe '{recipe.name}' is a simulation's: "
             f"federation.min_contributors = {recipe.federation.min_contributors} would publish "
-            f"what comes of a class from one site alone; expected {FEWEST} or more (only simulations may take 1; "
-            f"for real sites: --set federation.min_contributors={FEWEST})"
+            f"what comes of a class from one site alone; expected {MIN_CONTRIBUTORS} or more "
+            f"(only simulations may take 1; for real sites: --set federation.min_contributors={MIN_CONTRIBUTORS})"
         )
 
 
@@ -384,7 +384,7 @@ class Publisher:
 
         All headers are read before the first update is decoded: who contributes is known only when all are.
         """
-        if self._fewest < FEWEST or not shows_classes(self._method.expects(state)):
+        if self._fewest < MIN_CONTRIBUTORS or not shows_classes(self._method.expects(state)):
             return self._updates(rows, opened)
         withheld = too_few((self._blobs.view(row.digest) for row in rows), self._fewest)
         updates = self._updates(rows, opened)

@@ -95,7 +95,7 @@ def advance(rules: RoundRules, phase: Phase, event: Event) -> Step:
 
 
 def _open_if_enough(rules: RoundRules, phase: Idle, tick: Tick) -> Step:
-    if phase.round and (reason := rules.early_end(phase.round - 1, tick.standstill)):
+    if phase.round and (reason := rules.early_end(phase.round - 1, tick.plateau)):
         return _finish(reason, RoundOutcome.COMPLETED)
     if tick.paused:
         return replace(phase, since=tick.now), []

@@ -16,7 +16,7 @@ NOBODY: Sites = frozenset()
 
 
 @dataclass(frozen=True)
-class Standstill:
+class Plateau:
     """So many scored rounds have not improved `score` on round `since`; 0: the newest one did."""
 
     score: str
@@ -246,7 +246,7 @@ class Tick:
         trainers, evaluators: those that are alive now.
         attempt: of the round that would be opened now.
         paused: no round is to be opened.
-        standstill: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
+        plateau: of the score that the run's rounds are judged by; None: it has none, or the run has no patience.
         groups: that sites have, here as in other events and phases; empty without secure sums.
     """
 
@@ -256,7 +256,7 @@ class Tick:
     evaluators: Sites
     attempt: int = 1
     paused: bool = False
-    standstill: Standstill | None = None
+    plateau: Plateau | None = None
     groups: Groups = ()
 
 

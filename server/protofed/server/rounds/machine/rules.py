@@ -21,7 +21,7 @@ from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import MAX_SUMMED, MIN_SUMMED
 from protofed.common.secure_aggregation.groups import Groups, alone, in_order, large, members, summable
 from protofed.server.rounds.machine import phases
-from protofed.server.rounds.machine.phases import Sites, Standstill
+from protofed.server.rounds.machine.phases import Plateau, Sites
 
 AGREEING = 2  # a first model that one site alone made would be whatever that site sent
 DISSOLVED = (
@@ -67,15 +67,15 @@ class RoundRules:
         """Sites that must make the same first model; one, where a single site may make up a round or a class."""
         return 1 if min(self.federation.min_sites, self.federation.min_contributors) == 1 else AGREEING
 
-    def early_end(self, done: int, standstill: Standstill | None) -> str:
+    def early_end(self, done: int, plateau: Plateau | None) -> str:
         """Why the run ends after round `done`, though the recipe has more; empty: it goes on."""
         rules = self.federation
-        if rules.patience is None or standstill is None or standstill.rounds < rules.patience:
+        if rules.patience is None or plateau is None or plateau.rounds < rules.patience:
             return ""
         by = f" by {rules.min_improvement:g}" if rules.min_improvement else ""
-        return f"stopped early after round {done}: {standstill.score} no better{by} since round {standstill.since}"
+        return f"stopped early after round {done}: {plateau.score} no better{by} since round {plateau.since}"
 
-    def check_continues(self, done: int, standstill: Standstill | None) -> None:
+    def check_continues(self, done: int, plateau: Plateau | None) -> None:
         """Check that a run that is taken back to round `done` has a round before it.
 
         Raises:
@@ -86,7 +86,7 @@ class RoundRules:
                 f"round {done} is the last of the run's recipe, and no round would follow it; to train on, go back to "
                 "an earlier round; its model can be exported as it is"
             )
-        if early := self.early_end(done, standstill):
+        if early := self.early_end(done, plateau):
             raise ConfigError(f"from round {done} the run would end again at once: {early}; go back to that round")
 
     @property

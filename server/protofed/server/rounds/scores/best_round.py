@@ -17,7 +17,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import SiteId
 from protofed.common.protocol.scores import JUDGED_BY, Spread, spreads
-from protofed.server.rounds.machine.phases import Standstill
+from protofed.server.rounds.machine.phases import Plateau
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.reader import LedgerReader
 from protofed.server.storage.rows import RunRow
@@ -97,7 +97,7 @@ class JudgedRounds:
         order = sorted(self.means, key=lambda number: (-self.means[number], number))
         return [BestRound(number, self.score, self.means[number]) for number in order]
 
-    def standstill(self, min_improvement: float) -> Standstill:
+    def plateau(self, min_improvement: float) -> Plateau:
         """How long no round was better than the last one that improved by `min_improvement`, and by more than 0.
 
         Small steps add up: each is measured from that round, not from the one before it.
@@ -107,7 +107,7 @@ class JudgedRounds:
             gain = self.means[number] - self.means[since]
             improved = gain > 0 and gain >= min_improvement - ROUNDING
             since, rounds = (number, 0) if improved else (since, rounds + (number != since))
-        return Standstill(self.score, since, rounds)
+        return Plateau(self.score, since, rounds)
 
 
 def check_best_by(recipe: Recipe, *, global_model: bool) -> None:

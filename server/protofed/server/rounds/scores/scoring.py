@@ -24,7 +24,7 @@ from protofed.server.method import server_methods
 from protofed.server.metrics import SumFailure
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.machine import phases
-from protofed.server.rounds.machine.phases import Standstill
+from protofed.server.rounds.machine.phases import Plateau
 from protofed.server.rounds.machine.rules import RoundRules
 from protofed.server.rounds.scores.best_round import Ranking, judged, means_of, read_means
 from protofed.server.rounds.scores.model_warnings import (
@@ -290,7 +290,7 @@ class Scoring:
         sums: None: sites report their own scores one by one. A simulation under secure sums has them summed here.
 
     Attributes:
-        standstill: how long no round was better; read at every change of the scores, since every tick carries it.
+        plateau: how long no round was better; read at every change of the scores, since every tick carries it.
     """
 
     def __init__(
@@ -303,19 +303,19 @@ class Scoring:
         self._asks_all = context.simulated  # sites that are never drawn score what they have installed
         self.forget()
 
-    def standstill_of(self, until: int | None) -> Standstill | None:
+    def plateau_until(self, until: int | None) -> Plateau | None:
         """How long no round was better; rounds after `until` are left out. None: as of `phases.Tick`."""
         rules = self._rules.federation
         if rules.patience is None:
             return None
         rounds = judged(lambda name: self._memory.ranking(name).means, rules.best_by, until)
-        return None if rounds is None else rounds.standstill(rules.min_improvement)
+        return None if rounds is None else rounds.plateau(rules.min_improvement)
 
     def forget(self) -> None:
         """Read the ledger again: rounds were rolled back."""
         self._memory.forget()
         self._trained, self._since = phases.NOBODY, 1  # sites with updates of the rounds up to this one
-        self.standstill = self.standstill_of(None)
+        self.plateau = self.plateau_until(None)
 
     def askable(self, trainers: phases.Sites, groups: Groups, round: int) -> phases.Sites:
         """Of these, those whose own scores can be had: the policy of a site that has trained in no round refuses.
@@ -355,7 +355,7 @@ class Scoring:
             log.info("round scored", run=self._run, round=phase.round, sites=sites, scores=means)
         else:  # answered, or not in time: no number of sites is claimed
             log.info("no score of this round was sent", run=self._run, round=phase.round)
-        self.standstill = self.standstill_of(None)
+        self.plateau = self.plateau_until(None)
 
     def _sum(self, phase: phases.Evaluating | phases.Summing) -> None:
         """Record what the sum of the sites' own scores says; without it the round has none, and goes on."""

@@ -15,7 +15,7 @@ NOTHING = "Nothing: it leaves in no sum."
 
 
 @dataclass(frozen=True)
-class PartSight:
+class PartView:
     """One part of an update.
 
     Attributes:
@@ -29,7 +29,7 @@ class PartSight:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ServerView:
     """What the server of a run sees.
 
     Attributes:
@@ -40,16 +40,16 @@ class Sight:
     """
 
     secure: bool
-    parts: tuple[PartSight, ...]
+    parts: tuple[PartView, ...]
     whole: tuple[str, ...]
     why_not: str
 
-    def seen(self, part: PartSight) -> str:
+    def seen(self, part: PartView) -> str:
         """What the server of this run sees of a part."""
         return part.summed if self.secure else part.plain
 
 
-def sight(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> Sight:
+def server_view(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> ServerView:
     """What the server sees of updates of these parts.
 
     Args:
@@ -65,11 +65,11 @@ def sight(recipe: Recipe, half: object, parts: Iterable[Part], reads: str) -> Si
     except ConfigError as error:
         if secure:
             raise
-        rows = (PartSight(part, "", _plain(part)) for part in dict.fromkeys(parts))
-        return Sight(secure, tuple(rows), (), str(error))
+        rows = (PartView(part, "", _plain(part)) for part in dict.fromkeys(parts))
+        return ServerView(secure, tuple(rows), (), str(error))
     fewest = recipe.federation.min_contributors
-    found = (PartSight(part, _summed(form, part, fewest), _plain(part)) for part in dict.fromkeys(parts))
-    return Sight(secure, tuple(found), tuple(_whole(recipe, form, reads)), "")
+    found = (PartView(part, _summed(form, part, fewest), _plain(part)) for part in dict.fromkeys(parts))
+    return ServerView(secure, tuple(found), tuple(_whole(recipe, form, reads)), "")
 
 
 def _plain(part: Part) -> str:
