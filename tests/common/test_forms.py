@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from protofed.common.errors import ConfigError
-from protofed.common.forms import check_connection, incident_in, incident_text, new_incident
+from protofed.common.address import check_connection
+from protofed.common.errors import ConfigError, incident_in, incident_text, new_incident
 
 IDENTITY = Path("identity")
 

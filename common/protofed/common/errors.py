@@ -28,6 +28,8 @@ ProtofedError                  70
 from __future__ import annotations
 
 import difflib
+import re
+import secrets
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import ClassVar
@@ -232,3 +234,23 @@ def for_another(error: Exception) -> Exception:
     other = type(error).__new__(type(error), *error.args)  # not __init__, whose parameters may be others
     vars(other).update(vars(error))
     return other
+
+
+# By an incident's number the logs of both ends refer to an unforeseen error.
+_INCIDENT = re.compile(r"\bincident ([0-9a-f]{8})\b")
+
+
+def new_incident() -> str:
+    """A new number: eight random hexadecimal digits."""
+    return secrets.token_hex(4)
+
+
+def incident_text(incident: str) -> str:
+    """All that a peer gets to know of an unforeseen error."""
+    return f"internal error, incident {incident}"
+
+
+def incident_in(text: str) -> str | None:
+    """The incident in a peer's text, if there is one."""
+    match = _INCIDENT.search(text)
+    return match[1] if match else None

@@ -24,9 +24,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.exposition import choose_encoder
 
+from protofed.common.address import host_and_port, is_loopback
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import ConfigError, UnavailableError
-from protofed.common.forms import host_and_port, is_loopback
 from protofed.common.pki.identity import Https, check_private
 
 Kind: TypeAlias = Literal["gauge", "counter", "histogram", "summary"]

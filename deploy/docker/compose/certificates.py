@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ProtofedError
-from protofed.common.forms import stamp
 from protofed.common.pki.certificate import Certificate, read_certificate
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, KEY, NEXT_KEY, Party
 from protofed.common.storage import files as storage_files

@@ -13,8 +13,8 @@ from tests.support.scripted_server import RULES, AgentHarness
 from protofed.client.state.daily_counts import FILE, KEPT, Counted, DailyCounts, Exhausted
 from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import MemoryStore
+from protofed.common.clock import utc_now
 from protofed.common.errors import FailureReason, StateError
-from protofed.common.forms import utc_now
 from protofed.common.protocol.messages import TaskKind
 
 NOON = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)

@@ -20,7 +20,7 @@ from protofed.client.state.disk_store import DiskStore
 from protofed.client.state.store import FitOutcome, MemoryStore, SiteState, Store
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import OutOfSpaceError, ProtocolError, StateError
-from protofed.common.forms import read_id
+from protofed.common.ids import read_id
 from protofed.common.payload import Part, Payload, Update, same_tensors
 from protofed.common.protocol.messages import Receipt, Task, TaskKind, Verdict
 from protofed.common.storage import files

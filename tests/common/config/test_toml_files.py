@@ -18,7 +18,7 @@ from protofed.common.config.recipe import Recipe, parse, read_recipe, read_toml
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
 from protofed.common.config.toml_files import HALLMARKS, parse_toml, read_table
 from protofed.common.errors import ConfigError, nearest
-from protofed.common.forms import check_id
+from protofed.common.ids import check_id
 from protofed.deploy import shipped
 
 MODELS: dict[str, type[BaseModel]] = {

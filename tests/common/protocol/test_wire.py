@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from protofed.common.codec import TENSOR_NAME, Digest
 from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtocolError
-from protofed.common.forms import check_id, read_id
+from protofed.common.ids import check_id, read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import (

@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from tests.support.pki import Authority
 
+from protofed.common.clock import stamp
 from protofed.common.config.settings import ServerSettings, read_settings
 from protofed.common.errors import ConfigError
-from protofed.common.forms import stamp
 from protofed.common.pki.identity import Party
 from protofed.deploy import shipped
 from protofed.deploy.daemons.server import recipes_of

@@ -31,11 +31,11 @@ from protofed.client.state.dp_ledger import FILE, DpLedger
 from protofed.client.transport import diagnosis
 from protofed.client.transport.channels import BusyError
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
+from protofed.common.clock import utc_now
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings, read_settings
 from protofed.common.errors import ConfigError, StateError, UnavailableError
-from protofed.common.forms import utc_now
 from protofed.common.pki.identity import Party, read_certificate
 from protofed.common.protocol.call_metadata import ServerInfo
 from protofed.common.protocol.messages import Role, Task, TaskKind

@@ -17,9 +17,9 @@ from tests.conftest import Mount
 from tests.support.doctor_rows import findings, rows, skipped
 from tests.support.pki import Authority
 
+from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ServerSettings
-from protofed.common.forms import utc_now
 from protofed.common.pki.identity import Party
 from protofed.common.storage.files import Lock
 from protofed.common.storage.journal import Journal

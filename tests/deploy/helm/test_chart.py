@@ -26,8 +26,8 @@ from tests.support.helm_chart import (
 )
 from tests.support.pki import Authority
 
+from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings, ServerSettings, read_settings
-from protofed.common.forms import utc_now
 from protofed.common.pki.identity import IdentityError, IdentityProblem, Party, read_identity, read_secret
 
 pytestmark = rendering

@@ -73,7 +73,7 @@ def test_events_are_fixed_sentences_and_keys_are_known(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for call in log_calls(tree):
         (said,) = call.args
-        if path.name != "capture.py" or not isinstance(said, ast.Attribute):  # one hook, two events
+        if path.name != "logs.py" or not isinstance(said, ast.Attribute):  # one hook, two events
             for event in events(said):
                 assert re.fullmatch(r"[a-z][a-z ,;:/'`-]*", event), f"line {call.lineno}: {event!r}"
                 assert event == event.strip()

@@ -24,10 +24,10 @@ from tests.support.operator_lab import OperatorLab, operator_lab
 from tests.support.pki import Authority
 from tests.support.raw_client import credentials
 
+from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import OutOfSpaceError
-from protofed.common.forms import utc_now
 from protofed.common.monitoring import Monitor
 from protofed.common.payload import SiteId
 from protofed.common.pki.identity import LiveIdentity, Party

@@ -26,9 +26,9 @@ from tests.support.raw_client import FEDERATION, RawClient
 from tests.support.tls_server import tls_server
 
 from protofed.client.transport.channels import fetch_server_info
+from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import UnavailableError
-from protofed.common.forms import utc_now
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.common.protocol.messages import PROTOCOL_VERSION
 from protofed.common.version import VERSION

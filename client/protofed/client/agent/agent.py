@@ -22,6 +22,7 @@ from protofed.client.secure_aggregation.partners import Membership
 from protofed.client.site import DaemonStatus, is_offered_summed
 from protofed.client.site import Site as Site
 from protofed.client.transport.link import Link
+from protofed.common.clock import utc_now
 from protofed.common.errors import (
     ExcludedError,
     FailureReason,
@@ -32,7 +33,6 @@ from protofed.common.errors import (
     RevokedError,
     StateError,
 )
-from protofed.common.forms import utc_now
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Assignment, Finished, PauseReason, Role, Task, Wait
 

@@ -12,9 +12,9 @@ import torch
 from protofed.client.agent.metrics import ANSWERED_WITHIN_S, ClientMetrics
 from protofed.client.data.site_data import SiteData
 from protofed.client.policy.policy import Policy
+from protofed.common.clock import utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, PolicyViolationError
-from protofed.common.forms import utc_now
 from protofed.common.pki.identity import LiveIdentity, check_dates
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from protofed.common.clock import stamp, utc_now
 from protofed.common.codec import digest
 from protofed.common.config.recipe import Recipe, parse_json
 from protofed.common.errors import ConfigError, StateError, WithdrawnError, unknown
-from protofed.common.forms import check_id, stamp, utc_now
+from protofed.common.ids import check_id
 from protofed.common.protocol.messages import MAX_RECIPE_BYTES, Assignment
 from protofed.common.storage import files
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import StateError
-from protofed.common.forms import stamp, utc_now
 from protofed.common.storage import files
 
 FILE = ".pause.json"  # in the state folder; run names cannot begin with a dot

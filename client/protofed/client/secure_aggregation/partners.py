@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.secure_aggregation.sessions import FOLDER, Sessions
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import CodecError, ConfigError, SecureSumError, StateError
-from protofed.common.forms import stamp, utc_now
 from protofed.common.payload import SiteId
 from protofed.common.pki import certificate
 from protofed.common.pki.identity import Identity, check_endorsement, endorsed

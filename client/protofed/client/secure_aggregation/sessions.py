@@ -12,8 +12,9 @@ from typing import NamedTuple, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.secure_aggregation.session import Session
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import SecureSumError, StateError
-from protofed.common.forms import check_id, is_id, stamp, utc_now
+from protofed.common.ids import check_id, is_id
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Subject
 from protofed.common.secure_aggregation.groups import Group

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from protofed.common.clock import utc_now
 from protofed.common.errors import StateError
-from protofed.common.forms import utc_now
 from protofed.common.storage import files
 
 FILE = ".today.json"  # in the state folder; run names cannot begin with a dot

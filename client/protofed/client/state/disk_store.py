@@ -33,7 +33,7 @@ from protofed.client.state.store import COUNTED, FitOutcome, SiteState, TrainedB
 from protofed.common import codec
 from protofed.common.codec import digest
 from protofed.common.errors import CodecError, StateError
-from protofed.common.forms import is_id
+from protofed.common.ids import is_id
 from protofed.common.payload import Payload, Update
 from protofed.common.protocol.messages import Receipt, Subject, Task, TaskKind
 from protofed.common.storage import files

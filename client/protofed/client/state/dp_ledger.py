@@ -19,10 +19,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from protofed.client.policy.dp_accountant import Events, NoisySums, merged
+from protofed.common.clock import stamp, utc_now
 from protofed.common.codec import digest
 from protofed.common.errors import StateError
 from protofed.common.failpoint import reach
-from protofed.common.forms import stamp, utc_now
 from protofed.common.protocol.messages import Task
 from protofed.common.storage import files
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from protofed.client.policy.rules import is_own
+from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError, StateError, unknown
-from protofed.common.forms import check_id, utc_now
+from protofed.common.ids import check_id
 from protofed.common.protocol.messages import Scores
 from protofed.common.storage import files
 

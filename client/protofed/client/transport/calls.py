@@ -28,6 +28,7 @@ from protofed.client.transport.channels import Channels
 from protofed.client.transport.diagnosis import DiagnosisCode
 from protofed.client.transport.proxy import Proxy
 from protofed.client.transport.server_check import ServerProbe
+from protofed.common.address import check_loopback
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import (
     CodecError,
@@ -43,8 +44,8 @@ from protofed.common.errors import (
     RevokedError,
     UnavailableError,
     WithdrawnError,
+    incident_in,
 )
-from protofed.common.forms import check_loopback, incident_in
 from protofed.common.pki.identity import LiveIdentity
 from protofed.common.protocol import wire
 from protofed.common.protocol.audit_fields import audit_fields

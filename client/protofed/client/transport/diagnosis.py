@@ -15,8 +15,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from protofed.client.transport.proxy import Proxy
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError
-from protofed.common.forms import stamp, utc_now
 from protofed.common.pki.certificate import Certificate, fingerprint, read_certificate
 from protofed.common.pki.identity import Identity, check_dates
 

@@ -11,8 +11,8 @@ import structlog
 from protofed.client.transport.audit import ClientAudit
 from protofed.client.transport.diagnosis import LASTING, UNTRUSTED, ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError
-from protofed.common.forms import stamp, utc_now
 from protofed.common.pki.certificate import Certificate
 from protofed.common.pki.identity import LiveIdentity
 

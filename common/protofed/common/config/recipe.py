@@ -20,7 +20,7 @@ from protofed.common.config.tables import Input, Model, NamedOptions, Share, Str
 from protofed.common.config.toml_files import explain, read_extended, read_table
 from protofed.common.deprecated import rename_keys
 from protofed.common.errors import ConfigError
-from protofed.common.forms import Id
+from protofed.common.ids import Id
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SUMMED, MIN_SUMMED, Role
 from protofed.common.protocol.scores import ScoreNames
 from protofed.common.secure_aggregation.linear_form import POINT, FixedPoint

@@ -17,11 +17,12 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from protofed.common.address import is_loopback
 from protofed.common.config.data import Data, data_folder
 from protofed.common.config.tables import Secret, StrictModel
 from protofed.common.config.toml_files import explain, read_table
 from protofed.common.errors import ConfigError, short, unknown
-from protofed.common.forms import Id, is_loopback
+from protofed.common.ids import Id
 from protofed.common.protocol.consortium import check_name
 from protofed.common.protocol.messages import Role
 

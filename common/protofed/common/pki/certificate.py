@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from protofed.common.errors import ConfigError, short
-from protofed.common.forms import check_id
+from protofed.common.ids import check_id
 
 SCHEME = "protofed://"  # of the URI among the alternative names: protofed://PARTY/NAME
 UNREADABLE = (  # what `cryptography` raises on a certificate or key that is damaged or of an unknown kind

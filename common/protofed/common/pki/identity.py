@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError, SecureSumError
-from protofed.common.forms import stamp
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import (
     UNREADABLE,

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from protofed.common.clock import stamp
 from protofed.common.errors import short
-from protofed.common.forms import stamp
 
 RETRY_KEY = "grpc-retry-pushback-ms"
 LONGEST_S = 60.0  # a daemon waits no longer, whatever a server says

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from protofed.common.codec import Digest, digest
 from protofed.common.errors import ConfigError, short
-from protofed.common.forms import check_id
+from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki import certificate
 from protofed.common.protocol.messages import MIN_SUMMED

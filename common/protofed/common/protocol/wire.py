@@ -14,7 +14,7 @@ from google_crc32c import value as crc32c
 
 from protofed.common.codec import DTYPES, MAX_TENSORS, TENSOR_NAME, Digest, digest, is_digest
 from protofed.common.errors import ConfigError, FailureReason, PolicyViolationError, ProtocolError
-from protofed.common.forms import read_id
+from protofed.common.ids import read_id
 from protofed.common.payload import NOT_ON_THE_WIRE, Part, TensorSpec
 from protofed.common.protocol.consortium import Member, check_identity, check_name
 from protofed.common.protocol.messages import (

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from protofed.common import codec
 from protofed.common.codec import Buffer
 from protofed.common.errors import CodecError
-from protofed.common.forms import is_id
+from protofed.common.ids import is_id
 from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.pki.identity import Endorsement
 from protofed.common.protocol.messages import MAX_SUMMED

@@ -17,7 +17,7 @@ from typing import Any
 
 from protofed.client.state.decisions import Act
 from protofed.common.errors import ConfigError, ProtocolError, unknown
-from protofed.common.forms import read_id
+from protofed.common.ids import read_id
 from protofed.common.storage.journal import HalfLineError, Record, TamperedError
 from protofed.deploy.audit.verify import AuditError, read
 

@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError, short
-from protofed.common.forms import check_id, stamp
+from protofed.common.ids import check_id
 from protofed.common.pki.certificate import USAGES, differences, is_authority, load
 from protofed.common.pki.identity import (
     AUTHORITIES,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from protofed.common.errors import ConfigError, short
-from protofed.common.forms import check_id
+from protofed.common.ids import check_id
 from protofed.common.pki.certificate import SCHEME, UNREADABLE, Party, code, differences, read_names
 from protofed.deploy.certs.files import key_code, key_fingerprint, refuse_keys
 

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from rich.console import RenderableType
 from rich.text import Text
 
+from protofed.common.clock import stamp
 from protofed.common.errors import ConfigError
-from protofed.common.forms import stamp
 from protofed.common.pki.certificate import code, load
 from protofed.common.pki.identity import AUTHORITIES, CERTIFICATE, read_certificate
 from protofed.deploy.certs import files

@@ -184,7 +184,7 @@ def dates(bundle: Bundle) -> str:
 
 def day(when: datetime) -> str:
     """A date, and the days from now."""
-    from protofed.common.forms import stamp
+    from protofed.common.clock import stamp
 
     return f"{stamp(when)} ({(when - datetime.now(UTC)).days} days)"
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
+from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
-from protofed.common.forms import utc_now
 from protofed.deploy.cli import doctor
 from protofed.deploy.cli.client_check import PlanView, check, plan_view
 from protofed.deploy.cli.consortium import client_consortium

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, StateError
-from protofed.common.forms import stamp, utc_now
 from protofed.deploy.cli.completion import connected
 from protofed.deploy.cli.options import AsJson, Yes, confirm
 

@@ -191,7 +191,7 @@ def _list_unreadable(result: Predicted, limit: int) -> None:
 
 
 def _run(name: str) -> str:
-    from protofed.common.forms import check_id
+    from protofed.common.ids import check_id
 
     return check_id("run", name)
 

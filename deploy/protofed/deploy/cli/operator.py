@@ -56,7 +56,7 @@ def start(
     Example: `protofed runs start recipe.toml --watch`
     """
     from protofed.common import plugins
-    from protofed.common.forms import check_id
+    from protofed.common.ids import check_id
     from protofed.deploy import shipped
     from protofed.deploy.operator.tables import start_notes
     from protofed.deploy.simulation.start_check import check_queue

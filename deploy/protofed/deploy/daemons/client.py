@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protofed.client.distributed.launch import Launch, launched
+from protofed.common.address import check_connection
+from protofed.common.clock import stamp, utc_now
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.settings import ClientSettings
 from protofed.common.config.tables import Input
 from protofed.common.errors import ConfigError, DataError, PolicyViolationError, RevokedError, UnavailableError
-from protofed.common.forms import check_connection, stamp, utc_now
 from protofed.common.monitoring import Monitor
 from protofed.common.pki.identity import IdentityError, IdentityProblem, LiveIdentity, Party
 from protofed.common.process import quick_imports

@@ -12,10 +12,11 @@ import structlog
 from prometheus_client import ProcessCollector
 
 from protofed.common import plugins
+from protofed.common.address import check_connection
+from protofed.common.clock import stamp
 from protofed.common.config.recipe import Recipe, read_recipe
 from protofed.common.config.settings import Notify, ServerSettings
 from protofed.common.errors import ConfigError, RunFailedError, StateError
-from protofed.common.forms import check_connection, stamp
 from protofed.common.monitoring import Monitor
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity

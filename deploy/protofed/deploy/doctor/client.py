@@ -16,9 +16,10 @@ from protofed.client.transport.channels import BusyError, fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common import plugins
+from protofed.common.address import check_connection
+from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError, count
-from protofed.common.forms import check_connection, utc_now
 from protofed.common.pki.identity import Identity, LiveIdentity, Party, read_identity
 from protofed.common.protocol.call_metadata import REGISTERED, UNKNOWN, ServerInfo
 from protofed.common.protocol.messages import PROTOCOL_VERSION

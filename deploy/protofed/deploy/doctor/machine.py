@@ -23,9 +23,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
+from protofed.common.clock import stamp
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import ConfigError
-from protofed.common.forms import stamp
 from protofed.common.monitoring import Monitor
 from protofed.common.pki.certificate import Certificate, read_certificate
 from protofed.common.pki.identity import CERTIFICATE

@@ -14,9 +14,10 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from protofed.common.address import check_connection
+from protofed.common.clock import stamp, utc_now
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError, count
-from protofed.common.forms import check_connection, stamp, utc_now
 from protofed.common.pki.certificate import Party, read_certificate
 from protofed.common.pki.identity import Identity, read_identity
 from protofed.common.protocol.messages import Role

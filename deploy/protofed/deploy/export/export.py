@@ -15,11 +15,11 @@ from protofed.client.policy.rules import LOCAL
 from protofed.client.state.own_scores import FOLDER as SCORES_FOLDER
 from protofed.client.state.own_scores import OwnScores
 from protofed.common import codec, plugins
+from protofed.common.clock import utc_now
 from protofed.common.config.data import Data
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError
-from protofed.common.forms import utc_now
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.scores import spreads
 from protofed.common.version import VERSION

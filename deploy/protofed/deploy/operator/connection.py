@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 from protofed.client.transport.channels import Channels
 from protofed.client.transport.diagnosis import DiagnosisCode, diagnose
 from protofed.common import codec
+from protofed.common.address import check_connection
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, DeniedError, ProtocolError, ProtofedError, StateError, UnavailableError
-from protofed.common.forms import check_connection
 from protofed.common.pki.identity import LiveIdentity, Party
 from protofed.protos.v1 import operator_pb2 as pb
 from protofed.protos.v1 import operator_pb2_grpc as rpc

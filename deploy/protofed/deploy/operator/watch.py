@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.live import Live
 
+from protofed.common.clock import stamp
 from protofed.common.errors import RunFailedError, UnavailableError
-from protofed.common.forms import stamp
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.screen import WatchScreen, no_answer, time_left
 from protofed.deploy.operator.snapshot import ENDED, PUBLISHED, Attempt, RunSnapshot, SiteSnapshot

@@ -27,8 +27,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from protofed.common.address import host_and_port, is_loopback
 from protofed.common.errors import ConfigError, DeniedError, ProtofedError, StateError, UnavailableError, count
-from protofed.common.forms import host_and_port, is_loopback
 from protofed.deploy.pages import guard
 from protofed.deploy.pages.guard import COOKIE, Guard, PageAccess
 from protofed.deploy.tables import STYLES, printable, span

@@ -23,8 +23,8 @@ from protofed.client.state.decisions import FOLDER as DECISIONS
 from protofed.client.state.decisions import Act, Decision, Decisions
 from protofed.client.transport.audit import FILE as AUDIT_LOG
 from protofed.client.transport.audit import ClientAudit
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, StateError, short
-from protofed.common.forms import stamp, utc_now
 from protofed.common.storage import files
 from protofed.common.storage.journal import SEGMENT_BYTES, Journal
 from protofed.deploy.site.partners import PartnersView

@@ -18,11 +18,11 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+from protofed.common.address import host_and_port
 from protofed.common.config.data import SOURCES
 from protofed.common.config.recipe import parse
 from protofed.common.config.settings import ClientSettings, ServerSettings
 from protofed.common.errors import ConfigError, StateError, short, unknown
-from protofed.common.forms import host_and_port
 from protofed.common.plugins import PluginKind, is_plugin
 
 TEMPLATES: Final = Path(__file__).parent / "daemon"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
+from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import StateError
-from protofed.common.forms import stamp, utc_now
 from protofed.common.pki.identity import LiveIdentity
 from protofed.server.access.certificates import Certificates
 from protofed.server.rounds.machine import phases

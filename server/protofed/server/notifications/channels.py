@@ -24,9 +24,9 @@ from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, Pr
 import structlog
 from pydantic import SecretStr
 
+from protofed.common.address import is_loopback
 from protofed.common.config.settings import EMAIL, Notify, Smtp, Webhook
 from protofed.common.errors import ConfigError, short
-from protofed.common.forms import is_loopback
 from protofed.common.pki.identity import read_secret
 from protofed.common.version import VERSION
 from protofed.server.notifications.notice import Notice

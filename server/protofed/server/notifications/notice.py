@@ -13,7 +13,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import Any, Final
 
-from protofed.common.forms import parse_stamp
+from protofed.common.clock import parse_stamp
 from protofed.common.storage.journal import Fact
 
 VERSION: Final = 1  # of the JSON: raised when a key changes its meaning or goes; a new key is no new version

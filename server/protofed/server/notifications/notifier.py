@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from protofed.common.forms import parse_stamp, utc_now
+from protofed.common.clock import parse_stamp, utc_now
 from protofed.server.metrics import SendOutcome
 from protofed.server.notifications.channels import Channel, NotSentError
 from protofed.server.notifications.notice import Notice

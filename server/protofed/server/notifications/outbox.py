@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import structlog
 
+from protofed.common.clock import parse_stamp
 from protofed.common.config.settings import NotifyEvent
 from protofed.common.errors import StateError
-from protofed.common.forms import parse_stamp
 from protofed.common.storage.journal import Fact, Journal, Record, records
 from protofed.server.notifications.notice import Notice
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from protofed.common.clock import stamp
 from protofed.common.config.settings import Notify, NotifyEvent
-from protofed.common.forms import stamp
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.pki.identity import LiveIdentity

@@ -9,8 +9,8 @@ from typing import Final, assert_never
 
 from blake3 import blake3
 
+from protofed.common.clock import stamp
 from protofed.common.config.settings import NotifyEvent
-from protofed.common.forms import stamp
 from protofed.common.storage.journal import Fact
 from protofed.server.notifications.notice import TEST, Notice
 from protofed.server.rounds.machine.waiting import WaitReason

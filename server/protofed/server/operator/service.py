@@ -9,7 +9,7 @@ from typing import Any
 
 from protofed.common.config.recipe import Federation, Recipe, parse_json
 from protofed.common.errors import ConfigError, ConflictError, short, unknown
-from protofed.common.forms import check_id
+from protofed.common.ids import check_id
 from protofed.common.payload import SiteId
 from protofed.common.pki.certificate import Party
 from protofed.common.protocol.consortium import Consortium

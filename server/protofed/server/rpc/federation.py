@@ -30,7 +30,7 @@ from protofed.common.errors import (
     ProtocolError,
 )
 from protofed.common.failpoint import reach
-from protofed.common.forms import read_id
+from protofed.common.ids import read_id
 from protofed.common.payload import Part, SiteId
 from protofed.common.protocol import wire
 from protofed.common.protocol.messages import (

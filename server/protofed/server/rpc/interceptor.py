@@ -12,6 +12,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from protofed.common.clock import utc_now
 from protofed.common.errors import (
     CodecError,
     ConfigError,
@@ -27,9 +28,10 @@ from protofed.common.errors import (
     RevokedError,
     StateError,
     VersionMismatchError,
+    incident_text,
+    new_incident,
     short,
 )
-from protofed.common.forms import incident_text, new_incident, utc_now
 from protofed.common.protocol.call_metadata import (
     REGISTERED,
     DeniedBecause,

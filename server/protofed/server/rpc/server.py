@@ -22,9 +22,9 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from protofed.common.address import host_and_port
 from protofed.common.errors import ConfigError, DiskFailureError, StateError, UnavailableError
 from protofed.common.failpoint import reach
-from protofed.common.forms import host_and_port
 from protofed.common.pki.identity import LiveIdentity
 from protofed.protos.v1 import federation_pb2_grpc, operator_pb2_grpc
 from protofed.server.access.authorization import AccessRules

@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route
 from protofed.common.config.recipe import MAX_ROUNDS, Recipe, parse
 from protofed.common.config.toml_files import parse_toml
 from protofed.common.errors import ConfigError, short, unknown
-from protofed.common.forms import check_id
+from protofed.common.ids import check_id
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of

@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import ApprovalStatus
 from protofed.client.secure_aggregation.partners import Partners
+from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError, ProtofedError, count
-from protofed.common.forms import utc_now
 from protofed.common.pki.certificate import read_certificate
 from protofed.common.pki.identity import CERTIFICATE
 from protofed.deploy.daemons import readyz

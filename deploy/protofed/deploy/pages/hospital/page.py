@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from protofed.common.clock import utc_now
 from protofed.common.errors import ConfigError
-from protofed.common.forms import utc_now
 from protofed.deploy.pages.hospital.examination import SiteSettings
 from protofed.deploy.pages.hospital.left import LeftPages
 from protofed.deploy.pages.hospital.overview import HealthPages, HospitalOverview
