@@ -14,7 +14,7 @@ import importlib.metadata, sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path]  # nothing is installed
 import tests.checkout
 print(importlib.metadata.version("protofed"), sys.path[0])
-import protofed.common.forms
+import protofed.common.address
 """
 
 

@@ -35,8 +35,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from protofed.common.errors import ConfigError, nearest, short, unknown
 
 P = TypeVar("P")
@@ -306,6 +304,8 @@ class Registry(Generic[T]):
             ConfigError: an unknown name or option (with the nearest known one), a value out of range, or a plug-in
                 that is not allowed or cannot be used.
         """
+        from pydantic import TypeAdapter, ValidationError  # not for a command's help
+
         cls, foreign = self._resolve(name, allowed)
         options_of_half = _fields(cls)
         known = options_of_half | foreign

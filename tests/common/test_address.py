@@ -1,7 +1,4 @@
-"""Encrypted with both ends known, or plain text that was asked for and stays on the machine; nothing else.
-
-What one side says of an incident, the other finds.
-"""
+"""Encrypted with both ends known, or plain text that was asked for and stays on the machine; nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protofed.common.address import check_connection
-from protofed.common.errors import ConfigError, incident_in, incident_text, new_incident
+from protofed.common.errors import ConfigError
 
 IDENTITY = Path("identity")
 
@@ -57,14 +54,3 @@ def test_what_is_no_address_is_refused(address: str, identity: Path | None, plai
 def test_a_web_address_is_refused_and_the_address_in_it_is_said(address: str) -> None:
     with pytest.raises(ConfigError, match=r"such as hub\.example"):
         check_connection(address, IDENTITY, plaintext=False)
-
-
-def test_the_number_is_found_in_what_a_peer_is_told() -> None:
-    number = new_incident()
-    assert incident_in(f"INTERNAL: {incident_text(number)}; try again") == number
-    assert number != new_incident()
-
-
-@pytest.mark.parametrize("text", ["", "internal error", "incident 12", "incident XYZ01234", "incident 0123456789"])
-def test_what_tells_of_none_has_none(text: str) -> None:
-    assert incident_in(text) is None
