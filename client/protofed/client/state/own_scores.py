@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 20  # of a run's file, about 3000 rounds; the lines that were w
 
 
 @dataclass(frozen=True)
-class RoundScores:
+class OwnRoundScores:
     """A site's own scores of one round.
 
     Attributes:
@@ -36,7 +36,7 @@ class RoundScores:
     scores: Mapping[str, float]
 
 
-_LINE = TypeAdapter(RoundScores)
+_LINE = TypeAdapter(OwnRoundScores)
 
 
 class OwnScores:
@@ -59,7 +59,7 @@ class OwnScores:
             StateError: the file is damaged, or cannot be written.
         """
         rounds = {scored.round: scored for scored in self._read(run)}
-        before = rounds.pop(round, RoundScores(round, "", {}))
+        before = rounds.pop(round, OwnRoundScores(round, "", {}))
         own = {name: value for name, value in scores.items() if is_own(name)}
         at = f"{self._now():%Y-%m-%dT%H:%M:%SZ}"
         rounds[round] = replace(before, at=at, scores={**before.scores, **own})  # at the end: the newest
@@ -68,7 +68,7 @@ class OwnScores:
             del lines[0]
         files.write(self._path(run), b"".join(lines))
 
-    def rounds(self, run: str) -> list[RoundScores]:
+    def rounds(self, run: str) -> list[OwnRoundScores]:
         """The scored rounds of a run, by number.
 
         Raises:
@@ -93,7 +93,7 @@ class OwnScores:
         paths = sorted(self._folder.glob(f"[!.]*{SUFFIX}"), key=lambda path: (path.stat().st_mtime, path.name))
         return [path.name.removesuffix(SUFFIX) for path in paths]
 
-    def _read(self, run: str) -> list[RoundScores]:
+    def _read(self, run: str) -> list[OwnRoundScores]:
         path = self._path(run)
         try:
             return [_LINE.validate_json(line) for line in path.read_bytes().splitlines()]

@@ -36,7 +36,7 @@ from protofed.deploy.cli.pages import page
 from protofed.deploy.tables import BOXED, Column, terminal
 
 if TYPE_CHECKING:
-    from protofed.client.state.own_scores import RoundScores
+    from protofed.client.state.own_scores import OwnRoundScores
     from protofed.deploy.audit.handed_in import HandedIn
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
@@ -401,7 +401,7 @@ def scores(
             console.print(line, highlight=False, markup=False)
 
 
-def plain(run: str | None, rounds: Sequence[RoundScores], sent: HandedIn) -> dict[str, Any]:
+def plain(run: str | None, rounds: Sequence[OwnRoundScores], sent: HandedIn) -> dict[str, Any]:
     """For programs: each round with the names that left (None: too many for the log), and what the names mean.
 
     `left` has those that left by themselves, `left_in_sums` those that left in a secure sum alone.
@@ -423,7 +423,7 @@ def plain(run: str | None, rounds: Sequence[RoundScores], sent: HandedIn) -> dic
     return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
 
 
-def tables(rounds: Sequence[RoundScores], width: int) -> Iterator[RenderableType]:
+def tables(rounds: Sequence[OwnRoundScores], width: int) -> Iterator[RenderableType]:
     """One row a round, one column a score; as many tables as it takes for no number to be cut."""
     from protofed.deploy.site.score_words import names_of
 
@@ -432,17 +432,19 @@ def tables(rounds: Sequence[RoundScores], width: int) -> Iterator[RenderableType
     widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
     most = max(1, (width - len("│ round │")) // (widest + 3))
     for first in range(0, max(len(names), 1), most):
-        columns: list[Column[RoundScores]] = [Column("round", lambda scored: str(scored.round), right=True, wraps=True)]
+        columns: list[Column[OwnRoundScores]] = [
+            Column("round", lambda scored: str(scored.round), right=True, wraps=True)
+        ]
         for name, head in zip(names[first : first + most], heads[first : first + most], strict=True):
             columns.append(Column(head, partial(_score, name), right=True, wraps=True))
         yield terminal(columns, rounds, BOXED)
 
 
-def _score(name: str, scored: RoundScores) -> str:
+def _score(name: str, scored: OwnRoundScores) -> str:
     return f"{scored.scores[name]:.4f}" if name in scored.scores else "–"
 
 
-def legend(rounds: Sequence[RoundScores], sent: HandedIn) -> Iterator[str]:
+def legend(rounds: Sequence[OwnRoundScores], sent: HandedIn) -> Iterator[str]:
     """What each column means, and whether it left: by itself, in a secure sum, or not at all."""
     from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
     from protofed.deploy.site.score_words import meaning, names_of
@@ -470,7 +472,7 @@ def _lines(how: str, rounds_by_name: Mapping[str, set[int]]) -> Iterator[str]:
             yield f"{how}: {name}, rounds {rounds_text(numbers)}"
 
 
-def _rounds_by_name(rounds: Sequence[RoundScores], left: Mapping[int, set[str]]) -> dict[str, set[int]]:
+def _rounds_by_name(rounds: Sequence[OwnRoundScores], left: Mapping[int, set[str]]) -> dict[str, set[int]]:
     """In which of the rounds each column is among the names that left."""
     from protofed.deploy.site.score_words import names_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from protofed.client.state.own_scores import RoundScores
+from protofed.client.state.own_scores import OwnRoundScores
 from protofed.common.protocol.messages import score_family
 
 _MODELS = {
@@ -38,6 +38,6 @@ def meaning(name: str) -> str:
     return f"{_MODELS[prefix]}: {_MEASURES[measure]}"
 
 
-def names_of(rounds: Iterable[RoundScores]) -> list[str]:
+def names_of(rounds: Iterable[OwnRoundScores]) -> list[str]:
     """The scores that some of these rounds have, without those of single classes."""
     return sorted({name for scored in rounds for name in scored.scores if score_family(name) == name})

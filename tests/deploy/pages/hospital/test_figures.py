@@ -24,7 +24,7 @@ from protofed.client.policy.dp_accountant import NoisySums
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import DpLedger, Spent, read
 from protofed.client.state.own_scores import FOLDER as SCORES
-from protofed.client.state.own_scores import OwnScores, RoundScores
+from protofed.client.state.own_scores import OwnRoundScores, OwnScores
 from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
@@ -150,7 +150,7 @@ def test_stamps() -> None:
 def table(
     rounds: int, left: Mapping[int, set[str]], *names: str, summed: Mapping[int, set[str]] | None = None
 ) -> OwnScoreTable:
-    every = [RoundScores(n, "2026-11-25T06:30:00Z", dict.fromkeys(names, n / 100)) for n in range(1, rounds + 1)]
+    every = [OwnRoundScores(n, "2026-11-25T06:30:00Z", dict.fromkeys(names, n / 100)) for n in range(1, rounds + 1)]
     return OwnScoreTable(
         names, names, every, every[::-1], names, 0, HandedIn(names=dict(left), summed=dict(summed or {}))
     )

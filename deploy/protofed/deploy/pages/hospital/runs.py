@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import Offer
-from protofed.client.state.own_scores import FOLDER, OwnScores, RoundScores
+from protofed.client.state.own_scores import FOLDER, OwnRoundScores, OwnScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
 from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
@@ -217,8 +217,8 @@ class OwnScoreTable:
 
     names: Sequence[str]
     meanings: Sequence[str]
-    every: Sequence[RoundScores]
-    rounds: Sequence[RoundScores]
+    every: Sequence[OwnRoundScores]
+    rounds: Sequence[OwnRoundScores]
     left: Sequence[str]
     more: int
     sent: HandedIn
@@ -244,7 +244,7 @@ def own_scores(site: HospitalSite, run: str) -> OwnScoreTable:
     )
 
 
-def _left(name: str, rounds: Sequence[RoundScores], sent: HandedIn) -> str:
+def _left(name: str, rounds: Sequence[OwnRoundScores], sent: HandedIn) -> str:
     gone = {scored.round for scored in rounds if name in sent.names.get(scored.round, ())}
     summed = {scored.round for scored in rounds if name in sent.summed.get(scored.round, ())}
     unlisted = any(UNLISTED in sent.names.get(scored.round, ()) for scored in rounds)
