@@ -2,7 +2,30 @@
 
 Bonawitz et al., CCS 2017: the malicious-server variant of double masking on the complete graph, Protocol 1 of the paper
 with its signatures and its consistency round. Everything here is pure: who stores and sends what is decided elsewhere.
-`protofed.client.secure_aggregation` has the table of all steps, with what each wing does in them.
+
+Each step is a task. A masked vector travels beside its message. The site's functions are of the client's
+`secure_aggregation.session`. The server's are of its `rounds.secure_aggregation.steps`: what makes the message that a
+site is sent, and what examines the site's answer.
+
+    step            site is sent      site's function   site sends            server's functions
+    --------------  ----------------  ----------------  --------------------  --------------------------------------
+    fit, score-sum  the model         begun, advertise  KeyAdvert             SumCheck._check_advert
+    share           RosterMessage     share             SharesMessage         SumRecord.roster, SumCheck._check_sites
+    holders         SharesMessage     send_flags        SignatureMessage and  SumRecord._deliveries,
+                                                        masked flags          masking.check_vector
+    agree-holders   SurvivorsMessage  agree             SignatureMessage      SumRecord.survivors,
+                                                                              masking.check_signed
+    reveal-holders  SurvivorsMessage  reveal            Revealed              SumRecord.bases, SumCheck._check_sites
+    mask            HoldersMessage    open_flags,       SignatureMessage and  SumRecord._holders, manifest_problem
+                    (SharesMessage    send_values       masked values
+                    without rows)
+    agree           SurvivorsMessage  agree             SignatureMessage      SumRecord.survivors,
+                                                                              masking.check_signed
+    reveal          SurvivorsMessage  reveal            Revealed              SumRecord.bases, SumCheck._check_sites
+    (aggregation)                                                             SumRecord.total, totals.next_state
+
+Only a sum with rows (of classes, or of scores) has the steps `holders` to `reveal-holders`: they count who holds each
+row before any row leaves.
 
     keys         each site signs public keys: one for shares, and for each vector one for masks
     masking      it splits the seeds of its masks into shares, one sealed for each site. It sends its vector plus a mask
