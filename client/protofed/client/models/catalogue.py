@@ -122,7 +122,7 @@ def first(recipe: Recipe, allowed: frozenset[str]) -> SplitModel:
     """A recipe's model as its run begins, drawn from torch's global generator, but for a pre-trained body.
 
     Raises:
-        ConfigError: as of `build`, and of `pretrained.load_body`.
+        ConfigError: as of `build`, and of `load_body`.
     """
     model = build(recipe.model, recipe.input, recipe.classes, allowed)
     if recipe.model.pretrained_body is not None:

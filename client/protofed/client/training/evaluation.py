@@ -1,6 +1,6 @@
 """Scores of a model on a test set (METHODS §7), all from one pass over it.
 
-Which scores a site takes of which model, on which test set; `common.protocol.score_names` has their names.
+Which scores a site takes of which model, on which test set; `common.protocol.scores` has their names.
 
 `check` is called before each batch, as of `evaluation.tally`.
 """

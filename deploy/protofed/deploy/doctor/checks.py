@@ -186,7 +186,7 @@ class CheckFailedError(Exception):
     """A check found a problem.
 
     Args:
-        name: of the diagnosis, as in `diagnoses.DIAGNOSES`.
+        name: of the diagnosis, as in `DIAGNOSES`.
     """
 
     def __init__(self, name: str, message: str) -> None:

@@ -152,7 +152,7 @@ class ChunkReplies:
 
 # At a time, of all sites: each takes its update's size of memory. Two threads remain for chunks.
 EXAMINATIONS = 2
-Examined: TypeAlias = UpdateProblem | float  # as `UploadIntake.examine` gives it
+Examined: TypeAlias = UpdateProblem | float  # as `Intake.examine` gives it
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ _COUNT_AGGREGATION = (
     update(db.rounds)
     .where(here(db.rounds, *OF_ATTEMPT))
     .values(aggregations=db.rounds.c.aggregations + bindparam("by"))
-    .returning(db.rounds.c.aggregations)
 )
+_AGGREGATIONS = select(db.rounds.c.aggregations).where(here(db.rounds, *OF_ATTEMPT))  # SQLite before 3.35: no RETURNING
 _ATTEMPT = update(db.rounds).where(here(db.rounds, *OF_ATTEMPT))
 _OPEN_OF_ATTEMPT = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT), _STILL_OPEN)
 _OPEN_OF_SITE = update(db.tasks).where(here(db.tasks, *OF_ATTEMPT, "site"), _STILL_OPEN)
@@ -227,8 +227,8 @@ class Ledger(LedgerReader):
     def count_aggregation(self, run: str, round: int, attempt: int, by: int = 1) -> int:
         """Note that the aggregation of an attempt is begun (1), or has ended no process (-1); how many then count."""
         with self._write() as connection:
-            found = connection.execute(_COUNT_AGGREGATION, {**_attempt(run, round, attempt), "by": by})
-            return int(found.scalar_one())
+            connection.execute(_COUNT_AGGREGATION, {**_attempt(run, round, attempt), "by": by})
+            return int(connection.execute(_AGGREGATIONS, _attempt(run, round, attempt)).scalar_one())
 
     def keep_aggregate(
         self,

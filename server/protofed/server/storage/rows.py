@@ -41,11 +41,6 @@ class TaskRow:
         return self.kind in (TaskKind.INITIALISE, TaskKind.FIT)
 
     @property
-    def brings_training(self) -> bool:
-        """Whether its answer is what a site trained: of a secure sum, that are its numbers and not its keys."""
-        return (self.kind, self.subject) in ((TaskKind.FIT, None), (TaskKind.MASK, Subject.UPDATE))
-
-    @property
     def label(self) -> str:
         """Its kind as records show it: a sum of scores has the steps of one of updates, in the same attempt."""
         of_scores = self.subject is Subject.SCORES and self.kind is not TaskKind.SCORE_SUM
@@ -130,7 +125,7 @@ class RoundRow:
         abandoned: why, if it was.
         aggregations: times that its aggregation was begun.
         rolled_back: the run went back to an earlier round afterwards.
-        statistics: what its state says of itself in numbers; see `state_statistics`.
+        statistics: what its state says of itself in numbers; see `rounds.aggregation.publisher`.
         enrolled: N of methods: trainers that the run could invite when it was opened.
     """
 
