@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
 
-from protofed.common.deprecated import Renamed, rename_command, rename_keys
+from protofed.common import deprecated
+from protofed.common.config import recipe, settings, toml_files
+from protofed.common.deprecated import Renamed, rename_command, rename_json, rename_keys
 from protofed.common.errors import ConfigError
+from protofed.testing.small_recipe import small_recipe
 
 KEYS = {("Recipe", "plan.batch"): Renamed("batch_size", "0.5.0")}
 COMMANDS = {"client plan": Renamed("client preview", "0.5.0")}
@@ -36,6 +43,42 @@ def test_any_other_key_stays_as_it_is(table: dict[str, object], kind: str) -> No
 def test_a_key_under_both_names_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"a\.toml: 'plan\.batch' is called 'batch_size', which is there too; remove"):
         rename_keys({"plan": {"batch": 8, "batch_size": 16}}, "Recipe", "a.toml", KEYS)
+
+
+def test_json_that_software_wrote_is_read_by_the_new_keys_and_nobody_is_warned() -> None:
+    with capture_logs() as logs:
+        assert json.loads(rename_json('{"plan": {"batch": 8}}', "Recipe", "it", KEYS)) == {"plan": {"batch_size": 8}}
+        for text, kind in (
+            ('{"plan": {"batch_size": 8}}', "Recipe"),
+            ('{"plan": {"batch": 8}}', "Other"),
+            ("{", "Recipe"),
+        ):
+            assert rename_json(text, kind, "it", KEYS) == text
+    assert logs == []
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next release has renamed a key of recipes, and one of a site's settings."""
+    keys = {("Recipe", "turns"): Renamed("rounds", "9.0.0"), ("ClientSettings", "folder"): Renamed("state", "9.0.0")}
+    for module, name in ((recipe, "rename_keys"), (recipe, "rename_json"), (toml_files, "rename_keys")):
+        monkeypatch.setattr(module, name, partial(getattr(deprecated, name), keys=keys))
+    monkeypatch.setattr(settings, "rename_keys", partial(rename_keys, keys=keys))
+
+
+@pytest.mark.usefixtures("renamed")
+def test_an_old_key_works_wherever_it_is_written(tmp_path: Path) -> None:
+    sound = small_recipe("fedavg")
+    old = sound.wire().replace('"rounds":', '"turns":')
+    assert recipe.parse_json(old, recipe.Recipe, "the ledger").wire() == sound.wire()
+    (tmp_path / "base.toml").write_text("rounds = 3\n", encoding="utf-8")
+    (tmp_path / "own.toml").write_text('extends = "base.toml"\nturns = 5\n', encoding="utf-8")
+    assert toml_files.read_extended(tmp_path / "own.toml") == {"rounds": 5}
+    (tmp_path / "site.toml").write_text('site = "a"\nfolder = "kept"\n[data]\nsource = "digits"\n', encoding="utf-8")
+    read = settings.read_settings(
+        settings.ClientSettings, tmp_path / "site.toml", {"server": "localhost:1", "policy": "open"}
+    )
+    assert read.state == tmp_path / "kept"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """Keys and commands under their old names: they work, with a warning, until the version in which the old name ends.
 
 From 0.3.0 on a renamed key or command is listed here for at least one minor version. `tests/test_release.py` fails when
-an entry has reached its end.
+an entry has reached its end. Environment variables are not among them: an unknown one is an error.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ COMMANDS: Final[Mapping[str, Renamed]] = {}  # first words of an old command lin
 
 def rename_keys(
     table: Mapping[str, Any], kind: str, where: str, keys: Mapping[tuple[str, str], Renamed] = KEYS
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     """A file's table with its old keys under their new names; each is warned of.
 
     Args:
@@ -43,17 +44,21 @@ def rename_keys(
     Raises:
         ConfigError: the table has a key under both names.
     """
-    for (of, path), renamed in keys.items():
-        *tables, old = path.split(".")
-        if of != kind or old not in _inner(table, tables):
-            continue
-        table = copy.deepcopy(dict(table))
-        inner = _inner(table, tables)
-        if renamed.new in inner:
-            raise ConfigError(f"{where}: '{path}' is called '{renamed.new}', which is there too; remove '{path}'")
-        inner[renamed.new] = inner.pop(old)
+    found = copy.deepcopy(dict(table))
+    for path, renamed in _rename(found, kind, where, keys):
         _warn(f"{where}: '{path}'", f"'{renamed.new}'", renamed.ends)
-    return table
+    return found
+
+
+def rename_json(text: str, kind: str, where: str, keys: Mapping[tuple[str, str], Renamed] = KEYS) -> str:
+    """As `rename_keys`, of JSON that software wrote: a recorded recipe, or one that is sent. Nobody is warned."""
+    if all(of != kind for of, _ in keys):
+        return text
+    try:
+        table = json.loads(text)
+    except ValueError:
+        return text  # whoever reads it says so
+    return json.dumps(table) if isinstance(table, dict) and list(_rename(table, kind, where, keys)) else text
 
 
 def rename_command(words: Sequence[str], commands: Mapping[str, Renamed] = COMMANDS) -> list[str]:
@@ -64,6 +69,20 @@ def rename_command(words: Sequence[str], commands: Mapping[str, Renamed] = COMMA
             _warn(f"`protofed {old}`", f"`protofed {renamed.new}`", renamed.ends)
             return [*renamed.new.split(), *words[len(first) :]]
     return list(words)
+
+
+def _rename(
+    table: dict[str, Any], kind: str, where: str, keys: Mapping[tuple[str, str], Renamed]
+) -> Iterator[tuple[str, Renamed]]:
+    """Rename the old keys in the table itself; yields each that it has."""
+    for (of, path), renamed in keys.items():
+        *tables, old = path.split(".")
+        if of != kind or old not in (inner := _inner(table, tables)):
+            continue
+        if renamed.new in inner:
+            raise ConfigError(f"{where}: '{path}' is called '{renamed.new}', which is there too; remove '{path}'")
+        inner[renamed.new] = inner.pop(old)
+        yield path, renamed
 
 
 def _inner(table: Any, path: Sequence[str]) -> dict[str, Any]:

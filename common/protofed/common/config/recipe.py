@@ -18,7 +18,7 @@ from protofed.common.codec import Digest, digest
 from protofed.common.config.data import Data
 from protofed.common.config.tables import Input, Model, NamedOptions, Share, StrictModel
 from protofed.common.config.toml_files import explain, read_extended, read_table
-from protofed.common.deprecated import rename_keys
+from protofed.common.deprecated import rename_json, rename_keys
 from protofed.common.errors import ConfigError
 from protofed.common.ids import Id
 from protofed.common.protocol.messages import LONGEST_S, MAX_BYTES, MAX_SUMMED, MIN_SUMMED, Role
@@ -433,13 +433,13 @@ def parse(table: dict[str, Any], model: type[M], where: str) -> M:
 
 
 def parse_json(text: str, model: type[M], where: str) -> M:
-    """JSON as `model`; errors name `where` and the key.
+    """JSON as `model`, its old keys renamed; errors name `where` and the key.
 
     Raises:
         ConfigError: no JSON, an unknown key or a value out of range.
     """
     try:
-        return model.model_validate_json(text)
+        return model.model_validate_json(rename_json(text, model.__name__, where))
     except ValidationError as error:
         raise ConfigError(f"{where}: {explain(error, model)}") from error
 

@@ -21,6 +21,7 @@ from protofed.common.address import is_loopback
 from protofed.common.config.data import Data, data_folder
 from protofed.common.config.tables import Secret, StrictModel
 from protofed.common.config.toml_files import explain, read_table
+from protofed.common.deprecated import rename_keys
 from protofed.common.errors import ConfigError, short, unknown
 from protofed.common.ids import Id
 from protofed.common.protocol.consortium import check_name
@@ -324,7 +325,7 @@ def read_settings(model: type[S], file: Path | None, arguments: Mapping[str, Any
     Raises:
         ConfigError: no such file, an unknown key or variable, or a value out of range.
     """
-    table = {} if file is None else read_table(file)
+    table = {} if file is None else rename_keys(read_table(file), model.__name__, str(file))
     _check_environment(model)
     values = {name: value for name, value in arguments.items() if value not in (None, [], ())}
     if isinstance(values.get("metrics"), str):  # the command line has only an address; its other keys are in the file

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from protofed.common.deprecated import rename_keys
 from protofed.common.errors import ConfigError, nearest, short
 
 MAX_EXTENDED = 8  # files of one chain of `extends`, which may be circular
@@ -77,7 +78,7 @@ def _read_chain(path: Path, extending: list[Path]) -> dict[str, Any]:
     """As `read_extended`, of a file that the last of `extending` extends."""
     if len(extending) == MAX_EXTENDED:
         raise ConfigError(f"{extending[0]} extends {MAX_EXTENDED} files; expected one that extends nothing at the end")
-    table = read_table(path)
+    table = rename_keys(read_table(path), "Recipe", str(path))  # each by itself: one may have the old key, one the new
     base, unset = table.pop("extends", None), table.pop("unset", None)
     if base is None:
         if unset is not None:
