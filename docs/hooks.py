@@ -23,7 +23,14 @@ from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PUBLIC = ("protofed.client.method", "protofed.server.method", "protofed.lab", "protofed.testing")
+PUBLIC = (
+    "protofed.client.method",
+    "protofed.server.method",
+    "protofed.models",
+    "protofed.data",
+    "protofed.lab",
+    "protofed.testing",
+)
 OUTSIDE = "repository"
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)

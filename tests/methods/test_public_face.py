@@ -1,14 +1,22 @@
-"""What the author of a method gets from `protofed`: one module for each half, frozen here."""
+"""What authors of methods, models and datasets get from `protofed`: one module each, frozen here."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import protofed.data as data_face
+import protofed.models as model_face
 from protofed.client import method as client_face
+from protofed.common import plugins
+from protofed.common.config.toml_files import parse_toml
+from protofed.deploy.simulation.simulation import simulation
 from protofed.server import method as server_face
+from protofed.testing.small_recipe import small_recipe
 
 ROOT = Path(__file__).parents[2]
 HALVES = [
@@ -35,11 +43,30 @@ weights
 """
 
 
-def test_the_exported_names_are_a_promise() -> None:
-    assert sorted(client_face.__all__) == sorted(CLIENT.split())
-    assert sorted(server_face.__all__) == sorted(SERVER.split())
-    for face in (client_face, server_face):
-        assert all(hasattr(face, name) for name in face.__all__)
+MODELS = "ConfigError Input SplitModel"
+DATA = "Data DataError DataSplit Examples"
+FACES = [(client_face, CLIENT), (server_face, SERVER), (model_face, MODELS), (data_face, DATA)]
+
+
+@pytest.mark.parametrize(("face", "names"), FACES, ids=lambda given: getattr(given, "__name__", ""))
+def test_the_exported_names_are_a_promise(face: ModuleType, names: str) -> None:
+    assert sorted(face.__all__) == sorted(names.split())
+    assert all(hasattr(face, name) for name in face.__all__)
+
+
+def test_the_guides_model_dataset_and_partition_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They import nothing of protofed but the two faces."""
+    guide = (ROOT / "docs/how-to/plugins.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL))
+    assert set(re.findall(r"from (protofed[\w.]*)", code)) == {"protofed.models", "protofed.data"}
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(plugins, "_allowed", set())
+    (table,) = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    recipe = small_recipe("fedavg", name="mine", rounds=1, **parse_toml(table, "the guide's recipe"))
+    with simulation(recipe) as running:
+        running.go()
+        assert running.ledger.newest("mine") is not None
 
 
 @pytest.mark.parametrize("path", HALVES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
