@@ -14,8 +14,8 @@ from rich.text import Text
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.storage.journal import SEGMENT_BYTES
 from protofed.deploy.audit.archive import Moved
+from protofed.deploy.audit.log import AuditStatus
 from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
-from protofed.deploy.audit.verify import AuditStatus
 
 NONE = "–"
 MODELS = (TaskKind.FIT, TaskKind.REFINE, TaskKind.SCORE, TaskKind.SCORE_SUM)  # tasks whose base is a model

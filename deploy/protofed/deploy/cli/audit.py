@@ -38,7 +38,7 @@ def verify(
 
     Example: `protofed audit verify /var/lib/protofed`
     """
-    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit import log as audit
     from protofed.deploy.audit.view import status_lines
 
     if archive is not None and len(paths) > 1:
@@ -85,7 +85,7 @@ def show(
 
     Example: `protofed audit show /var/lib/protofed --run RUN --messages`
     """
-    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit import log as audit
     from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import summarize
 
@@ -114,7 +114,7 @@ def archive(
     Example: `protofed audit archive /var/lib/protofed --into /archive/north`
     """
     from protofed.deploy.audit import archive as archives
-    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit import log as audit
     from protofed.deploy.audit.view import moved_lines
 
     moved = archives.archive(audit.log_file(path), into, shown=not as_json)

@@ -37,7 +37,7 @@ from protofed.deploy.tables import BOXED, Column, terminal
 
 if TYPE_CHECKING:
     from protofed.client.state.own_scores import OwnRoundScores
-    from protofed.deploy.audit.handed_in import HandedIn
+    from protofed.deploy.audit.reader import HandedIn
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
 console = Console()
@@ -250,7 +250,7 @@ def resume(state: State) -> None:
 
 def _leave(run: str, state: Path, *, yes: bool) -> None:
     from protofed.client.transport.audit import FILE
-    from protofed.deploy.audit.handed_in import handed_in
+    from protofed.deploy.audit.reader import handed_in
     from protofed.deploy.site import orders
 
     def begun(took_part: bool) -> None:
@@ -271,7 +271,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
 
 
 def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
-    from protofed.deploy.audit.handed_in import rounds_text
+    from protofed.deploy.audit.reader import rounds_text
 
     updates, scores, unanswered = sent.updates - {0}, sent.scores, sent.unanswered
     lines = []
@@ -380,7 +380,7 @@ def scores(
     """
     from protofed.client.state.own_scores import FOLDER, OwnScores
     from protofed.client.transport.audit import FILE
-    from protofed.deploy.audit.handed_in import HandedIn, handed_in
+    from protofed.deploy.audit.reader import HandedIn, handed_in
     from protofed.deploy.site import orders
 
     orders.check_state(state)
@@ -407,7 +407,7 @@ def plain(run: str | None, rounds: Sequence[OwnRoundScores], sent: HandedIn) -> 
     `left` has those that left by themselves, `left_in_sums` those that left in a secure sum alone.
     """
     from protofed.common.protocol.messages import score_family
-    from protofed.deploy.audit.handed_in import UNLISTED
+    from protofed.deploy.audit.reader import UNLISTED
     from protofed.deploy.site.score_words import meaning
 
     gone = {scored.round: sent.names.get(scored.round, set()) for scored in rounds}
@@ -446,7 +446,7 @@ def _score(name: str, scored: OwnRoundScores) -> str:
 
 def legend(rounds: Sequence[OwnRoundScores], sent: HandedIn) -> Iterator[str]:
     """What each column means, and whether it left: by itself, in a secure sum, or not at all."""
-    from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
+    from protofed.deploy.audit.reader import UNLISTED, rounds_text
     from protofed.deploy.site.score_words import meaning, names_of
 
     for name in names_of(rounds):
@@ -465,7 +465,7 @@ def legend(rounds: Sequence[OwnRoundScores], sent: HandedIn) -> Iterator[str]:
 
 
 def _lines(how: str, rounds_by_name: Mapping[str, set[int]]) -> Iterator[str]:
-    from protofed.deploy.audit.handed_in import rounds_text
+    from protofed.deploy.audit.reader import rounds_text
 
     for name, numbers in rounds_by_name.items():
         if numbers:

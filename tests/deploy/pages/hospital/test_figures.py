@@ -30,7 +30,7 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal
-from protofed.deploy.audit.handed_in import HandedIn
+from protofed.deploy.audit.reader import HandedIn
 from protofed.deploy.pages import pictures
 from protofed.deploy.pages.guard import SVG_POLICY
 from protofed.deploy.pages.hospital import figures, site

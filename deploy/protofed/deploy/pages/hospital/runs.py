@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from protofed.client.policy.approval import Offer
 from protofed.client.state.own_scores import FOLDER, OwnRoundScores, OwnScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
-from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
+from protofed.deploy.audit.reader import UNLISTED, HandedIn, rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
 from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
 from protofed.deploy.pages.hospital.site import HospitalSite
@@ -230,7 +230,7 @@ def own_scores(site: HospitalSite, run: str) -> OwnScoreTable:
     Raises:
         StateError: the scores or the log cannot be read.
     """
-    kept, sent = OwnScores(site.state / FOLDER), site.handed_in(run)
+    kept, sent = OwnScores(site.state / FOLDER), site.log.handed_in(run)
     rounds = kept.rounds(run) if run in kept.runs() else []
     names = names_of(rounds)
     return OwnScoreTable(
