@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from protofed.deploy.cli.options import AsJson, Set, needs_recipe
+from protofed.deploy.cli.options import AsJson, Set, needs_recipe, print_json
 
 if TYPE_CHECKING:
     from protofed.deploy.doctor.checks import Check
@@ -123,7 +122,7 @@ def _report_checks(checks: Sequence[Check], *, strict: bool, as_json: bool) -> N
     with Console(stderr=True).status("checking") as status:
         rows = list(run_checks(checks, lambda name: status.update(f"checking {name}")))
     if as_json:
-        print(json.dumps(plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
+        print_json(plain(rows, strict=strict), ascii=False)
     else:
         console.print(table(rows))
         console.print(verdict(rows, strict=strict), highlight=False)
