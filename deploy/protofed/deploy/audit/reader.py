@@ -370,6 +370,21 @@ class HandedIn:
         """What is not counted, as a sentence; empty: the whole log is here."""
         return archived_text(self.archived) if self.archived else ""
 
+    def lines(self) -> list[str]:
+        """What stays with the server, in words, by kind; empty: nothing that the log has."""
+        summed = {number for number, names in self.summed.items() if names}
+        kinds = (
+            ("updates, rounds {}", self.updates - {0}),
+            (
+                "the first model, which is made from the recipe and contains nothing of this site's data",
+                {0} & self.updates,
+            ),
+            ("perhaps the updates of rounds {}: sent, and never answered", self.unanswered),
+            ("scores, rounds {}", self.scores),
+            ("scores in a secure sum, as part of a mean over sites, rounds {}", summed),
+        )
+        return [text.format(rounds_text(rounds)) for text, rounds in kinds if rounds]
+
     def add(self, entry: Entry) -> None:
         """Add what a record of the run says."""
         match entry:

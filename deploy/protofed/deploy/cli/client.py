@@ -275,20 +275,7 @@ def _leave(run: str, state: Path, *, yes: bool) -> None:
 
 
 def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
-    from protofed.deploy.audit.reader import rounds_text
-
-    updates, scores, unanswered = sent.updates - {0}, sent.scores, sent.unanswered
-    lines = []
-    if updates:
-        lines.append(f"  updates, rounds {rounds_text(updates)}")
-    if 0 in sent.updates:
-        lines.append("  the first model, which is made from the recipe and contains nothing of this site's data")
-    if unanswered:
-        lines.append(f"  perhaps the updates of rounds {rounds_text(unanswered)}: sent, and never answered")
-    if scores:
-        lines.append(f"  scores, rounds {rounds_text(scores)}")
-    if summed := {number for number, names in sent.summed.items() if names}:
-        lines.append(f"  scores in a secure sum, as part of a mean over sites, rounds {rounds_text(summed)}")
+    lines = [f"  {line}" for line in sent.lines()]
     gap = [sent.gap] if sent.gap else []
     if not lines:
         return gap or ["nothing of it was handed in before, by the audit log"]
@@ -365,7 +352,7 @@ def budget(
     from protofed.client.state.dp_ledger import FILE, read
     from protofed.deploy import shipped
     from protofed.deploy.site import orders
-    from protofed.deploy.site.privacy_spent import privacy_spent
+    from protofed.deploy.site.privacy import privacy_spent
 
     orders.check_state(state)
     allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp

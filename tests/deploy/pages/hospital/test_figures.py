@@ -40,7 +40,7 @@ from protofed.deploy.pages.hospital.site import MAX_POINTS, HospitalSite, Privac
 from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.pages.shell import stamp, utc
 from protofed.deploy.site.own_scores import ScoresView
-from protofed.deploy.site.privacy_spent import PrivacySpent
+from protofed.deploy.site.privacy import PrivacySpent
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 IMAGE = re.compile(r'<img class="drawn" src="(/pictures/\w+\.svg)"[^>]* alt="([^"]+)"')

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from protofed.deploy.pages.hospital.site import PrivacyPoint
-    from protofed.deploy.site.privacy_spent import PrivacySpent
+    from protofed.deploy.site.privacy import PrivacySpent
 
 # By a score's prefix, the panel that it is in: of one model on one test set, so that its lines can be compared.
 PANELS: Final[Mapping[str, str]] = {

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from protofed.client.policy.approval import Offer
 from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
-from protofed.deploy.audit.reader import HandedIn, rounds_text
+from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
 from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
 from protofed.deploy.pages.hospital.site import HospitalSite
@@ -163,7 +163,7 @@ class HospitalRuns:
             "newest_scores": list(reversed(view.rounds))[:SHOWN_SCORES],
             "more_scores": max(0, len(view.rounds) - SHOWN_SCORES),
             "scores_problem": "",
-            "handed_in": _handed_in(sent),
+            "handed_in": [*sent.lines(), *filter(None, [sent.gap])],
             "scores_picture": picture,
             "has_majority": sketch is not None and "commonest" in sketch.description,
         }
@@ -185,22 +185,6 @@ class HospitalRuns:
         parts = self.site.log.by_round(run)
         sketch = figures.by_round_sketch(run, parts)
         return None if sketch is None else self.site.pictures.of(("bytes", run, sketch.description), sketch)
-
-
-def _handed_in(sent: HandedIn) -> Sequence[str]:
-    """What of a run stays with the server, in sentences."""
-    lines = []
-    if updates := sent.updates - {0}:
-        lines.append(f"updates of rounds {rounds_text(updates)}")
-    if 0 in sent.updates:
-        lines.append("the first model, made from the recipe: it contains nothing of this site's data")
-    if sent.unanswered:
-        lines.append(f"perhaps the updates of rounds {rounds_text(sent.unanswered)}: sent, and never answered")
-    if sent.scores:
-        lines.append(f"scores of rounds {rounds_text(sent.scores)}")
-    if summed := {number for number, names in sent.summed.items() if names}:
-        lines.append(f"scores of rounds {rounds_text(summed)} in a secure sum: the server has the mean over its sites")
-    return [*lines, sent.gap] if sent.gap else lines
 
 
 def _left(name: str, view: ScoresView) -> str:

@@ -26,7 +26,7 @@ from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import recipe_of
 from protofed.deploy.site.partners import PartnersView
-from protofed.deploy.site.privacy_spent import PrivacySpent, privacy_spent
+from protofed.deploy.site.privacy import PrivacySpent, privacy_spent
 
 MAX_POINTS = 60  # points
 
