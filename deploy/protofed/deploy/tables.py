@@ -154,7 +154,7 @@ def terminal(
         whole = [of_row[place].cell_len for of_row in cells] if look.whole and not column.wraps else []
         overflow = "ellipsis" if look.one_line else column.overflow
         table.add_column(
-            Text(column.head, no_wrap=look.one_line, overflow=overflow),
+            Text(column.head, no_wrap=True, overflow=overflow) if look.one_line else column.head,
             justify="right" if column.right else "left",
             overflow=overflow,
             no_wrap=not column.wraps,

@@ -70,6 +70,16 @@ class Answer:
 
     message: Message
 
+    @property
+    def run(self) -> str:
+        """The message's."""
+        return self.message.run
+
+    @property
+    def round(self) -> int:
+        """The message's."""
+        return self.message.round
+
 
 @dataclass(frozen=True)
 class GivenTask:
@@ -166,6 +176,7 @@ class LogReader:
             self._rounds[task_id] = message.run, message.round
         elif task_id:
             message.run, message.round = self._rounds.get(task_id, (message.run, message.round))
+        self._recent.pop(message.digest, None)  # sent again: it is among the newest
         self._recent[message.digest] = message
         if len(self._recent) > RECENT:
             del self._recent[next(iter(self._recent))]
@@ -323,8 +334,7 @@ def summarize(
         for record in read(path, archive, shown=shown):
             if (entry := reader.read(record)) is None:
                 continue
-            about = entry.message if isinstance(entry, Answer) else entry
-            if (run is None or about.run in (None, run)) and (round is None or about.round in (None, round)):
+            if (run is None or entry.run in (None, run)) and (round is None or entry.round in (None, round)):
                 summary.add(entry)
                 if messages and isinstance(entry, Message):
                     summary.messages.append(entry)
@@ -390,13 +400,13 @@ class HandedIn:
         match entry:
             case Message(call=call) if call in _CALLS:
                 self._sent(entry)
-            case Answer(Message(call="ReportScores") as message):
-                self.scores.discard(message.round)  # only an error is recorded
-            case Answer(Message(call=call) as message) if call in _CALLS:
-                if message.verdict in _COUNTED:
-                    self.updates.add(message.round)
-                if message.verdict and (call == "CommitUpload" or message.verdict in _COUNTED):
-                    self.unanswered.discard(message.round)
+            case Answer(Message(call="ReportScores")):
+                self.scores.discard(entry.round)  # only an error is recorded
+            case Answer(Message(call="BeginUpload" | "CommitUpload", verdict=verdict)) if verdict in _COUNTED:
+                self.updates.add(entry.round)
+                self.unanswered.discard(entry.round)
+            case Answer(Message(call="CommitUpload", verdict=verdict)) if verdict:
+                self.unanswered.discard(entry.round)
             case Note(event="masked"):
                 number = entry.round or 0
                 masked = set(entry.fields.get("scores", ())) - self.names.get(number, set())
@@ -431,7 +441,7 @@ def handed_in(path: Path, run: str) -> HandedIn:
     oldest = next(iter(segments(path)), None)
     result = HandedIn(archived=oldest.number - 1 if oldest else 0)
     for entry in _unchecked(path):
-        if (entry.message if isinstance(entry, Answer) else entry).run == run:
+        if entry.run == run:
             result.add(entry)
     return result
 

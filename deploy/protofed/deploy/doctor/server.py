@@ -14,7 +14,6 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from protofed.common.address import check_connection
 from protofed.common.clock import stamp, utc_now
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError, count
@@ -96,8 +95,7 @@ class ServerDoctor:
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""
-        check_connection(self.settings.listen, self.settings.identity, self.settings.plaintext)
-        return "plain text on this machine" if self.settings.plaintext else f"TLS, identity {self.settings.identity}"
+        return machine.transport(self.settings.listen, self.settings.identity, plaintext=self.settings.plaintext)
 
     def check_clock(self) -> str:
         """The clock is wrong if the state was written in its future; there is no other clock to compare it with."""

@@ -17,7 +17,6 @@ from protofed.common.protocol.messages import TaskKind
 from protofed.common.storage.journal import Record
 from protofed.deploy.audit.log import FollowedLog, LogFollower
 from protofed.deploy.audit.reader import (
-    Answer,
     AuditSummary,
     GivenTask,
     HandedIn,
@@ -219,8 +218,8 @@ class SiteLog:
         if entry is None:
             return
         self._summary.add(entry)
-        if run := (entry.message if isinstance(entry, Answer) else entry).run:
-            self._handed_in.setdefault(run, HandedIn()).add(entry)
+        if entry.run:
+            self._handed_in.setdefault(entry.run, HandedIn()).add(entry)
         match entry:
             case Message():
                 if (left := self._sent(entry)) is not None:
