@@ -66,17 +66,20 @@ class TableStyle:
         boxed: with lines around cells.
         heads: the style of the header; None: there is none.
         whole: where the terminal is too narrow the line runs on: half a date would be taken for another one.
+        one_line: a row is one line: what is too long is cut.
     """
 
     boxed: bool = False
     heads: str | None = "table.header"
     whole: bool = False
+    one_line: bool = False
 
 
-BOXED, OPEN, STATUS, LIST = (
+BOXED, OPEN, STATUS, SCREEN, LIST = (
     TableStyle(boxed=True),
     TableStyle(),
     TableStyle(heads="dim", whole=True),
+    TableStyle(heads="dim", one_line=True),
     TableStyle(heads=None),
 )
 
@@ -149,10 +152,11 @@ def terminal(
     cells = [[_text(column.cell(row)) for column in columns] for row in rows]
     for place, column in enumerate(columns):
         whole = [of_row[place].cell_len for of_row in cells] if look.whole and not column.wraps else []
+        overflow = "ellipsis" if look.one_line else column.overflow
         table.add_column(
-            column.head,
+            Text(column.head, no_wrap=True, overflow=overflow) if look.one_line else column.head,
             justify="right" if column.right else "left",
-            overflow=column.overflow,
+            overflow=overflow,
             no_wrap=not column.wraps,
             min_width=max([len(column.head), *whole]) if look.whole else column.width,
         )

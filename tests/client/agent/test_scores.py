@@ -21,8 +21,7 @@ from torch import Tensor
 from protofed.client.agent.computation import Nowhere, ScoredModel
 from protofed.client.agent.scores import MIN_IMAGES, Answers, Scorer, answered, is_nearly_constant, secret_half
 from protofed.client.agent.task_tools import BaseModelCache
-from protofed.client.data.site_data import Examples, SiteData, no_examples
-from protofed.client.data.stratified import stratified_sample
+from protofed.client.data.site_data import Examples, SiteData, no_examples, stratified_sample
 from protofed.client.methods.fedavg import FedAvgClient
 from protofed.client.models.split import SplitModel
 from protofed.client.site import DaemonStatus, PreparedRun

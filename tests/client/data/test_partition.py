@@ -26,8 +26,7 @@ from protofed.client.data.partition import (
     pfllib_dirichlet,
     shards,
 )
-from protofed.client.data.site_data import Examples
-from protofed.client.data.stratified import stratified_sample, stratified_share
+from protofed.client.data.site_data import Examples, stratified_sample, stratified_share
 from protofed.common.errors import DataError
 
 GOLDEN = Path(__file__).parents[2] / "golden"

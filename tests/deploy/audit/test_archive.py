@@ -19,7 +19,7 @@ from protofed.common.errors import StateError
 from protofed.common.storage import files
 from protofed.common.storage.journal import Journal, records, segments
 from protofed.deploy.audit import archive as archives
-from protofed.deploy.audit.handed_in import handed_in
+from protofed.deploy.audit.reader import handed_in
 
 LOG = "audit.jsonl"
 Protofed = Callable[..., tuple[int, str, str]]

@@ -19,7 +19,7 @@ from protofed.common.protocol.messages import Role
 from protofed.common.protocol.scores import FAMILIES
 from protofed.common.storage.journal import Journal
 from protofed.deploy.cli import client
-from protofed.deploy.site.score_words import meaning
+from protofed.deploy.site.own_scores import meaning
 from protofed.protos.v1 import federation_pb2 as pb
 
 Run = Callable[..., tuple[int, str, str]]

@@ -20,8 +20,8 @@ from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.plugins import MethodPlugin
 from protofed.deploy.export import model_folder
-from protofed.deploy.export.agreement import ExportError
 from protofed.deploy.export.export import ExportRequest, export
+from protofed.deploy.export.formats import ExportError
 
 HERE = "tests.deploy.export.test_own_head"
 

@@ -19,7 +19,7 @@ pixels 0.17.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -99,6 +99,19 @@ def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
     looked = [(x, y) for x, y in batches if len(x) > 1 and math.prod(x.shape[1:]) >= MIN_PIXELS]
     if not looked:
         return Responses({}, None)
+    answers = _answers(model, looked)
+    features = answers[FEATURES]
+    seen = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= MIN_SEEN else None
+    layers = {
+        name: _response(answer)
+        for name, answer in answers.items()
+        if name != FEATURES and len(answer) >= MIN_IMAGES and answer.shape[1] >= MIN_UNITS
+    }
+    return Responses(layers, seen)
+
+
+def _answers(model: SplitModel, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """What the body and its layers answer to all images, by the module's name."""
     outputs: dict[str, list[Tensor]] = {}
     hooks = [
         module.register_forward_hook(_recorder(outputs.setdefault(name, [])))
@@ -109,26 +122,18 @@ def responses(model: SplitModel, batches: Iterable[Batch]) -> Responses:
     try:
         model.eval()
         with torch.no_grad():
-            for images, _ in looked:
+            for images, _ in batches:
                 model.body(images)
             with _by_batches(model.body) as normalised:
                 if normalised:
                     outputs[FEATURES].clear()
-                for images, _ in looked if normalised else ():
+                for images, _ in batches if normalised else ():
                     model.body(images)
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
-    answers = {name: torch.cat(batches) for name, batches in outputs.items() if batches}
-    features = answers[FEATURES]
-    seen = _seen(features.double(), torch.cat([y for _, y in looked]).cpu()) if len(features) >= MIN_SEEN else None
-    layers = {
-        name: _response(answer)
-        for name, answer in answers.items()
-        if name != FEATURES and len(answer) >= MIN_IMAGES and answer.shape[1] >= MIN_UNITS
-    }
-    return Responses(layers, seen)
+    return {name: torch.cat(parts) for name, parts in outputs.items() if parts}
 
 
 @contextmanager

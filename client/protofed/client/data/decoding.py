@@ -91,25 +91,9 @@ def _tiff(image: Any) -> StoredGrey:
     tags = image.tag_v2
     bits, format_ = max(tags.get(_BITS, (1,))), max(tags.get(_FORMAT, (_UNSIGNED,)))
     inverted = tags.get(_PHOTOMETRIC, 0) == 0  # WhiteIsZero; Pillow turns 8 bits round, and no more than 8
-    if tags.get(_DEPTH, 1) != 1:  # Pillow would read the first plane
-        raise UnreadableImageError("a TIFF file of a volume; expected one image a file")
-    if bits > 8 and image.mode not in (*DEEP, "I", "F"):
-        raise UnreadableImageError(_COLOURS)
-    if bits <= 8 and format_ == _SIGNED:  # Pillow would read -1 as 255
-        raise UnreadableImageError("a TIFF file of 8 bits with a sign; expected 8 bits without one")
-    if image.mode == "YCbCr" and tags.get(_SUBSAMPLING) != (1, 1):  # 2 x 2 is what no tag means
-        raise UnreadableImageError("a TIFF file in YCbCr with subsampling; expected RGB, or compression as JPEG")
-    apart = tags.get(_PLANES, 1) == 2 and tags.get(_COMPRESSION, 1) == 1
-    if apart and (bits != 8 or inverted or tags.get(_FILL_ORDER, 1) != 1):  # Pillow forgets all three
-        raise UnreadableImageError("a TIFF file whose planes are stored apart; expected its planes together")
-    if image.mode == "F" and inverted:
-        raise UnreadableImageError("a TIFF file of floating-point values where 0 is white; expected 0 to be black")
-    if image.mode in ("I", "F") and tags.prefix == b"MM" and tags.get(_COMPRESSION, 1) != 1:
-        # libtiff gives the machine's own order, and Pillow would swap the bytes once more.
-        raise UnreadableImageError(
-            "a compressed big-endian TIFF file of values with a sign, of 32 bits or floating-point; expected little "
-            "endian, or no compression"
-        )
+    for refused, why in _tiff_problems(image.mode, tags, bits, inverted=inverted, signed=format_ == _SIGNED):
+        if refused:
+            raise UnreadableImageError(why)
     if image.mode in ("P", "PA") and max(tags[_COLOUR_MAP]) < 256:
         # The map's 16 bits hold 8, as of some old writers: Pillow would make it black. libtiff's rule (`checkcmap`).
         image.putpalette(np.reshape(tags[_COLOUR_MAP], (3, -1)).T.astype(np.uint8).tobytes())
@@ -120,6 +104,32 @@ def _tiff(image: Any) -> StoredGrey:
             return StoredGrey(None, unsigned=format_ == _UNSIGNED)
         case _:
             return StoredGrey((1 << bits) - 1, inverted)  # packed 12 bits, as scanners write them, are not scaled
+
+
+def _tiff_problems(mode: str, tags: Any, bits: int, *, inverted: bool, signed: bool) -> Iterator[tuple[bool, str]]:
+    """What Pillow would read wrongly: whether it is so, and what was expected."""
+    compressed = tags.get(_COMPRESSION, 1) != 1
+    yield (
+        tags.get(_DEPTH, 1) != 1,
+        "a TIFF file of a volume; expected one image a file",
+    )  # it would read the first plane
+    yield bits > 8 and mode not in (*DEEP, "I", "F"), _COLOURS
+    # It would read -1 as 255.
+    yield bits <= 8 and signed, "a TIFF file of 8 bits with a sign; expected 8 bits without one"
+    subsampled = mode == "YCbCr" and tags.get(_SUBSAMPLING) != (1, 1)  # 2 x 2 is what no tag means
+    yield subsampled, "a TIFF file in YCbCr with subsampling; expected RGB, or compression as JPEG"
+    forgotten = bits != 8 or inverted or tags.get(_FILL_ORDER, 1) != 1  # where planes are apart, it forgets all three
+    yield (
+        tags.get(_PLANES, 1) == 2 and not compressed and forgotten,
+        "a TIFF file whose planes are stored apart; expected its planes together",
+    )
+    yield mode == "F" and inverted, "a TIFF file of floating-point values where 0 is white; expected 0 to be black"
+    # libtiff gives the machine's own order, and Pillow would swap the bytes once more.
+    yield (
+        mode in ("I", "F") and tags.prefix == b"MM" and compressed,
+        "a compressed big-endian TIFF file of values with a sign, of 32 bits or floating-point; expected little "
+        "endian, or no compression",
+    )
 
 
 def _jpeg_2000(image: Image, path: Path) -> StoredGrey:

@@ -309,11 +309,12 @@ def scan(data: Data, class_names: Sequence[str], classes: int) -> Scan:
     labels = LabelMap.of(data, class_names)
     listing = list_files(data)
     items = [_item(entry, labels.classes[entry.label]) for entry in listing.entries if entry.label in labels.classes]
-    rest = [entry.label for entry in listing.entries if entry.label not in labels.classes]
+    rest = Counter(entry.label for entry in listing.entries if entry.label not in labels.classes)
+    ignored = Counter({label: files for label, files in rest.items() if label in labels.ignored})
     return Scan(
         items=items,
-        ignored=Counter(label for label in rest if label in labels.ignored),
-        unmapped=Counter(label for label in rest if label not in labels.ignored),
+        ignored=ignored,
+        unmapped=rest - ignored,
         misplaced=listing.misplaced,
         ungrouped=[item for item in items if data.group_pattern is not None and item.group is None],
         crossing=[] if data.merge_test_into_train else _crossing(items),

@@ -205,23 +205,29 @@ class Data(StrictModel):
             raise ValueError(f"source {self.source} has no options; remove them")
         if (self.dataset is not None) != (self.source == "medmnist"):
             raise ValueError("expected dataset with source medmnist, and with no other")
-        if self.group_pattern is not None and self.source not in ("folder", "manifest"):
-            raise ValueError(
-                f"group_pattern is of sources folder and manifest; for source {self.source} "
-                f"{_GROUPS.get(self.source, 'remove it')}"
-            )
-        if self.group_pattern is not None and self.group_column is not None:
-            raise ValueError("group_pattern and group_column both name the groups; remove one")
         # By their values: a recipe that was read and written again has all keys.
         columns = [key for key in _COLUMNS if getattr(self, key) != type(self).model_fields[key].default]
         if columns and self.source != "manifest":
             raise ValueError(f"{columns[0]} is of source manifest; remove it")
         if "site_column" in columns and not isinstance(self.partition, ColumnPartition):
             raise ValueError('site_column is of partition = { kind = "column" }; set that, or remove it')
-        if self.group_pattern is not None and _group_count(self.group_pattern) != 1:
-            raise ValueError("group_pattern: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
         if both := sorted(self.ignore_labels & set(self.label_map)):
             raise ValueError(f"'{short(both[0])}' is in label_map and in ignore_labels; expected it in one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_group_pattern(self) -> Data:
+        if self.group_pattern is None:
+            return self
+        if self.source not in ("folder", "manifest"):
+            raise ValueError(
+                f"group_pattern is of sources folder and manifest; for source {self.source} "
+                f"{_GROUPS.get(self.source, 'remove it')}"
+            )
+        if self.group_column is not None:
+            raise ValueError("group_pattern and group_column both name the groups; remove one")
+        if _group_count(self.group_pattern) != 1:
+            raise ValueError("group_pattern: expected a regular expression with one (group) in it, as '/(P[0-9]+)_'")
         return self
 
     @model_validator(mode="after")

@@ -190,10 +190,7 @@ class SumLayout:
             shape = (classes, *matrix.shape) if form.rows.whole else matrix.shape
             fields += [Field(ROWS, shape, dtype_name(matrix.dtype)), Field(HOLDERS, (classes,), "float64")]
         if form.shares is not None:
-            shapes = [spec.shape for spec in specs if spec.part is form.shares]
-            if len(shapes) != 1 or len(shapes[0]) != 1:
-                raise SecureSumError("other-form", f"{form.shares} {shapes}: expected one tensor [C]")
-            (classes,) = shapes[0]
+            classes = _shared_classes(specs, form.shares)
             mixed = [spec for spec in floats if spec.part in form.mixtures]
             fields += [Field(f"{MIXTURE}{spec.path}", (classes, *spec.shape), spec.dtype) for spec in mixed]
             fields.append(Field(MASS, (classes,), "float64"))
@@ -308,6 +305,14 @@ def _tensor(update: Update, key: str, shape: tuple[int, ...]) -> Array:
     if array is None or array.shape != shape:
         raise SecureSumError("other-form", f"{part}/{name} is not as the sum of this run has it")
     return array
+
+
+def _shared_classes(specs: Iterable[TensorSpec], part: Part) -> int:
+    """C of the part's one tensor [C]; SecureSumError: it is none, or not alone."""
+    shapes = [spec.shape for spec in specs if spec.part is part]
+    if len(shapes) != 1 or len(shapes[0]) != 1:
+        raise SecureSumError("other-form", f"{part} {shapes}: expected one tensor [C]")
+    return shapes[0][0]
 
 
 def _matrix(sent: Payload, part: Part, name: str) -> Array:

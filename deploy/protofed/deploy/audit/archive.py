@@ -17,7 +17,7 @@ from pathlib import Path
 from protofed.common.errors import ConfigError, StateError
 from protofed.common.storage import files
 from protofed.common.storage.journal import COMPRESSED, Segment, compressed_path, segments
-from protofed.deploy.audit.verify import AuditError, AuditStatus, verify
+from protofed.deploy.audit.log import AuditError, AuditStatus, verify
 
 PIECE_BYTES = 1 << 20
 LEVEL = 6  # level 9 takes twice as long for 2 to 4 per cent, xz ten times as long for a fifth

@@ -1,25 +1,26 @@
-"""Reads an audit log: messages one by one, and summed up by run and round.
+"""Reads an audit log: what each record is, and what the records say together, by run and round or of one run.
 
-A site's log has the events sent, answered, task, run, policy, refused, server, pinned, summed and those of `Act`, what
-people there decided; a server's has call, counted and resumed. Both record a message's fields (`audit_fields`). A
-chunk names only its upload, whose id contains the task_id; the round comes from the message that announced the upload,
-which has the same task_id.
+A site's log has the events sent, answered, task, run, policy, refused, server, met, masked, summed, privacy and those
+of `Act`, what people there decided; a server's has call, counted and resumed. Both record a message's fields
+(`audit_fields`). A chunk names only its upload, whose id contains the task_id; the round comes from the message that
+announced the upload, which has the same task_id.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from protofed.client.state.decisions import Act
-from protofed.common.errors import ConfigError, ProtocolError, unknown
+from protofed.common.errors import ConfigError, ProtocolError, StateError, unknown
 from protofed.common.ids import read_id
-from protofed.common.storage.journal import HalfLineError, Record, TamperedError
-from protofed.deploy.audit.verify import AuditError, read
+from protofed.common.storage.journal import HalfLineError, Record, TamperedError, segments
+from protofed.deploy.audit.log import AuditError, read
 
 RECENT = 1000  # messages of a site's log that may still be answered; a daemon has a handful in flight
 POLICY = "policy"  # in place of gRPC's code
@@ -63,6 +64,151 @@ class Message:
         return given or upload.rpartition(".")[0].rpartition(".")[2]
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The server's answer to a message of a site; the message has its verdict or error now."""
+
+    message: Message
+
+    @property
+    def run(self) -> str:
+        """The message's."""
+        return self.message.run
+
+    @property
+    def round(self) -> int:
+        """The message's."""
+        return self.message.round
+
+
+@dataclass(frozen=True)
+class GivenTask:
+    """A task that the server gave to the site.
+
+    Attributes:
+        base: digest of the model to start from; empty: it has none.
+        fields: by name.
+    """
+
+    at: str
+    run: str
+    round: int
+    kind: str
+    base: str
+    fields: dict[str, Any]
+
+    @property
+    def task_id(self) -> str:
+        """Which task it is; given again, it has the same one."""
+        return str(self.fields.get("task_id", ""))
+
+
+@dataclass(frozen=True)
+class Note:
+    """A record that is neither a message nor a task: the policy that counts, a decision, whose certificate was shown, …
+
+    Attributes:
+        run, round: None: it belongs to all of them.
+        fields: by name.
+    """
+
+    at: str
+    event: str
+    fields: Mapping[str, Any]
+    run: str | None = None
+    round: int | None = None
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return _decision(self.event, self.fields) if self.event in set(Act) else _note(self.event, self.fields)
+
+
+Entry: TypeAlias = Message | Answer | GivenTask | Note
+
+
+class LogReader:
+    """Says of records, in their order, what each is.
+
+    Attributes:
+        runs: every run that a record names.
+    """
+
+    def __init__(self) -> None:
+        self.runs: set[str] = set()
+        self._rounds: dict[str, tuple[str, int]] = {}  # run and round, by task_id
+        # By digest, the oldest first: an `answered` record names its message so. Bounded, since logs can be huge.
+        self._recent: dict[str, Message] = {}
+
+    def read(self, record: Record) -> Entry | None:
+        """What a record is; None: nothing that is shown."""
+        fields: Mapping[str, Any] = record.facts
+        named = fields.get("run") or fields.get("facts", {}).get("run", "")
+        if isinstance(named, str) and (run := _run(named)):
+            self.runs.add(run)
+        match record.event:
+            case "sent" | "call":
+                return self._sent(_message(record.at, fields))
+            case "answered" if fields.get("digest") in self._recent:
+                message = self._recent[fields["digest"]]
+                message.verdict, message.error = fields.get("verdict", ""), fields.get("code", "")
+                return Answer(message)
+            case "task":
+                return self._task(record.at, fields)
+            case "refused" | "masked" | "summed" | "privacy":
+                return Note(record.at, record.event, fields, fields.get("run", ""), fields.get("round", 0))
+            case event if event == "run" or event in set(Act):
+                return Note(record.at, event, fields, fields.get("run"))
+            case "policy" | "server" | "met" | "resumed" | "torn" | "counted":
+                return Note(record.at, record.event, fields)
+        return None
+
+    def _task(self, at: str, fields: Mapping[str, Any]) -> GivenTask:
+        run, number = _run(fields.get("run", "")), fields.get("round", 0)
+        task = GivenTask(at, run, number, fields.get("kind", ""), fields.get("base_digest", ""), dict(fields))
+        self._rounds[task.task_id] = run, number
+        return task
+
+    def _sent(self, message: Message) -> Message:
+        """The message with its run and round, if it or an earlier one of its task names them."""
+        task_id = message.task_id
+        if task_id and message.round:
+            self._rounds[task_id] = message.run, message.round
+        elif task_id:
+            message.run, message.round = self._rounds.get(task_id, (message.run, message.round))
+        self._recent.pop(message.digest, None)  # sent again: it is among the newest
+        self._recent[message.digest] = message
+        if len(self._recent) > RECENT:
+            del self._recent[next(iter(self._recent))]
+        return message
+
+
+def _message(at: str, fields: Mapping[str, Any]) -> Message:
+    """The message of a record `sent` (whose fields are the message's) or `call` (which has them under "facts")."""
+    content, peer = fields.get("facts", fields), fields.get("peer", {})
+    return Message(
+        at,
+        fields["call"],
+        (peer.get("name") or content.get("site", "")) if peer else "",
+        _run(content.get("run", "")),
+        content.get("round", 0),
+        fields.get("bytes", 0),
+        fields.get("answer_bytes"),
+        fields["digest"],
+        content,
+        fields.get("verdict", ""),
+        "" if fields.get("code", "OK") == "OK" else fields["code"],
+        fields.get("calls", 1),
+    )
+
+
+def _run(name: str) -> str:
+    """The run's name; empty if it cannot be one: refused calls are recorded too, with whatever a peer sent."""
+    with contextlib.suppress(ProtocolError):
+        return read_id(name)
+    return ""
+
+
 @dataclass
 class RoundSummary:
     """The messages of one round or, as round 0, of a run outside of rounds.
@@ -82,6 +228,19 @@ class RoundSummary:
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)
     verdicts: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+
+    def count(self, message: Message) -> None:
+        """Count a message's verdict or error, if it has one by now."""
+        if message.verdict:
+            self.verdicts[message.verdict] += 1
+        if message.error:
+            self.errors[message.error] += 1
+
+    def announce(self, parts: Iterable[tuple[str, int, int]]) -> None:
+        """Add an update's parts."""
+        for part, tensors, size in parts:
+            before = self.parts.get(part, (0, 0))
+            self.parts[part] = (before[0] + tensors, before[1] + size)
 
 
 @dataclass
@@ -107,14 +266,46 @@ class AuditSummary:
         messages: one by one, if they were requested.
         notes: (time, text) of records other than messages: the policy that counts, whose certificate the server showed,
             calls that could not be recorded.
-        runs: every run that a record names, whichever were requested.
     """
 
     rounds: dict[tuple[str, int], RoundSummary] = field(default_factory=dict)
     tasks: dict[tuple[str, int, str, str], TasksGiven] = field(default_factory=dict)
     messages: list[Message] = field(default_factory=list)
     notes: list[tuple[str, str]] = field(default_factory=list)
-    runs: set[str] = field(default_factory=set)
+    _announced: set[tuple[str, ...]] = field(default_factory=set)
+
+    def add(self, entry: Entry) -> None:
+        """Add what a record says; `messages` are left alone."""
+        match entry:
+            case Message():
+                self._message(entry)
+            case Answer(message):
+                self._of(message).count(message)
+            case GivenTask():
+                given = self.tasks.setdefault((entry.run, entry.round, entry.kind, entry.base), TasksGiven())
+                given.count, given.fields = given.count + 1, entry.fields
+            case Note():
+                if entry.event == "refused":
+                    self.rounds.setdefault((entry.run or "", entry.round or 0), RoundSummary()).errors[POLICY] += 1
+                self.notes.append((entry.at, entry.text))
+
+    def _message(self, message: Message) -> None:
+        summary = self._of(message)
+        summary.messages += message.calls
+        summary.size += message.size
+        if message.answer_size is not None:
+            summary.answer_size = (summary.answer_size or 0) + message.answer_size
+        summary.callers |= {message.who} - {""}
+        summary.count(message)
+        fields = message.fields
+        update = (message.who, fields.get("task_id", ""), fields.get("digest", ""))
+        # A resumed upload is announced again.
+        if isinstance(fields.get("parts"), list) and update not in self._announced:
+            self._announced.add(update)
+            summary.announce(fields["parts"])
+
+    def _of(self, message: Message) -> RoundSummary:
+        return self.rounds.setdefault((message.run, message.round), RoundSummary())
 
 
 def summarize(
@@ -138,149 +329,147 @@ def summarize(
         AuditError: the log was changed; names the first bad record and its line.
         ConfigError: no record names the run.
     """
-    summary = AuditSummary()
-    reader = SummaryReader(summary, run, round, messages)
+    summary, reader = AuditSummary(), LogReader()
     try:
         for record in read(path, archive, shown=shown):
-            reader.read(record)
+            if (entry := reader.read(record)) is None:
+                continue
+            if (run is None or entry.run in (None, run)) and (round is None or entry.round in (None, round)):
+                summary.add(entry)
+                if messages and isinstance(entry, Message):
+                    summary.messages.append(entry)
     except HalfLineError as end:  # the daemon may be writing it just now
         summary.notes.append(("", str(end)))
     except TamperedError as error:
         raise AuditError(str(error)) from error
-    if run is not None and run not in summary.runs:
+    if run is not None and run not in reader.runs:
         none = ConfigError(f"{path} has no records of run {run}, or any other")
-        raise unknown("run", run, summary.runs) if summary.runs else none
+        raise unknown("run", run, reader.runs) if reader.runs else none
     return summary
 
 
-class SummaryReader:
-    """Adds records, in their order, to a summary.
+# Others move chunks, or nothing of the data; `BeginUpload` may be answered by the receipt of an earlier attempt.
+_CALLS = ("CommitUpload", "ReportScores", "BeginUpload")
+_WANTED = (*(f'"call":"{call}"'.encode() for call in _CALLS), b'"event":"masked"')  # in a record that counts
+_COUNTED = ("accepted", "duplicate")
+UNLISTED = "…"  # among a round's names: more scores left than the log lists by name
 
-    Args:
-        run, round, messages: as of `summarize`.
+
+@dataclass
+class HandedIn:
+    """What of one run had left the site for good: its rounds, by what became of them.
+
+    Attributes:
+        updates: whose update counts at the server; round 0: the first model, which has nothing of the data.
+        unanswered: whose update was committed without an answer: the server may have it.
+        scores: whose scores were reported and not refused.
+        names: the scores that left by themselves, by round: reported, or beside an update.
+        summed: the scores that left in a secure sum alone, by round: the server has a mean over sites, or nothing.
+        archived: how many of the log's oldest segments are not here: what they have is not counted.
     """
 
-    def __init__(self, summary: AuditSummary, run: str | None, round: int | None, messages: bool) -> None:
-        self._summary, self._run, self._round, self._messages = summary, run, round, messages
-        self._rounds: dict[str, tuple[str, int]] = {}  # run and round, by task_id
-        # By digest, the oldest first: an `answered` record names its message so. Bounded, since logs can be huge.
-        self._recent: dict[str, Message] = {}
-        self._announced: set[tuple[str, ...]] = set()
+    updates: set[int] = field(default_factory=set)
+    unanswered: set[int] = field(default_factory=set)
+    scores: set[int] = field(default_factory=set)
+    names: dict[int, set[str]] = field(default_factory=dict)
+    summed: dict[int, set[str]] = field(default_factory=dict)
+    archived: int = 0
 
-    def read(self, record: Record) -> None:
-        """Add a record."""
-        fields: Mapping[str, Any] = record.facts
-        named = fields.get("run") or fields.get("facts", {}).get("run", "")
-        if isinstance(named, str) and (run := _run(named)):
-            self._summary.runs.add(run)
-        match record.event:
-            case "sent" | "call":
-                self._message(self._with_round(_message(record.at, fields)))
-            case "answered" if fields.get("digest") in self._recent:
-                self._answered(self._recent[fields["digest"]], fields)
-            case "task":
-                self._task(fields)
-            case "refused" if self._selected(*(key := (fields.get("run", ""), fields.get("round", 0)))):
-                self._of(*key).errors[POLICY] += 1
-                self._summary.notes.append((record.at, _note(record.event, fields)))
-            case "masked" | "summed" if self._selected(fields.get("run", ""), fields.get("round", 0)):
-                self._summary.notes.append((record.at, _note(record.event, fields)))
-            case "privacy" if self._selected(fields.get("run", ""), fields.get("round", 0)):
-                self._summary.notes.append((record.at, _note(record.event, fields)))
-            case "run" if self._run in (None, fields.get("run")):
-                self._summary.notes.append((record.at, _note(record.event, fields)))
-            case decided if decided in set(Act) and self._run in (None, fields.get("run", self._run)):
-                self._summary.notes.append((record.at, _decision(decided, fields)))
-            case "policy" | "server" | "met" | "resumed" | "torn" | "counted":
-                self._summary.notes.append((record.at, _note(record.event, fields)))
+    @property
+    def gap(self) -> str:
+        """What is not counted, as a sentence; empty: the whole log is here."""
+        return archived_text(self.archived) if self.archived else ""
 
-    def _task(self, fields: Mapping[str, Any]) -> None:
-        run, number = _run(fields.get("run", "")), fields.get("round", 0)
-        self._rounds[fields.get("task_id", "")] = run, number
-        if self._selected(run, number):
-            key = run, number, fields.get("kind", ""), fields.get("base_digest", "")
-            given = self._summary.tasks.setdefault(key, TasksGiven())
-            given.count, given.fields = given.count + 1, dict(fields)
+    def lines(self) -> list[str]:
+        """What stays with the server, in words, by kind; empty: nothing that the log has."""
+        summed = {number for number, names in self.summed.items() if names}
+        kinds = (
+            ("updates, rounds {}", self.updates - {0}),
+            (
+                "the first model, which is made from the recipe and contains nothing of this site's data",
+                {0} & self.updates,
+            ),
+            ("perhaps the updates of rounds {}: sent, and never answered", self.unanswered),
+            ("scores, rounds {}", self.scores),
+            ("scores in a secure sum, as part of a mean over sites, rounds {}", summed),
+        )
+        return [text.format(rounds_text(rounds)) for text, rounds in kinds if rounds]
 
-    def _message(self, message: Message) -> None:
-        self._recent[message.digest] = message
-        if len(self._recent) > RECENT:
-            del self._recent[next(iter(self._recent))]
-        if not self._selected(message.run, message.round):
-            return
-        if self._messages:
-            self._summary.messages.append(message)
-        summary = self._of(message.run, message.round)
-        summary.messages += message.calls
-        summary.size += message.size
-        if message.answer_size is not None:
-            summary.answer_size = (summary.answer_size or 0) + message.answer_size
-        summary.callers |= {message.who} - {""}
-        self._count(summary, message)
-        self._announce(summary, message)
+    def add(self, entry: Entry) -> None:
+        """Add what a record of the run says."""
+        match entry:
+            case Message(call=call) if call in _CALLS:
+                self._sent(entry)
+            case Answer(Message(call="ReportScores")):
+                self.scores.discard(entry.round)  # only an error is recorded
+            case Answer(Message(call="BeginUpload" | "CommitUpload", verdict=verdict)) if verdict in _COUNTED:
+                self.updates.add(entry.round)
+                self.unanswered.discard(entry.round)
+            case Answer(Message(call="CommitUpload", verdict=verdict)) if verdict:
+                self.unanswered.discard(entry.round)
+            case Note(event="masked"):
+                number = entry.round or 0
+                masked = set(entry.fields.get("scores", ())) - self.names.get(number, set())
+                self.summed.setdefault(number, set()).update(masked)
 
-    def _answered(self, message: Message, fields: Mapping[str, Any]) -> None:
-        message.verdict, message.error = fields.get("verdict", ""), fields.get("code", "")
-        if self._selected(message.run, message.round):
-            self._count(self._of(message.run, message.round), message)
-
-    def _count(self, summary: RoundSummary, message: Message) -> None:
-        if message.verdict:
-            summary.verdicts[message.verdict] += 1
-        if message.error:
-            summary.errors[message.error] += 1
-
-    def _announce(self, summary: RoundSummary, message: Message) -> None:
-        """Add an update's tensors when it is announced for the first time; a resumed upload is announced again."""
-        fields = message.fields
-        update = (message.who, fields.get("task_id", ""), fields.get("digest", ""))
-        if not isinstance(fields.get("parts"), list) or update in self._announced:
-            return
-        self._announced.add(update)
-        for part, tensors, size in fields["parts"]:
-            before = summary.parts.get(part, (0, 0))
-            summary.parts[part] = (before[0] + tensors, before[1] + size)
-
-    def _with_round(self, message: Message) -> Message:
-        """The message with its run and round, if it or an earlier one of its task names them."""
-        task_id = message.task_id
-        if task_id and message.round:
-            self._rounds[task_id] = message.run, message.round
-        elif task_id:
-            message.run, message.round = self._rounds.get(task_id, (message.run, message.round))
-        return message
-
-    def _selected(self, run: str, round: int) -> bool:
-        return self._run in (None, run) and self._round in (None, round)
-
-    def _of(self, run: str, round: int) -> RoundSummary:
-        return self._summary.rounds.setdefault((run, round), RoundSummary())
+    def _sent(self, message: Message) -> None:
+        number, names = message.round, self.names.setdefault(message.round, set())
+        for scores in (message.fields.get("scores", ()), message.fields.get("metrics", ())):
+            names.update([UNLISTED] if isinstance(scores, str) else scores)
+        self.summed.get(number, set()).difference_update(names)
+        if message.call == "CommitUpload" and number not in self.updates:
+            self.unanswered.add(number)
+        elif message.call == "ReportScores" and message.fields.get("scores"):  # a policy may release none
+            self.scores.add(number)
 
 
-def _message(at: str, fields: Mapping[str, Any]) -> Message:
-    """The message of a record `sent` (whose fields are the message's) or `call` (which has them under "facts")."""
-    content, peer = fields.get("facts", fields), fields.get("peer", {})
-    return Message(
-        at,
-        fields["call"],
-        (peer.get("name") or content.get("site", "")) if peer else "",
-        _run(content.get("run", "")),
-        content.get("round", 0),
-        fields["bytes"],
-        fields.get("answer_bytes"),
-        fields["digest"],
-        content,
-        fields.get("verdict", ""),
-        "" if fields.get("code", "OK") == "OK" else fields["code"],
-        fields.get("calls", 1),
-    )
+def archived_text(count: int) -> str:
+    """What is not listed where so many of the log's oldest segments are in an archive."""
+    files = "first file is" if count == 1 else f"first {count} files are"
+    return f"the audit log's {files} in an archive: what left by them is not listed here (`protofed audit show`)"
 
 
-def _run(name: str) -> str:
-    """The run's name; empty if it cannot be one: refused calls are recorded too, with whatever a peer sent."""
-    with contextlib.suppress(ProtocolError):
-        return read_id(name)
-    return ""
+def handed_in(path: Path, run: str) -> HandedIn:
+    """Read a site's audit log for one run; the chain of hashes is left to `audit verify`.
+
+    Args:
+        path: of the log's first segment, there or not.
+
+    Raises:
+        StateError: a segment cannot be read.
+    """
+    oldest = next(iter(segments(path)), None)
+    result = HandedIn(archived=oldest.number - 1 if oldest else 0)
+    for entry in _unchecked(path):
+        if entry.run == run:
+            result.add(entry)
+    return result
+
+
+def _unchecked(path: Path) -> Iterator[Entry]:
+    """What counts for `HandedIn`; half a line at the end, being written, is nothing."""
+    reader = LogReader()
+    for segment in segments(path):
+        try:
+            with segment.open() as file:
+                for line in file:
+                    if any(wanted in line for wanted in _WANTED):
+                        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                            if entry := reader.read(Record(**json.loads(line))):
+                                yield entry
+        except OSError as error:
+            raise StateError(f"cannot read {segment.path}: {error.strerror}; it says what was handed in") from error
+
+
+def rounds_text(rounds: set[int]) -> str:
+    """`1 to 4, 6` of round numbers."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(rounds):
+        if spans and spans[-1][1] == number - 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in spans)
 
 
 def _note(event: str, fields: Mapping[str, Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import RenderableType
 from rich.filesize import decimal
@@ -14,12 +15,15 @@ from rich.text import Text
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.storage.journal import SEGMENT_BYTES
 from protofed.deploy.audit.archive import Moved
-from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary
-from protofed.deploy.audit.verify import AuditStatus
+from protofed.deploy.audit.log import AuditStatus
+from protofed.deploy.audit.reader import AuditSummary, Message, RoundSummary, TasksGiven
+from protofed.deploy.tables import Column, TableStyle, terminal
 
+R = TypeVar("R")
+K = TypeVar("K", bound=tuple[Any, ...])
+V = TypeVar("V")
 NONE = "–"
 MODELS = (TaskKind.FIT, TaskKind.REFINE, TaskKind.SCORE, TaskKind.SCORE_SUM)  # tasks whose base is a model
-WRAPPED = ("run", "who", "outcome", "call", "what", "base")  # columns that may break lines; digits must not
 
 
 def status_lines(status: AuditStatus, expected: Iterable[str]) -> Iterable[str]:
@@ -60,16 +64,17 @@ def summary_parts(summary: AuditSummary, *, messages: bool) -> Iterable[Renderab
     if not summary.rounds:
         yield Text("No messages.")
     else:
-        yield _rounds(summary)
+        yield _table(_round_columns(summary), _once_a_run(sorted(summary.rounds.items())))
     if summary.tasks:
         yield Text()
-        yield _tasks(summary)
+        yield _table(TASKS, _once_a_run(sorted(summary.tasks.items())))
     if messages and summary.messages:
         yield Text()
-        yield _messages(summary.messages)
+        named = any(message.who for message in summary.messages)
+        yield _table([column for column in MESSAGES if named or column.head != "who"], summary.messages)
     if summary.notes:
         yield Text()
-        yield _notes(summary.notes)
+        yield _table(NOTES, summary.notes)
 
 
 def plain(summary: AuditSummary, *, messages: bool) -> dict[str, Any]:
@@ -108,25 +113,34 @@ def _plain_round(run: str, number: int, summary: RoundSummary) -> dict[str, Any]
     }
 
 
-def _rounds(summary: AuditSummary) -> Table:
-    """A row for each round; the messages of a run that belong to no round come before its rounds."""
+def _table(columns: Iterable[Column[R]], rows: Iterable[R]) -> Table:
+    """Text of columns that do not wrap stays whole, digits above all; no header is cut."""
+    made = [replace(one, cell=_escaped(one.cell), width=len(one.head)) for one in columns]
+    return terminal(made, rows, TableStyle(heads="dim"))
+
+
+def _once_a_run(items: Iterable[tuple[K, V]]) -> Iterator[tuple[str, K, V]]:
+    """Each row with its run, whose name only the first of its rows has."""
+    previous = ""
+    for key, value in items:
+        yield "" if key[0] == previous and previous else key[0] or NONE, key, value
+        previous = key[0]
+
+
+def _round_columns(summary: AuditSummary) -> Iterator[Column[tuple[str, tuple[str, int], RoundSummary]]]:
+    """Of a row for each round; the messages of a run that belong to no round come before its rounds."""
     # Only a server's log has answers' sizes.
     is_server = any(round_summary.answer_size is not None for round_summary in summary.rounds.values())
-    columns = ("callers", "messages", "received", "answered") if is_server else ("messages", "sent")
-    table = _table("run", "round", *columns, "tensors", "outcome")
-    previous = ""
-    for (run, number), round_summary in sorted(summary.rounds.items()):
-        sizes = (
-            str(len(round_summary.callers)),
-            str(round_summary.messages),
-            _size(round_summary.size),
-            _size(round_summary.answer_size or 0),
-        )
-        outcome = _counted(round_summary.verdicts + round_summary.errors)
-        row = (*(sizes if is_server else sizes[1:3]), _parts(round_summary), outcome)
-        table.add_row(*map(_text, ("" if run == previous and run else run or NONE, str(number or NONE), *row)))
-        previous = run
-    return table
+    yield Column("run", lambda row: row[0], wraps=True)
+    yield Column("round", lambda row: str(row[1][1] or NONE), right=True)
+    if is_server:
+        yield Column("callers", lambda row: str(len(row[2].callers)), right=True)
+    yield Column("messages", lambda row: str(row[2].messages), right=True)
+    yield Column("received" if is_server else "sent", lambda row: _size(row[2].size), right=True)
+    if is_server:
+        yield Column("answered", lambda row: _size(row[2].answer_size or 0), right=True)
+    yield Column("tensors", lambda row: _parts(row[2]))
+    yield Column("outcome", lambda row: _counted(row[2].verdicts + row[2].errors), wraps=True)
 
 
 def base_lines(summary: AuditSummary) -> Iterable[str]:
@@ -137,27 +151,6 @@ def base_lines(summary: AuditSummary) -> Iterable[str]:
     for run, number, kind, base in sorted(summary.tasks):
         if base and kind in MODELS:
             yield printable(f"{run} {number} {kind} {base}")
-
-
-def _tasks(summary: AuditSummary) -> Table:
-    table = _table("run", "round", "task", "given", "base")
-    previous = ""
-    for (run, number, kind, base), tasks in sorted(summary.tasks.items()):
-        row = ("" if run == previous and run else run or NONE, str(number), kind, str(tasks.count), base or NONE)
-        table.add_row(*map(_text, row))
-        previous = run
-    return table
-
-
-def _messages(messages: Sequence[Message]) -> Table:
-    named = any(message.who for message in messages)
-    table = _table("time (UTC)", *(["who"] if named else []), "call", "run", "round", "bytes", "digest", "answer")
-    for message in messages:
-        answer = "\n".join([message.verdict or message.error.lower().replace("_", " "), *_values(message)])
-        call = message.call if message.calls == 1 else f"{message.calls} × {message.call}"
-        cells = (call, message.run or NONE, str(message.round or NONE), str(message.size), message.digest[:8])
-        table.add_row(*map(_text, (_time(message.at), *([message.who] if named else []), *cells, answer)))
-    return table
 
 
 def _values(message: Message) -> Iterable[str]:
@@ -174,16 +167,9 @@ def _values(message: Message) -> Iterable[str]:
         yield f"weight {weight:g}"
 
 
-def _notes(notes: Iterable[tuple[str, str]]) -> Table:
-    table = _table("time (UTC)", "what")
-    for at, text in notes:
-        table.add_row(*map(_text, (_time(at), text)))
-    return table
-
-
-def _text(cell: str) -> Text:
-    """A cell as plain text: peers chose some of it, and rich would take brackets for markup."""
-    return Text("\n".join(map(printable, cell.split("\n"))))
+def _escaped(cell: Callable[[R], str | Text]) -> Callable[[R], Text]:
+    """Cells as plain text: peers chose some of it, and rich would take brackets for markup."""
+    return lambda row: Text("\n".join(map(printable, str(cell(row)).split("\n"))))
 
 
 def printable(text: str) -> str:
@@ -207,15 +193,28 @@ def _counted(counts: Mapping[str, int]) -> str:
     return "\n".join(f"{number} {word.lower().replace('_', ' ')}" for word, number in sorted(counts.items()))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        right = name in ("round", "callers", "messages", "received", "answered", "sent", "bytes", "given")
-        table.add_column(
-            name,
-            justify="right" if right else "left",
-            overflow="fold",
-            no_wrap=name not in WRAPPED,
-            min_width=len(name),
-        )
-    return table
+def _answer(message: Message) -> str:
+    return "\n".join([message.verdict or message.error.lower().replace("_", " "), *_values(message)])
+
+
+TASKS: Sequence[Column[tuple[str, tuple[str, int, str, str], TasksGiven]]] = (
+    Column("run", lambda row: row[0], wraps=True),
+    Column("round", lambda row: str(row[1][1]), right=True),
+    Column("task", lambda row: row[1][2]),
+    Column("given", lambda row: str(row[2].count), right=True),
+    Column("base", lambda row: row[1][3] or NONE, wraps=True),
+)
+MESSAGES: Sequence[Column[Message]] = (
+    Column("time (UTC)", lambda message: _time(message.at)),
+    Column("who", lambda message: message.who, wraps=True),
+    Column("call", lambda one: one.call if one.calls == 1 else f"{one.calls} × {one.call}", wraps=True),
+    Column("run", lambda message: message.run or NONE, wraps=True),
+    Column("round", lambda message: str(message.round or NONE), right=True),
+    Column("bytes", lambda message: str(message.size), right=True),
+    Column("digest", lambda message: message.digest[:8]),
+    Column("answer", _answer),
+)
+NOTES: Sequence[Column[tuple[str, str]]] = (
+    Column("time (UTC)", lambda note: _time(note[0])),
+    Column("what", lambda note: note[1], wraps=True),
+)

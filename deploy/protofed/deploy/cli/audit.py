@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.options import AsJson
+from protofed.deploy.cli.options import AsJson, print_json, say
 
 Archive = Annotated[Path | None, typer.Option(help="Folder to which `audit archive` moved the log's oldest files.")]
 audit = typer.Typer(no_args_is_help=True, help="Check and read the audit log of a site or a server.")
@@ -38,7 +37,7 @@ def verify(
 
     Example: `protofed audit verify /var/lib/protofed`
     """
-    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit import log as audit
     from protofed.deploy.audit.view import status_lines
 
     if archive is not None and len(paths) > 1:
@@ -54,12 +53,12 @@ def verify(
             continue
         intact.append(status)
         if not as_json:
-            console.print("\n".join(status_lines(status, expected)), highlight=False, markup=False)
+            say("\n".join(status_lines(status, expected)))
     # A hash need not be in every log: several logs may be checked against the hashes of all of them at once.
     problems += [audit.missing(newest, intact) for newest in expected if not any(newest in s.numbers for s in intact)]
     if as_json:
         logs = [asdict(status) | {"path": str(status.path)} for status in intact]
-        print(json.dumps({"intact": not problems, "logs": logs, "problems": problems}, indent=2))  # noqa: T201
+        print_json({"intact": not problems, "logs": logs, "problems": problems})
     if problems:
         raise audit.AuditError("\n".join(problems))
 
@@ -85,14 +84,14 @@ def show(
 
     Example: `protofed audit show /var/lib/protofed --run RUN --messages`
     """
-    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit import log as audit
     from protofed.deploy.audit import view
     from protofed.deploy.audit.reader import summarize
 
     shown = not (as_json or bases)
     summary = summarize(audit.log_file(path), archive, run=run, round=round, messages=messages, shown=shown)
     if as_json:
-        print(json.dumps(view.plain(summary, messages=messages), indent=2))  # noqa: T201
+        print_json(view.plain(summary, messages=messages))
         return
     if bases:
         print(*view.base_lines(summary), sep="\n")  # noqa: T201
@@ -114,13 +113,13 @@ def archive(
     Example: `protofed audit archive /var/lib/protofed --into /archive/north`
     """
     from protofed.deploy.audit import archive as archives
-    from protofed.deploy.audit import verify as audit
+    from protofed.deploy.audit import log as audit
     from protofed.deploy.audit.view import moved_lines
 
     moved = archives.archive(audit.log_file(path), into, shown=not as_json)
     if as_json:
         rows = [asdict(one) | {"file": str(one.file)} for one in moved]
-        print(json.dumps({"moved": rows}, indent=2))  # noqa: T201
+        print_json({"moved": rows})
         return
     for line in moved_lines(moved, path, into):
-        console.print(line, highlight=False, markup=False)
+        say(line)

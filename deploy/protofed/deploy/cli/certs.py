@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 
 from protofed.common.errors import ConfigError
-from protofed.deploy.cli.options import AsJson
+from protofed.deploy.cli.options import AsJson, print_json
 
 if TYPE_CHECKING:
     from protofed.common.pki.identity import Party
@@ -380,7 +379,7 @@ def list_certificates(
         raise ConfigError("expected --identity FOLDER, --ca FOLDER, or --server host:port with --identity FOLDER")
     now = datetime.now(UTC)
     if as_json:
-        print(json.dumps([row.plain(now) for row in rows], indent=2))  # noqa: T201
+        print_json([row.plain(now) for row in rows])
     else:
         _print_whole(table.table(rows, now))
 

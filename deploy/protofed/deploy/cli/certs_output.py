@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from protofed.common.errors import ConfigError, ProtofedError
+from protofed.deploy.cli.options import print_json
 
 if TYPE_CHECKING:
     from protofed.common.pki.identity import Certificate, Party
@@ -40,7 +40,7 @@ class Output:
     def result(self, value: Mapping[str, Any]) -> None:
         """What a program reads, if it asked."""
         if self.as_json:
-            print(json.dumps(value, indent=2))  # noqa: T201
+            print_json(value)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from protofed.common.clock import utc_now
 from protofed.common.errors import PolicyViolationError
@@ -29,6 +27,8 @@ from protofed.deploy.cli.options import (
     confirm,
     health,
     log_as_daemon,
+    print_json,
+    say,
 )
 from protofed.deploy.cli.options import Policy as PolicyOption
 from protofed.deploy.cli.options import State as StateOption
@@ -36,8 +36,7 @@ from protofed.deploy.cli.pages import page
 from protofed.deploy.tables import BOXED, Column, terminal
 
 if TYPE_CHECKING:
-    from protofed.client.state.own_scores import OwnRoundScores
-    from protofed.deploy.audit.handed_in import HandedIn
+    from protofed.deploy.audit.reader import HandedIn
 
 client = typer.Typer(no_args_is_help=True, help="For hospitals: run the site's daemon, check its data, approve runs.")
 console = Console()
@@ -161,7 +160,7 @@ def approve(
 
 def _show_plan(view: PlanView, *, tensors: bool | None = None, as_json: bool = False) -> None:
     if as_json:
-        print(json.dumps(view.plain(), indent=2))  # noqa: T201
+        print_json(view.plain())
     else:
         view.show(console, tensors=tensors)
     if view.refused:
@@ -171,6 +170,7 @@ def _show_plan(view: PlanView, *, tensors: bool | None = None, as_json: bool = F
 Run = Annotated[str, typer.Argument(help="An offered run; `protofed client runs` lists them.")]
 
 
+@client.command("runs")
 def runs(state: State, as_json: AsJson = False) -> None:
     """List the runs that the server offered to this site, and who approved, denied or left each, and when.
 
@@ -182,19 +182,20 @@ def runs(state: State, as_json: AsJson = False) -> None:
 
     rows = offered_runs.all_runs(orders.approvals_of(state))
     if as_json:
-        print(json.dumps(rows, indent=2))  # noqa: T201
+        print_json(rows)
         return
     if not rows:
-        _say("none: the server has offered no run yet, or the daemon of this folder has not reached it")
+        say("none: the server has offered no run yet, or the daemon of this folder has not reached it")
     for row in rows:
         for line in offered_runs.run_lines(row, console.width):
-            _say(line)
+            say(line)
     reads = Partners(state).problem(required=False) or PartnersView.of(state).who_reads(3)
-    _say(textwrap.fill(f"in runs with secure sums: {reads}", max(console.width, 60), subsequent_indent="  "))
+    say(textwrap.fill(f"in runs with secure sums: {reads}", max(console.width, 60), subsequent_indent="  "))
     if (pause := orders.pause_of(state).current()) is not None:
-        _say(f"this site is {pause}: it takes no task of any run")
+        say(f"this site is {pause}: it takes no task of any run")
 
 
+@client.command("withdraw")
 def withdraw(run: Run, state: State, yes: Yes = False) -> None:
     """Leave a run now: a fit in progress stops, and nothing more of the run leaves this site, until `client approve`.
 
@@ -205,6 +206,7 @@ def withdraw(run: Run, state: State, yes: Yes = False) -> None:
     _leave(run, state, yes=yes)
 
 
+@client.command("deny")
 def deny(run: Run, state: State, yes: Yes = False) -> None:
     """Refuse a run, whatever the policy says, until `client approve`. A run that has begun is left: see `withdraw`.
 
@@ -213,6 +215,7 @@ def deny(run: Run, state: State, yes: Yes = False) -> None:
     _leave(run, state, yes=yes)
 
 
+@client.command("pause")
 def pause(
     state: State,
     until: Annotated[
@@ -234,9 +237,10 @@ def pause(
 
     end = None if until is None else pause_end(until, utc_now())
     tail = "this site takes no new task; a fit in progress is finished and sent"
-    _say(orders.noticed_text(orders.pause(state, end, reason, lambda begun: _say(f"{begun}: {tail}"))))
+    say(orders.noticed_text(orders.pause(state, end, reason, lambda begun: say(f"{begun}: {tail}"))))
 
 
+@client.command("resume")
 def resume(state: State) -> None:
     """Take tasks again after `client pause`.
 
@@ -244,47 +248,34 @@ def resume(state: State) -> None:
     """
     from protofed.deploy.site import orders
 
-    noticed = orders.resume(state, lambda ended: _say(f"resumed; this site was {ended}"))
-    _say("this site is not paused; nothing to do" if noticed is None else orders.noticed_text(noticed))
+    noticed = orders.resume(state, lambda ended: say(f"resumed; this site was {ended}"))
+    say("this site is not paused; nothing to do" if noticed is None else orders.noticed_text(noticed))
 
 
 def _leave(run: str, state: Path, *, yes: bool) -> None:
     from protofed.client.transport.audit import FILE
-    from protofed.deploy.audit.handed_in import handed_in
+    from protofed.deploy.audit.reader import handed_in
     from protofed.deploy.site import orders
 
     def begun(took_part: bool) -> None:
         word = "left" if took_part else "denied"
-        _say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
+        say(f"{word}: run {offer.run}; nothing more of it leaves this site, until `protofed client approve`")
 
     approvals = orders.approvals_of(state)
     offer = approvals.offer(run)
     if orders.is_out(approvals, offer):
-        _say(f"this site was out of run {offer.run} already")
+        say(f"this site was out of run {offer.run} already")
         orders.act_as_owner(state)
     else:
         if approvals.took_part(run) and not yes:
             confirm(f"Leave run {offer.run} now? A fit in progress stops, and what it has computed is lost.")
-        _say(orders.noticed_text(orders.leave(state, offer, begun)))
+        say(orders.noticed_text(orders.leave(state, offer, begun)))
     for line in _handed_in_lines(handed_in(state / FILE, offer.run), state, offer.run):
-        _say(line)
+        say(line)
 
 
 def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
-    from protofed.deploy.audit.handed_in import rounds_text
-
-    updates, scores, unanswered = sent.updates - {0}, sent.scores, sent.unanswered
-    lines = []
-    if updates:
-        lines.append(f"  updates, rounds {rounds_text(updates)}")
-    if 0 in sent.updates:
-        lines.append("  the first model, which is made from the recipe and contains nothing of this site's data")
-    if unanswered:
-        lines.append(f"  perhaps the updates of rounds {rounds_text(unanswered)}: sent, and never answered")
-    if scores:
-        lines.append(f"  scores, rounds {rounds_text(scores)}")
-    if summed := {number for number, names in sent.summed.items() if names}:
-        lines.append(f"  scores in a secure sum, as part of a mean over sites, rounds {rounds_text(summed)}")
+    lines = [f"  {line}" for line in sent.lines()]
     gap = [sent.gap] if sent.gap else []
     if not lines:
         return gap or ["nothing of it was handed in before, by the audit log"]
@@ -297,14 +288,52 @@ def _handed_in_lines(sent: HandedIn, state: Path, run: str) -> list[str]:
     ]
 
 
-def _say(line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+NO_SCORES = "none yet: the site has taken part in no round, or in none since this version keeps its scores"
+
+
+@client.command("scores")
+def scores(
+    state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
+    run: Annotated[str | None, typer.Argument(help="A run; default: the one that was scored last.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print it as JSON, with the scores of single classes.")
+    ] = False,
+) -> None:
+    """Show the site's own scores by round, what each means, and which of them left the site and which stayed.
+
+    Only what `metrics` of the site's policy names is sent, and what `summed_metrics` names in a secure sum; what was
+    sent is read from the site's audit log. Scores of single classes are in --json only.
+
+    Example: `protofed client scores --state /var/lib/protofed`
+    """
+    from protofed.client.state.own_scores import FOLDER, OwnScores
+    from protofed.client.transport.audit import FILE
+    from protofed.deploy.audit.reader import HandedIn, handed_in
+    from protofed.deploy.site import orders
+    from protofed.deploy.site.own_scores import ScoresView
+
+    orders.check_state(state)
+    kept = OwnScores(state / FOLDER)
+    if run is None:
+        run = next(reversed(kept.runs()), None)
+    view = ScoresView([], HandedIn()) if run is None else ScoresView(kept.rounds(run), handed_in(state / FILE, run))
+    if as_json:
+        print_json({"run": run, **view.plain()})
+    elif run is None:
+        console.print(NO_SCORES, highlight=False)
+    else:
+        console.print(f"[bold]{run}[/bold]", highlight=False)
+        for shown in view.tables(console.width):
+            console.print(shown)
+        for line in view.legend():
+            console.print(line, highlight=False, markup=False)
 
 
 NOTHING_SPENT = "nothing: this site has begun no fit of a run with noise (plan.dp)"
 PUBLIC = "Epsilon is arithmetic of the recipes and of how many rounds began: it tells nothing of the site's images."
 
 
+@client.command("budget")
 def budget(
     state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
     policy: PolicyOption = None,
@@ -323,27 +352,27 @@ def budget(
     from protofed.client.state.dp_ledger import FILE, read
     from protofed.deploy import shipped
     from protofed.deploy.site import orders
-    from protofed.deploy.site.privacy_spent import privacy_spent
+    from protofed.deploy.site.privacy import privacy_spent
 
     orders.check_state(state)
     allowed = None if policy is None else Policy.read(shipped.policy(policy)).rules.dp
     found = asdict(privacy_spent(read(state / FILE), allowed, delta))
     if as_json:
-        print(json.dumps(found, indent=2))  # noqa: T201
+        print_json(found)
     else:
         _show(found)
 
 
 def _show(found: dict[str, Any]) -> None:
     if not found["runs"] and not found["torn"]:
-        _say(NOTHING_SPENT)
+        say(NOTHING_SPENT)
     else:
         console.print(terminal(RUNS, found["runs"], BOXED), highlight=False)
         if found["torn"]:
-            _say(f"half-written lines, each counted as the largest fit: {found['torn']}")
+            say(f"half-written lines, each counted as the largest fit: {found['torn']}")
     of = "" if found["budget"] is None else f" of {found['budget']:g} for each {found['unit']}"
-    _say(f"spent by all together: epsilon {_text(found['epsilon'])}{of}, at delta {found['delta']:g}")
-    _say(PUBLIC)
+    say(f"spent by all together: epsilon {_text(found['epsilon'])}{of}, at delta {found['delta']:g}")
+    say(PUBLIC)
 
 
 def _text(epsilon: float | None) -> str:
@@ -361,133 +390,6 @@ CELLS: Mapping[str, Callable[[dict[str, Any]], str]] = {
 RUNS = [Column(head, cell, wraps=True, overflow="ellipsis") for head, cell in CELLS.items()]
 
 
-NO_SCORES = "none yet: the site has taken part in no round, or in none since this version keeps its scores"
-
-
-def scores(
-    state: Annotated[Path, typer.Option(help="The state folder of the site's daemon.")],
-    run: Annotated[str | None, typer.Argument(help="A run; default: the one that was scored last.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print it as JSON, with the scores of single classes.")
-    ] = False,
-) -> None:
-    """Show the site's own scores by round, what each means, and which of them left the site and which stayed.
-
-    Only what `metrics` of the site's policy names is sent, and what `summed_metrics` names in a secure sum; what was
-    sent is read from the site's audit log. Scores of single classes are in --json only.
-
-    Example: `protofed client scores --state /var/lib/protofed`
-    """
-    from protofed.client.state.own_scores import FOLDER, OwnScores
-    from protofed.client.transport.audit import FILE
-    from protofed.deploy.audit.handed_in import HandedIn, handed_in
-    from protofed.deploy.site import orders
-
-    orders.check_state(state)
-    kept = OwnScores(state / FOLDER)
-    if run is None:
-        run = next(reversed(kept.runs()), None)
-    rounds = [] if run is None else kept.rounds(run)
-    sent = HandedIn() if run is None else handed_in(state / FILE, run)
-    if as_json:
-        print(json.dumps(plain(run, rounds, sent), indent=2))  # noqa: T201
-    elif run is None:
-        console.print(NO_SCORES, highlight=False)
-    else:
-        console.print(f"[bold]{run}[/bold]", highlight=False)
-        for shown in tables(rounds, console.width):
-            console.print(shown)
-        for line in legend(rounds, sent):
-            console.print(line, highlight=False, markup=False)
-
-
-def plain(run: str | None, rounds: Sequence[OwnRoundScores], sent: HandedIn) -> dict[str, Any]:
-    """For programs: each round with the names that left (None: too many for the log), and what the names mean.
-
-    `left` has those that left by themselves, `left_in_sums` those that left in a secure sum alone.
-    """
-    from protofed.common.protocol.messages import score_family
-    from protofed.deploy.audit.handed_in import UNLISTED
-    from protofed.deploy.site.score_words import meaning
-
-    gone = {scored.round: sent.names.get(scored.round, set()) for scored in rounds}
-    rows = [
-        {
-            **asdict(scored),
-            "left": None if UNLISTED in gone[scored.round] else sorted(gone[scored.round] & scored.scores.keys()),
-            "left_in_sums": sorted(sent.summed.get(scored.round, set()) & scored.scores.keys()),
-        }
-        for scored in rounds
-    ]
-    families = sorted({score_family(name) for scored in rounds for name in scored.scores})
-    return {"run": run, "rounds": rows, "meanings": {name: meaning(name) for name in families}}
-
-
-def tables(rounds: Sequence[OwnRoundScores], width: int) -> Iterator[RenderableType]:
-    """One row a round, one column a score; as many tables as it takes for no number to be cut."""
-    from protofed.deploy.site.score_words import names_of
-
-    names = names_of(rounds)
-    heads = [name.replace(".", ".\n").replace("balanced_", "balanced_\n") for name in names]
-    widest = max((len(word) for head in heads for word in head.splitlines()), default=0)
-    most = max(1, (width - len("│ round │")) // (widest + 3))
-    for first in range(0, max(len(names), 1), most):
-        columns: list[Column[OwnRoundScores]] = [
-            Column("round", lambda scored: str(scored.round), right=True, wraps=True)
-        ]
-        for name, head in zip(names[first : first + most], heads[first : first + most], strict=True):
-            columns.append(Column(head, partial(_score, name), right=True, wraps=True))
-        yield terminal(columns, rounds, BOXED)
-
-
-def _score(name: str, scored: OwnRoundScores) -> str:
-    return f"{scored.scores[name]:.4f}" if name in scored.scores else "–"
-
-
-def legend(rounds: Sequence[OwnRoundScores], sent: HandedIn) -> Iterator[str]:
-    """What each column means, and whether it left: by itself, in a secure sum, or not at all."""
-    from protofed.deploy.audit.handed_in import UNLISTED, rounds_text
-    from protofed.deploy.site.score_words import meaning, names_of
-
-    for name in names_of(rounds):
-        yield f"{name}: {meaning(name)}"
-    kept = {scored.round for scored in rounds}
-    alone, summed = _rounds_by_name(rounds, sent.names), _rounds_by_name(rounds, sent.summed)
-    stayed = [name for name in alone if not alone[name] and not summed[name]]
-    yield from _lines("left this site (the policy names it)", alone)
-    yield from _lines("left in a secure sum, as part of a mean over sites", summed)
-    if unlisted := {number for number in kept if UNLISTED in sent.names.get(number, ())}:
-        yield f"rounds {rounds_text(unlisted)}: more scores left than the audit log lists; the policy names them"
-    elif sent.gap:
-        yield sent.gap
-    elif stayed:
-        yield f"stayed at this site: {'all of them' if len(stayed) == len(alone) else ', '.join(stayed)}"
-
-
-def _lines(how: str, rounds_by_name: Mapping[str, set[int]]) -> Iterator[str]:
-    from protofed.deploy.audit.handed_in import rounds_text
-
-    for name, numbers in rounds_by_name.items():
-        if numbers:
-            yield f"{how}: {name}, rounds {rounds_text(numbers)}"
-
-
-def _rounds_by_name(rounds: Sequence[OwnRoundScores], left: Mapping[int, set[str]]) -> dict[str, set[int]]:
-    """In which of the rounds each column is among the names that left."""
-    from protofed.deploy.site.score_words import names_of
-
-    return {
-        name: {scored.round for scored in rounds if name in left.get(scored.round, ())} for name in names_of(rounds)
-    }
-
-
-client.command("runs")(runs)
-client.command("withdraw")(withdraw)
-client.command("deny")(deny)
-client.command("pause")(pause)
-client.command("resume")(resume)
-client.command("scores")(scores)
-client.command("budget")(budget)
 client.command("page")(page)
 client.add_typer(client_consortium, name="consortium")
 client.command("doctor")(doctor.of_client(start))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from protofed.common import plugins
 from protofed.common.errors import ConfigError, DataError, PolicyViolationError, StateError
-from protofed.deploy.cli.options import Set, needs_recipe
+from protofed.deploy.cli.options import Set, needs_recipe, print_json
 
 if TYPE_CHECKING:
     from protofed.client.policy.approval import Offer
@@ -87,7 +86,7 @@ def check(
     view = _preview(result, daemon_settings, as_json=as_json) if preview else None
     if as_json:
         shown = check_table.plain(result) | ({"preview": view.plain()} if view else {})
-        print(json.dumps(shown, indent=2, ensure_ascii=False))  # noqa: T201
+        print_json(shown, ascii=False)
     else:
         _show(result, contact_sheet, view)
     if code := _exit_code(result, view):

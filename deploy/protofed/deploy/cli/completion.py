@@ -7,7 +7,7 @@ person waiting: where there is no answer, nothing is offered.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -50,28 +50,34 @@ def connected(group: typer.Typer, name: str) -> Callable[[Callable[..., None]], 
                 operator.waiting_display = progress(f"waiting for {server}", shown=shown, after_s=WAIT_DISPLAY_DELAY_S)
                 function(operator, **given)
 
-        # Typer reads the signature and the annotations separately; both must name the same parameters.
-        command: Any = run_command
-        parameters = _parameters(function)
-        command.__signature__ = inspect.Signature(parameters)
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        command.__doc__ = function.__doc__
-        group.command(name)(command)
+        # `Operator` is imported for type checking only, so the name cannot be resolved here; its type is not needed.
+        hints = get_type_hints(function, localns={"Operator": object}, include_extras=True)
+        own = [each.replace(annotation=hints[each.name]) for each in inspect.signature(function).parameters.values()][
+            1:
+        ]
+        group.command(name)(with_options(run_command, own, OPTIONS, function.__doc__))
         return function
 
     return register
 
 
-def _parameters(function: Callable[..., None]) -> list[inspect.Parameter]:
-    """The function's parameters without the operator, then the connection options."""
-    # `Operator` is imported for type checking only, so the name cannot be resolved here; its type is not needed.
-    hints = get_type_hints(function, localns={"Operator": object}, include_extras=True)
-    own_parameters = list(inspect.signature(function).parameters.values())[1:]
-    connection_parameters = [
+def with_options(
+    command: Callable[..., None],
+    own: Sequence[inspect.Parameter],
+    more: Mapping[str, tuple[Any, object]],
+    doc: str | None,
+) -> Callable[..., None]:
+    """A command with these parameters on the command line, and more options behind them: (type, default) by name."""
+    options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in OPTIONS.items()
+        for name, (kind, default) in more.items()
     ]
-    return [*(each.replace(annotation=hints[each.name]) for each in own_parameters), *connection_parameters]
+    # Typer reads the signature and the annotations separately; both must name the same parameters.
+    made: Any = command
+    made.__signature__ = inspect.Signature([*own, *options])
+    made.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *options)}
+    made.__doc__ = doc
+    return command
 
 
 WAIT_S = 1.0  # for a server's answer

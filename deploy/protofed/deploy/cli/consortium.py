@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from protofed.common.clock import stamp, utc_now
 from protofed.common.errors import ConfigError, StateError
 from protofed.deploy.cli.completion import connected
-from protofed.deploy.cli.options import AsJson, Yes, confirm
+from protofed.deploy.cli.options import AsJson, Yes, confirm, print_json, say
 
 if TYPE_CHECKING:
-    from protofed.common.protocol.consortium import Consortium
     from protofed.deploy.operator.connection import Operator
     from protofed.protos.v1 import operator_pb2 as pb
 
 consortium = typer.Typer(no_args_is_help=True, help="Show and offer the list of partners that sites are summed with.")
-console = Console(soft_wrap=True)
 
 
 @connected(consortium, "show")
@@ -47,13 +43,14 @@ def offer(
     Example: `protofed consortium offer --coordinator "Adler University"`
     """
     from protofed.common.protocol.consortium import changes, read
+    from protofed.deploy.site.partners import described
 
     found = operator.consortium(coordinator)
     if not found.proposed:
         raise ConfigError(f"no list can be offered: {found.problem}")
     listed, before = read(found.proposed), read(found.offered) if found.offered else None
     if not as_json:
-        _say([*_described(listed), *changes(before, listed)])
+        say("\n".join([*described(listed), *changes(before, listed)]))
     if not yes:
         confirm("Offer this list? Secure sums stop until each hospital has confirmed it.")
     _show(operator.offer_consortium(found.proposed), as_json)
@@ -61,37 +58,24 @@ def offer(
 
 def _show(found: pb.ConsortiumInfo, as_json: bool) -> None:
     from protofed.common.protocol.consortium import read
-    from protofed.deploy.site.partners import plain
+    from protofed.deploy.site.partners import described, plain
 
     listed = read(found.offered) if found.offered else None
     if as_json:
         offered = None if listed is None else plain(listed)
         told = {"offered": offered, "confirmed": list(found.confirmed), "waiting": list(found.waiting)}
-        print(json.dumps({**told, "problem": found.problem}, indent=2))  # noqa: T201
+        print_json({**told, "problem": found.problem})
         return
     if listed is None:
-        _say(["no list is offered: `protofed consortium offer` makes one", *filter(None, [found.problem])])
+        say("\n".join(filter(None, ["no list is offered: `protofed consortium offer` makes one", found.problem])))
         return
-    _say([*_described(listed), f"confirmed: {', '.join(found.confirmed) or 'nowhere'}"])
+    say("\n".join([*described(listed), f"confirmed: {', '.join(found.confirmed) or 'nowhere'}"]))
     if found.waiting:
-        _say(
-            [
-                f"waiting: {', '.join(found.waiting)}",
-                f"Read {listed.code} out to all hospitals in one telephone conference. Each says that it is there, and "
-                f"runs `protofed client consortium confirm {listed.code} --state STATE`.",
-            ]
+        say(
+            f"waiting: {', '.join(found.waiting)}\n"
+            f"Read {listed.code} out to all hospitals in one telephone conference. Each says that it is there, and "
+            f"runs `protofed client consortium confirm {listed.code} --state STATE`."
         )
-
-
-def _described(listed: Consortium) -> list[str]:
-    from protofed.deploy.site.partners import described
-
-    return described(listed)
-
-
-def _say(lines: list[str]) -> None:
-    for line in lines:
-        console.print(line, highlight=False, markup=False)
 
 
 State = Annotated[Path, typer.Option(help="The state folder of the site's daemon.")]
@@ -112,10 +96,10 @@ def show_partners(state: State, as_json: AsJson = False) -> None:
     orders.act_as_owner(state)
     view = PartnersView.of(state)
     if as_json:
-        print(json.dumps(view.plain(), indent=2))  # noqa: T201
+        print_json(view.plain())
         return
     for line in view.lines():
-        _print(line)
+        say(line)
 
 
 @client_consortium.command("confirm")
@@ -138,11 +122,11 @@ def confirm_(
     view = PartnersView.of(state)
     Partners(state).confirmable(view.own, code)
     for line in view.asked():
-        _print(line)
+        say(line)
     if not yes:
         confirm("Do you know each of these hospitals, and did all of them hear this code?")
     noticed = orders.confirm_partners(state, code)
-    _print(f"confirmed; {orders.noticed_text(noticed)}")
+    say(f"confirmed; {orders.noticed_text(noticed)}")
 
 
 @client_consortium.command("forget-group")
@@ -171,8 +155,4 @@ def forget(state: State, yes: Yes = False) -> None:
         confirm(f"{TOLD} Forget the group {sites}{since}?")
     forget_group(state / FOLDER)
     orders.record(state, Decision(Act.FORGET_GROUP, stamp(utc_now()), orders.user_name(), group=sites))
-    _print(f"forgotten: {sites}; the next secure sum pins the group that it is over")
-
-
-def _print(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    say(f"forgotten: {sites}; the next secure sum pins the group that it is over")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from protofed.deploy.cli.options import AsJson, Set, needs_recipe
+from protofed.deploy.cli.completion import with_options
+from protofed.deploy.cli.options import AsJson, Set, needs_recipe, print_json
 
 if TYPE_CHECKING:
     from protofed.deploy.doctor.checks import Check
@@ -57,18 +57,8 @@ def _with_daemon_options(
         )  # CRITICAL only: the table shows the results
         check(settings, options(given), **own_options)
 
-    parameters = [
-        *(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in shared),
-        *(
-            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for option, (kind, default) in extra_options.items()
-        ),
-    ]
-    command: Any = run_command
-    command.__signature__ = inspect.Signature(parameters)
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = check.__doc__
-    return run_command
+    own = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in shared]
+    return with_options(run_command, own, extra_options, check.__doc__)
 
 
 def options(given: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +113,7 @@ def _report_checks(checks: Sequence[Check], *, strict: bool, as_json: bool) -> N
     with Console(stderr=True).status("checking") as status:
         rows = list(run_checks(checks, lambda name: status.update(f"checking {name}")))
     if as_json:
-        print(json.dumps(plain(rows, strict=strict), indent=2, ensure_ascii=False))  # noqa: T201
+        print_json(plain(rows, strict=strict), ascii=False)
     else:
         console.print(table(rows))
         console.print(verdict(rows, strict=strict), highlight=False)

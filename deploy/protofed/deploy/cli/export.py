@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from protofed.common.errors import ConfigError, DataError, short
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
-from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe
+from protofed.deploy.cli.options import AsJson, DryWrite, Set, needs_recipe, print_json, say
 
 if TYPE_CHECKING:
     from protofed.common.config.data import Data
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from protofed.deploy.export.export import Exported, ExportRequest
     from protofed.deploy.export.predict import Predicted
 
-console = Console()
-error_console = Console(stderr=True)
 Allowed = Annotated[
     list[str] | None,
     typer.Option("--allow-plugin", help="Plug-in, or package.module:attribute, whose code may run. May be repeated."),
@@ -125,15 +121,10 @@ def predict(
     unreadable_count = len(result.unreadable)
     if as_json:
         unreadable = [vars(image) for image in result.unreadable]
-        _print_json({"out": str(out), "images": result.done, "runtime": result.runtime, "unreadable": unreadable})
+        print_json({"out": str(out), "images": result.done, "runtime": result.runtime, "unreadable": unreadable})
     else:
         _list_unreadable(result, work.SHOWN)
-        console.print(
-            f"{result.done} images by {result.runtime}, {unreadable_count} unreadable: {out}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"{result.done} images by {result.runtime}, {unreadable_count} unreadable: {out}")
     if unreadable_count and not skip_unreadable:
         raise ExportImagesError(
             f"{unreadable_count} of {unreadable_count + result.done} images cannot be read, such as "
@@ -153,7 +144,7 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
     facts = exported.facts
     if as_json:
         table = facts.model_dump(mode="json")
-        _print_json(
+        print_json(
             {
                 "folder": str(exported.folder),
                 "dry_run": dry_run,
@@ -180,14 +171,14 @@ def _show_exported(exported: Exported, as_json: bool, *, dry_run: bool) -> None:
         lines.insert(0, "dry run: nothing was written")
     scores = {name: value for name, value in facts.scores.values.items() if name.endswith("accuracy")}
     lines += [f"  {name}: {value:.4f}" for name, value in scores.items()] or [f"  no scores: {facts.scores.of}"]
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    say("\n".join(lines))
 
 
 def _list_unreadable(result: Predicted, limit: int) -> None:
     for image in result.unreadable[:limit]:
-        error_console.print(f"unreadable: {image.path}: {image.why}", markup=False, highlight=False, soft_wrap=True)
+        say(f"unreadable: {image.path}: {image.why}", remark=True)
     if (more := len(result.unreadable) - limit) > 0:
-        error_console.print(f"and {more} more")
+        say(f"and {more} more", remark=True)
 
 
 def _run(name: str) -> str:
@@ -233,7 +224,3 @@ def _site_data(file: Path | None, partition_index: int | None) -> tuple[Data, in
             "--settings partitions its data into several sites; add the --partition-index of the site's daemon"
         )
     return data, int(number or 0)
-
-
-def _print_json(result: object) -> None:
-    print(json.dumps(result, indent=2))  # noqa: T201

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from protofed.common.errors import ConfigError
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.certs_output import Output, install_certificate
+from protofed.deploy.cli.options import say
 
-console = Console()
 SETTINGS, POLICY = "site.toml", "policy.toml"
 Into = Annotated[Path, typer.Option(help="Folder to write into; made if it is missing.")]
 
@@ -149,11 +148,11 @@ def _labels(pairs: Sequence[str]) -> dict[str, str]:
 
 def _show_made(paths: Sequence[Path]) -> None:
     for path in paths:
-        console.print(f"{path}/" if path.is_dir() else path, soft_wrap=True, highlight=False)
+        say(f"{path}/" if path.is_dir() else path)
 
 
 def _show_next(into: Path, *steps: tuple[str, str]) -> None:
     here = into.resolve() == Path.cwd()
-    console.print("\nnext" + ("" if here else f", in {into}") + ":", highlight=False, markup=False)
+    say("\nnext" + ("" if here else f", in {into}") + ":")
     for command, why in ((f"cd {into}", ""),) * (not here) + steps:
-        console.print(f"  {command}" + (f"    # {why}" if why else ""), soft_wrap=True, highlight=False, markup=False)
+        say(f"  {command}" + (f"    # {why}" if why else ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 from protofed.common.errors import ProtofedError
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.completion import connected
-from protofed.deploy.cli.options import AsJson, DryRun, Set, Yes, confirm, show_dry_run
+from protofed.deploy.cli.options import AsJson, DryRun, Set, Yes, confirm, print_json, say, show_dry_run
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(no_args_is_help=True, help="Start, watch, pause, abort, roll back and verify the runs of a server.")
 sites = typer.Typer(no_args_is_help=True, help="List, exclude, admit, forget and regroup the sites of a server.")
-console, error_console = Console(soft_wrap=True), Console(stderr=True)
+console = Console(soft_wrap=True)
 JsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object per line at every change.")]
 Run = Annotated[str, typer.Argument(help="The run's name, as in `runs list`.", autocompletion=completion.runs)]
 
@@ -73,11 +72,11 @@ def start(
     privacy = planned_lines(loaded)  # first: a method that does not work with noise is refused
     info = operator.start(loaded, force=force)
     for note in start_notes(loaded):
-        _say(f"note: {note}")
+        say(f"note: {note}", remark=True)
     for line in privacy:
-        _say(f"privacy: {line}")
+        say(f"privacy: {line}", remark=True)
     for warning in info.unmet:
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}", remark=True)
     if not (watch and as_json):  # then every line of the output is one object of the watch
         _show_status(info, as_json, f"{info.run}: {info.status}")
     if watch:
@@ -92,7 +91,7 @@ def list_runs(operator: Operator, as_json: AsJson = False) -> None:
     """
     rows = operator.runs()
     if as_json:
-        _print_json([_plain(info) for info in rows])
+        print_json([_plain(info) for info in rows])
     else:
         console.print(_tables().runs_table(rows))
 
@@ -110,7 +109,7 @@ def show(
     """
     detail = operator.show(run, None if everything or as_json else _tables().SHOWN_ROUNDS)
     if as_json:
-        _print_json(_plain(detail))
+        print_json(_plain(detail))
     else:
         for part in _tables().run_parts(detail, everything=everything):
             console.print(part)
@@ -215,7 +214,7 @@ def verify(operator: Operator, run: Run, as_json: AsJson = False) -> None:
     bar = each(rows, "verifying", "rounds", shown=not as_json)
     results = [(row, operator.verify(run, row)) for row in bar]
     if as_json:
-        _print_json([{"round": row.round, "attempt": row.attempt, **_plain(reply)} for row, reply in results])
+        print_json([{"round": row.round, "attempt": row.attempt, **_plain(reply)} for row, reply in results])
     else:
         console.print(_tables().verification_table(run, results))
     if differing := [row.round for row, reply in results if reply.finding not in ("same", "not-kept")]:
@@ -231,7 +230,7 @@ def list_sites(operator: Operator, as_json: AsJson = False) -> None:
     """
     rows = operator.sites()
     if as_json:
-        _print_json([_plain(info) for info in rows])
+        print_json([_plain(info) for info in rows])
     else:
         console.print(_tables().sites_table(rows))
 
@@ -323,15 +322,6 @@ def _watch(operator: Operator, run: str, as_json: bool) -> None:
 
 def _show_status(info: Any, as_json: bool, text: str) -> None:
     if as_json:
-        _print_json(_plain(info))
+        print_json(_plain(info))
     else:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _say(text: str) -> None:
-    """A remark beside the result, on standard error."""
-    error_console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))  # noqa: T201
+        say(text)

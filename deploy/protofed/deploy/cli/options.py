@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from protofed.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
 
+_console, _errors = Console(), Console(stderr=True)
 State = Annotated[Path | None, typer.Option(help="Folder for everything that must survive a restart.")]
 Settings = Annotated[Path | None, typer.Option(help="TOML file; environment variables and options override it.")]
 Metrics = Annotated[str | None, typer.Option(help="host:port of /metrics, /healthz, /readyz; port 0 picks a free one.")]
@@ -134,6 +136,24 @@ def _outgoing(recipe: Recipe) -> Iterator[str]:
             if names:
                 yield f"leaves a site {how}, {of}: {', '.join(names)}"
     yield "a site's policy can withhold any of it: `protofed client preview RECIPE --policy standard`"
+
+
+def say(line: object, *, remark: bool = False) -> None:
+    """Print a line as it is, however long: names and paths are no markup.
+
+    Args:
+        remark: beside the result, on standard error.
+    """
+    (_errors if remark else _console).print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(value: object, *, ascii: bool = True) -> None:
+    """Print a result for programs.
+
+    Args:
+        ascii: other letters are escaped.
+    """
+    print(json.dumps(value, indent=2, ensure_ascii=ascii))  # noqa: T201
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

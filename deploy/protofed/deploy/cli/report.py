@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.version import install_hint
 from protofed.deploy.cli import completion
 from protofed.deploy.cli.completion import LOCAL, Identity, Plaintext, Server
+from protofed.deploy.cli.options import print_json, say
 
 console = Console()
 Run = Annotated[
@@ -47,10 +47,10 @@ def report(
     else:
         run_record = _fetch(run, server, identity, plaintext)
     if as_json:
-        print(json.dumps(run_record, indent=2))  # noqa: T201
+        print_json(run_record)
         return
     path = _write(run_record, out or Path(f"{run_record['run']['name']}-report.html"))
-    console.print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB", soft_wrap=True, highlight=False, markup=False)
+    say(f"{path}: {path.stat().st_size / 1e3:,.0f} kB")
 
 
 def run_record_of(folder: Path, run: str | None) -> dict[str, Any]:

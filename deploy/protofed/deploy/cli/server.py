@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,8 @@ from protofed.deploy.cli.options import (
     UntilFinished,
     health,
     log_as_daemon,
+    print_json,
+    say,
     show_dry_run,
 )
 
@@ -135,7 +136,7 @@ def notify(settings: Settings = None, as_json: AsJson = False) -> None:
                 results[channel.name] = False, str(error)
     if as_json:
         rows = [{"channel": name, "taken": taken, "answer": answer} for name, (taken, answer) in results.items()]
-        print(json.dumps({"id": message.id, "channels": rows}, indent=2, ensure_ascii=False))  # noqa: T201
+        print_json({"id": message.id, "channels": rows}, ascii=False)
     else:
         for name, (taken, answer) in results.items():
             mark = Text("✓", style="green") if taken else Text("✗", style="bold red")
@@ -178,8 +179,7 @@ def sync(
                 with tracker.open(row) as book:
                     new = follower.sync_run(folder.ledger, row, book)
                     rounds = len(book.tracked.attempts)
-                line = f"{row.run}: {new} new of {rounds} rounds sent to {tracker.name}"
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
+                say(f"{row.run}: {new} new of {rounds} rounds sent to {tracker.name}")
 
 
 def _chosen_rows(folder: StateFolder, run: str | None, *, everything: bool) -> Sequence[RunRow]:

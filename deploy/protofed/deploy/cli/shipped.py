@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from protofed.common.errors import ConfigError, count
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.options import AsJson
+from protofed.deploy.cli.options import AsJson, print_json, say
 from protofed.deploy.tables import Column, terminal
 
 policies = typer.Typer(no_args_is_help=True, help="The policies that come with protofed: list them, print one.")
@@ -99,7 +98,7 @@ def _recipe_row(name: str, file: Path) -> dict[str, Any]:
 
 def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))  # noqa: T201
+        print_json(rows, ascii=False)
         return
     shown = [Column(key, itemgetter(key), wraps=key == "what") for key in rows[0] if key not in HIDDEN]
     console.print(terminal(shown, rows))
@@ -120,7 +119,7 @@ def files(
     if listed:
         rows = [{"kind": name, "what": one.what} for name, one in KINDS.items()]
         if as_json:
-            print(json.dumps(rows, indent=2))  # noqa: T201
+            print_json(rows)
         else:
             columns = [Column(key, itemgetter(key), wraps=True) for key in ("kind", "what")]
             console.print(terminal(columns, rows))
@@ -129,13 +128,11 @@ def files(
         raise ConfigError("DIR is missing: the folder to write into; --list names the kinds of files")
     written = write_files(into, kind or ())
     if as_json:
-        print(json.dumps([str(path) for path in written], indent=2))  # noqa: T201
+        print_json([str(path) for path in written])
         return
     for path in written:
-        console.print(path, soft_wrap=True, highlight=False)
-    console.print(
-        f"{count(len(written), 'file')} written" + ("" if written else ": all are there already"), highlight=False
-    )
+        say(path)
+    say(f"{count(len(written), 'file')} written" + ("" if written else ": all are there already"))
 
 
 new = typer.Typer(no_args_is_help=True, help="Start a package of your own from a template.")
@@ -158,6 +155,6 @@ def method(
     from protofed.deploy.templates.new import new_method
 
     for path in (files := new_method(name, into)):
-        console.print(path, soft_wrap=True, highlight=False)
+        say(path)
     root = files[0].parent
-    console.print(f"next: pip install -e '{root}\\[test]'", f"then: pytest {root}", sep="\n", soft_wrap=True)
+    say(f"next: pip install -e '{root}[test]'\nthen: pytest {root}")

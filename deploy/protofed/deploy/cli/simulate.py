@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from protofed.common.errors import PolicyViolationError
 from protofed.deploy.cli import completion
-from protofed.deploy.cli.options import DryRun, DryWrite, Set, needs_recipe, show_dry_run
+from protofed.deploy.cli.options import DryRun, DryWrite, Set, needs_recipe, print_json, say, show_dry_run
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
@@ -86,7 +85,7 @@ def simulate(
         more: dict[str, object] = {"warnings": [warning.plain() for warning in shown.warnings]}
         if shown.held_out:
             more["held_out"] = shown.held_out
-        print(json.dumps([one | more for one in scores_json([shown.view])], indent=2))  # noqa: T201
+        print_json([one | more for one in scores_json([shown.view])])
 
 
 def check_simulated(recipe: Recipe, policy: Path) -> None:
@@ -139,7 +138,7 @@ def figures(
         needs_recipe(assignments, "--recipe")
     recipes = [shipped.recipe(name, assignments or ()) for name in recipe or []]
     for path in draw(FiguresRequest(folders, out, recipes, groups, ablation, metric, dry_run)):
-        console.print(path, soft_wrap=True, highlight=False)
+        say(path)
 
 
 def demo(

@@ -16,7 +16,6 @@ from protofed.client.transport.channels import BusyError, fetch_server_info
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode, diagnose
 from protofed.client.transport.proxy import Proxy
 from protofed.common import plugins
-from protofed.common.address import check_connection
 from protofed.common.clock import utc_now
 from protofed.common.config.settings import ClientSettings
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError, UnavailableError, count
@@ -125,8 +124,7 @@ class ClientDoctor:
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""
-        check_connection(self.settings.server, self.settings.identity, self.settings.plaintext)
-        return "plain text on this machine" if self.settings.plaintext else f"TLS, identity {self.settings.identity}"
+        return machine.transport(self.settings.server, self.settings.identity, plaintext=self.settings.plaintext)
 
     def check_clock(self) -> str:
         """Against the server's clock or, without a connection, against the certificates' dates."""

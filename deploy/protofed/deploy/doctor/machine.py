@@ -23,6 +23,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from protofed.client.transport.diagnosis import ConnectionDiagnosis, DiagnosisCode
+from protofed.common.address import check_connection
 from protofed.common.clock import stamp
 from protofed.common.config.settings import Monitoring
 from protofed.common.errors import ConfigError
@@ -180,6 +181,16 @@ def metrics(where: Monitoring | None, *, running: bool) -> str:
         if not running or failed.name != "metrics-port-taken":
             raise
     return f"{where.listen} is taken, as by the daemon that is running"
+
+
+def transport(address: str, identity: Path | None, *, plaintext: bool) -> str:
+    """An identity for TLS, or plain text on request.
+
+    Raises:
+        ConfigError: neither, or both, or plain text to another machine.
+    """
+    check_connection(address, identity, plaintext)
+    return "plain text on this machine" if plaintext else f"TLS, identity {identity}"
 
 
 def unused_proxies(setting: str) -> str:

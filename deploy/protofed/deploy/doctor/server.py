@@ -14,7 +14,6 @@ from typing import TypeVar
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from protofed.common.address import check_connection
 from protofed.common.clock import stamp, utc_now
 from protofed.common.config.settings import ServerSettings
 from protofed.common.errors import ProtofedError, count
@@ -25,7 +24,6 @@ from protofed.common.secure_aggregation.groups import Groups
 from protofed.common.storage.files import network_type_of
 from protofed.deploy.daemons import server as server_process
 from protofed.deploy.doctor import machine
-from protofed.deploy.doctor import machine as doctor_machine
 from protofed.deploy.doctor.checks import Check, CheckFailedError, CheckSkippedError
 from protofed.deploy.doctor.secure_sums import server_message
 from protofed.server.access.certificates import FIRST_OPERATORS
@@ -61,7 +59,7 @@ class ServerDoctor:
         settings, identity = ("settings",), ("settings", "connection", "identity")
         return [
             Check("settings", self.check_settings, "settings-invalid"),
-            Check("software", lambda: doctor_machine.software(None, LIBRARIES)),
+            Check("software", lambda: machine.software(None, LIBRARIES)),
             Check("connection", self.check_transport, "connection-not-chosen", settings),
             Check("clock", self.check_clock, needs=settings),
             Check("identity", self.check_identity, "identity-unreadable", ("settings", "connection")),
@@ -70,7 +68,7 @@ class ServerDoctor:
             Check("recipes", self.check_recipes, "recipe-invalid", settings),
             Check("secure sums", self.check_secure_sums, "recipe-invalid", ("settings", "recipes")),
             Check("state folder", self.check_state_folder, needs=settings),
-            Check("disk", lambda: doctor_machine.disk(self.settings.state), needs=settings),
+            Check("disk", lambda: machine.disk(self.settings.state), needs=settings),
             Check("blobs", self.check_blobs, needs=settings),
             Check("ledger", self.check_ledger, "ledger-unusable", settings),
             Check("port", self.check_port, needs=("settings", "connection")),
@@ -88,7 +86,7 @@ class ServerDoctor:
     @cached_property
     def running(self) -> bool:
         """Whether a server runs on the state folder."""
-        return bool(doctor_machine.has_running_daemon(self.settings.state))
+        return bool(machine.has_running_daemon(self.settings.state))
 
     def check_settings(self) -> str:
         """Keys and values of file, command line and environment."""
@@ -97,14 +95,13 @@ class ServerDoctor:
 
     def check_transport(self) -> str:
         """An identity for TLS, or plain text on request."""
-        check_connection(self.settings.listen, self.settings.identity, self.settings.plaintext)
-        return "plain text on this machine" if self.settings.plaintext else f"TLS, identity {self.settings.identity}"
+        return machine.transport(self.settings.listen, self.settings.identity, plaintext=self.settings.plaintext)
 
     def check_clock(self) -> str:
         """The clock is wrong if the state was written in its future; there is no other clock to compare it with."""
         newest = max((path.stat().st_mtime for path in _files(self.settings.state)), default=0.0)
         written, now = datetime.fromtimestamp(newest, UTC), self.clock()
-        if written - now > doctor_machine.CLOCK:
+        if written - now > machine.CLOCK:
             raise CheckFailedError(
                 "clock-wrong", f"this clock says {stamp(now)}, but the state was written at {stamp(written)}"
             )
@@ -165,7 +162,7 @@ class ServerDoctor:
     def check_state_folder(self) -> str:
         """Writable and on a local disk, and whether a server runs on it."""
         state = self.settings.state
-        message = doctor_machine.writable(state)
+        message = machine.writable(state)
         if (kind := network_type_of(state)) and not self.settings.ledger:
             raise CheckFailedError(
                 "state-on-network", f"{state} is on a network file system ({kind}): SQLite loses writes there"
@@ -179,7 +176,7 @@ class ServerDoctor:
         if not folder.is_dir():
             # Not made here or by the server: an empty folder in place of an unmounted disk would look like lost models.
             raise CheckFailedError("blobs-unusable", f"{folder} does not exist")
-        return f"{doctor_machine.writable(folder, 'blobs-unusable')}; {doctor_machine.disk(folder)}"
+        return f"{machine.writable(folder, 'blobs-unusable')}; {machine.disk(folder)}"
 
     def check_ledger(self) -> str:
         """Undamaged, of a schema version that this software knows, and with all that its journal has promised."""
@@ -202,18 +199,18 @@ class ServerDoctor:
         # Ports only: the host may be written in two ways, as 0.0.0.0 and an address of this machine.
         if self.running and current is not None and current.rpartition(":")[2] == listen.rpartition(":")[2]:
             return f"{current} is the running server's"
-        return doctor_machine.port(listen, "port-taken", "address-not-here")
+        return machine.port(listen, "port-taken", "address-not-here")
 
     def check_metrics(self) -> str:
         """Whether the server could listen for scrapes."""
-        return doctor_machine.metrics(self.settings.metrics, running=self.running)
+        return machine.metrics(self.settings.metrics, running=self.running)
 
     def check_notify(self) -> str:
         """The channels' secrets and CAs can be read; nothing is sent."""
         if (notify := self.settings.notify) is None:
             raise CheckSkippedError("nobody is told of anything: the settings have no [notify]")
         open_channels(notify)
-        unused = doctor_machine.unused_proxies("`notify.proxy`")
+        unused = machine.unused_proxies("`notify.proxy`")
         return f"{', '.join(notify.channels)}; `protofed server notify` sends a test message{unused}"
 
     def check_memory(self) -> str:

@@ -23,7 +23,7 @@ from protofed.common.errors import ConfigError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.scores import spreads
 from protofed.common.version import VERSION
-from protofed.deploy.export import agreement, kept_states, model_folder, models, onnx
+from protofed.deploy.export import formats, kept_states, model_folder, models
 from protofed.deploy.export.kept_states import KeptRound, PublishedState
 from protofed.deploy.export.model_card import Choice, card, choice, warnings
 from protofed.deploy.export.model_folder import GRAPH, WEIGHTS, File, ModelFacts, ModelScores, Origin, Spec
@@ -108,12 +108,12 @@ def export(request: ExportRequest) -> Exported:
     difference: float | None = None
     if request.format in ("safetensors", "both"):
         spec, images = facts.model, built.recipe.input
-        agreement.check_weights(built.model, spec.architecture, images, len(spec.classes), request.allowed)
+        formats.check_weights(built.model, spec.architecture, images, len(spec.classes), request.allowed)
         flat = {f"{part}.{name}": array for part, tensors in weights.items() for name, array in tensors.items()}
         files[WEIGHTS] = save(flat, facts.strings())
     if request.format in ("onnx", "both"):
-        files[GRAPH] = onnx.to_onnx(built.model, built.recipe.input, facts.strings())
-        difference = agreement.difference(built.model, built.recipe.input, onnx.answer_of(files[GRAPH]))
+        files[GRAPH] = formats.to_onnx(built.model, built.recipe.input, facts.strings())
+        difference = formats.difference(built.model, built.recipe.input, formats.answer_of(files[GRAPH]))
     if not request.dry_run:
         model_folder.write(request.out, facts, files, card(facts, files, difference, run, _chosen(request)))
     sizes: dict[str, int] = {name: len(data) for name, data in files.items()}

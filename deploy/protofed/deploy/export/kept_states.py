@@ -22,6 +22,7 @@ from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Assignment
 from protofed.common.protocol.scores import Spread
 from protofed.common.storage.journal import HalfLineError, records, segments
+from protofed.deploy.audit.reader import LogReader, Message
 from protofed.deploy.run_view import BestSnapshot, RunView
 from protofed.deploy.state_folder import open_state
 from protofed.server.operator.downloads import published
@@ -223,14 +224,12 @@ def _last_fetched(folder: Path, run: str) -> tuple[Digest | None, int | None]:
     if not segments(folder / AUDIT):  # simulated sites keep no audit log
         return None, None
     try:
-        for record in records(folder / AUDIT):
-            fields = record.facts.get("facts")
-            if not isinstance(fields, Mapping) or fields.get("run") != run:
-                continue
-            if record.facts.get("call") == "GetChunk" and fields.get("digest") != newest:
-                newest, scored = Digest(str(fields.get("digest"))), None
-            elif record.facts.get("call") == "ReportScores":
-                scored = int(str(fields.get("round")))
+        for entry in map(LogReader().read, records(folder / AUDIT)):
+            match entry:
+                case Message(call="GetChunk", run=of, fields={"digest": fetched}) if of == run and fetched != newest:
+                    newest, scored = Digest(fetched), None
+                case Message(call="ReportScores", run=of, round=number) if of == run:
+                    scored = number
     except HalfLineError:  # the daemon is writing the last line
         pass
     return newest, scored

@@ -31,7 +31,7 @@ from protofed.deploy.run_view import (
     summed_sentence,
     warning_lines,
 )
-from protofed.deploy.tables import STYLES, span, styled
+from protofed.deploy.tables import SCREEN, STYLES, Column, span, styled, terminal
 
 NARROW, WIDE = 60, 110  # terminal columns below which a site's bar is left out, and from which telemetry is shown
 STRIP_CELL, STRIP_LABEL = 11, 10  # columns
@@ -71,21 +71,17 @@ def parts(snapshot: RunSnapshot, width: int, height: int | None = None) -> list[
 def _sites(sites: Sequence[SiteSnapshot], most: int, width: int) -> list[RenderableType]:
     if not most:
         return []
-    columns = ["task", "progress", "moved"] if width >= NARROW else []
-    machine = width >= WIDE and any(site.telemetry for site in sites)
-    last = ["does", "machine"] if machine else ["does"]
-    table = _table("site", "round", *columns, *last, cut=last[-1])
-    for site in sites[:most]:
-        still = "" if site.still_s is None else f"{span(site.still_s)} ago"
-        moved = decimal(site.bytes_moved) if site.bytes_moved else ""
-        cells = [_progress_bar(site), Text(still), Text(moved)][: len(columns)]
-        activity = _activity(site)
-        if machine:
-            activity.truncate(width // 3, overflow="ellipsis")
-            cells.append(activity)
-        table.add_row(
-            _name(site.site, width), styled(site.task_status or "–"), *cells, _machine(site) if machine else activity
-        )
+    columns = [
+        Column[SiteSnapshot]("site", lambda site: _name(site.site, width)),
+        Column[SiteSnapshot]("round", lambda site: styled(site.task_status or "–")),
+    ]
+    if width >= NARROW:
+        columns += MOVING
+    if width >= WIDE and any(site.telemetry for site in sites):
+        columns += [Column("does", lambda site: _activity(site, width // 3)), MACHINE]
+    else:
+        columns.append(Column("does", _activity, wraps=True))
+    table = terminal(columns, sites[:most], SCREEN)
     return [table, *_left_out(sites[most:])]
 
 
@@ -96,42 +92,55 @@ def _left_out(sites: Sequence[SiteSnapshot]) -> list[RenderableType]:
     return [_cut(f"and {len(sites)} more" + (f", {unwell} of them not well" if unwell else " that are well"), "dim")]
 
 
-def _activity(site: SiteSnapshot) -> Text:
-    """What the site does or, if its task of the round failed, the reason."""
+def _activity(site: SiteSnapshot, most: int | None = None) -> Text:
+    """What the site does or, if its task of the round failed, the reason; in `most` characters."""
     if site.task_status in FAILED and site.reason and site.status in ("working", "idle"):
-        return _cut(site.reason, STYLES[site.task_status])
-    return _cut(site.doing, STYLES.get(site.status, "") if site.care < Attention.AWAITED else "")
+        text = _cut(site.reason, STYLES[site.task_status])
+    else:
+        text = _cut(site.doing, STYLES.get(site.status, "") if site.care < Attention.AWAITED else "")
+    if most is not None:
+        text.truncate(most, overflow="ellipsis")
+    return text
 
 
-def _progress_bar(site: SiteSnapshot) -> Text:
-    return Text() if site.progress is None else bar(site.progress, 8)
-
-
-def _machine(site: SiteSnapshot) -> Text:
-    return _cut(machine_line(site.telemetry))
+MOVING: Sequence[Column[SiteSnapshot]] = (
+    Column("task", lambda site: "" if site.progress is None else bar(site.progress, 8)),
+    Column("progress", lambda site: "" if site.still_s is None else f"{span(site.still_s)} ago"),
+    Column("moved", lambda site: decimal(site.bytes_moved) if site.bytes_moved else ""),
+)
+MACHINE = Column[SiteSnapshot]("machine", lambda site: _cut(machine_line(site.telemetry)), wraps=True)
 
 
 def _problems(problems: Sequence[Problem], width: int) -> RenderableType:
-    table = _table("what went wrong", "site", "what", "why", cut="why")
-    for problem in problems:
-        where = f"round {problem.round}" + (f", try {problem.attempt}" if problem.attempt > 1 else "")
-        table.add_row(Text(where), _name(problem.site or "all", width), styled(problem.what), _cut(problem.reason))
-    return table
+    columns: Sequence[Column[Problem]] = (
+        Column("what went wrong", lambda one: f"round {one.round}" + (f", try {one.attempt}" * (one.attempt > 1))),
+        Column("site", lambda one: _name(one.site or "all", width)),
+        Column("what", lambda one: styled(one.what)),
+        Column("why", lambda one: _cut(one.reason), wraps=True),
+    )
+    return terminal(columns, problems, SCREEN)
 
 
 def _scores(snapshot: RunSnapshot, most: int, width: int) -> RenderableType:
-    std = ["std"] if width >= NARROW else []
-    first = f"scores after round {snapshot.scored_round}"
-    table = _table(first, "mean", "change", *std, "worst", "change", "sites", cut=first)
-    for score in snapshot.scores[:most]:
-        mean, spread, worst = (
-            Text(NOT_IN_A_SUM) if value is None else Text(f"{value:.4f}")
-            for value in (score.mean, score.std, score.worst)
-        )
-        changes = _change(score.mean_change, score), _change(score.worst_change, score)
-        cells = [mean, changes[0], *([spread] if std else []), worst, changes[1], Text(str(score.sites))]
-        table.add_row(_cut(score.name), *cells)
-    return table
+    name = Column[ScoreSnapshot](
+        f"scores after round {snapshot.scored_round}", lambda score: _cut(score.name), wraps=True
+    )
+    columns = [column for column in SCORES if column.head != "std" or width >= NARROW]
+    return terminal([name, *columns], snapshot.scores[:most], SCREEN)
+
+
+def _number(value: float | None) -> str:
+    return NOT_IN_A_SUM if value is None else f"{value:.4f}"
+
+
+SCORES: Sequence[Column[ScoreSnapshot]] = (
+    Column("mean", lambda score: _number(score.mean)),
+    Column("change", lambda score: _change(score.mean_change, score)),
+    Column("std", lambda score: _number(score.std)),
+    Column("worst", lambda score: _number(score.worst)),
+    Column("change", lambda score: _change(score.worst_change, score)),
+    Column("sites", lambda score: str(score.sites)),
+)
 
 
 def _change(by: float | None, score: ScoreSnapshot) -> Text:
@@ -170,14 +179,6 @@ def _failed(row: Attempt) -> Text:
     """The failed tasks of an attempt: `1 late`; of several kinds only their number."""
     total, kinds = sum(row.failed.values()), list(row.failed)
     return Text(f"{total} {kinds[0] if len(kinds) == 1 else 'failed'}" if total else "", "red")
-
-
-def _table(*columns: str, cut: str) -> Table:
-    """A table with one line a row; if the terminal is too narrow, the column `cut` is shortened."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(Text(column, no_wrap=True, overflow="ellipsis"), no_wrap=column != cut, overflow="ellipsis")
-    return table
 
 
 def _cut(text: str, style: str = "") -> Text:

@@ -12,12 +12,11 @@ from enum import IntEnum
 
 from protofed.deploy.run_view import BestSnapshot
 from protofed.deploy.tables import span
+from protofed.server.rounds.machine.waiting import BLOCKED, MissingSite
 
 ENDED = ("completed", "failed", "aborted")  # statuses of a run
 FAILED = ("failed", "late", "set-aside")  # task statuses
 PUBLISHED = ("published", "degraded")  # outcomes of an attempt
-# Reasons to wait for which somebody has to do something.
-BLOCKED = ("trainers", "required-sites", "evaluator", "back-off", "disk")
 
 
 class Attention(IntEnum):
@@ -129,16 +128,6 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class MissingSiteSnapshot:
-    """A site that a run waits for; the fields are those of `MissingSite` in operator.proto."""
-
-    site: str
-    why: str
-    similar: str
-    required: bool
-
-
-@dataclass(frozen=True)
 class WaitingSnapshot:
     """Why a run does not go on; the fields are those of `Waiting` in operator.proto.
 
@@ -151,7 +140,7 @@ class WaitingSnapshot:
     round: int
     needed: int
     has: int
-    missing: tuple[MissingSiteSnapshot, ...]
+    missing: tuple[MissingSite, ...]
     behind: str
     seconds_left: float | None = field(compare=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -17,7 +17,6 @@ from protofed.deploy.operator.snapshot import (
     PUBLISHED,
     Attempt,
     Attention,
-    MissingSiteSnapshot,
     Problem,
     RunSnapshot,
     ScoreSnapshot,
@@ -29,6 +28,7 @@ from protofed.deploy.operator.snapshot import (
 from protofed.deploy.run_view import BestSnapshot
 from protofed.deploy.tables import printable
 from protofed.protos.v1 import operator_pb2 as pb
+from protofed.server.rounds.machine.waiting import MissingSite
 
 # Scores that are shown first; accuracy alone may be that of a model that answers with the most common class.
 HEADLINES = ("global.accuracy", "global.balanced_accuracy", "global.majority", "personal.pm_v", "personal.pm_l")
@@ -177,10 +177,16 @@ def problems(rounds: Sequence[pb.RoundInfo]) -> Iterable[Problem]:
         if row.outcome == "abandoned":
             yield Problem(row.round, row.attempt, "", "abandoned", printable(row.reason))
         for task in row.sites:
-            if task.task_status in FAILED:
-                yield Problem(row.round, row.attempt, task.site, task.task_status, printable(task.reason))
-            for refusal in task.refusals:
-                yield Problem(row.round, row.attempt, task.site, "refused", printable(refusal))
+            for what, reason in failures(task):
+                yield Problem(row.round, row.attempt, task.site, what, reason)
+
+
+def failures(task: pb.SiteTask) -> Iterator[tuple[str, str]]:
+    """What failed of a task, and why: its status, if it failed, and each update that was refused."""
+    if task.task_status in FAILED:
+        yield task.task_status, printable(task.reason)
+    for refusal in task.refusals:
+        yield "refused", printable(refusal)
 
 
 def _phase(info: pb.RunInfo, newest: pb.RoundInfo | None) -> str:
@@ -249,8 +255,7 @@ def waiting(info: pb.RunInfo) -> WaitingSnapshot | None:
         needed=sent.needed,
         has=sent.has,
         missing=tuple(
-            MissingSiteSnapshot(site.site, printable(site.why), printable(site.similar), site.required)
-            for site in sent.missing
+            MissingSite(site.site, printable(site.why), printable(site.similar), site.required) for site in sent.missing
         ),
         behind=printable(sent.behind),
         seconds_left=sent.seconds_left if sent.HasField("seconds_left") else None,

@@ -11,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from protofed.client.data.hold_out import MIN_SCORED
+from protofed.common.errors import count as counted
 from protofed.common.errors import short
 from protofed.common.payload import Array
 from protofed.deploy.site.check import OWN_TEST, TEST, TRAIN, SiteCheck, nearest
@@ -157,13 +158,14 @@ def _labels(check: SiteCheck) -> RenderableType | None:
     for label, count in sorted(check.survey.unmapped.items()):
         near = nearest(label, check.request.class_names)
         hint = f' (nearest: "{near}")' if near else ""
-        lines.append(Text(f"- no class of the run: {short(label)!r}, {_images(count)}{hint}", style="red"))
+        lines.append(Text(f"- no class of the run: {short(label)!r}, {counted(count, 'image')}{hint}", style="red"))
     if lines:
         lines.append(
             Text('  Say in data.label_map what each is ("own" = "the run\'s"), or name it in data.ignore_labels.')
         )
     lines += [
-        Text(f"- ignored: {short(label)!r}, {_images(count)}") for label, count in sorted(check.survey.ignored.items())
+        Text(f"- ignored: {short(label)!r}, {counted(count, 'image')}")
+        for label, count in sorted(check.survey.ignored.items())
     ]
     return Group(*lines) if lines else None
 
@@ -171,19 +173,19 @@ def _labels(check: SiteCheck) -> RenderableType | None:
 def _files(check: SiteCheck) -> RenderableType:
     images, unreadable = check.survey.images, check.unreadable
     noun = "image" if images and images[0].format.startswith("array") else "file"
-    lines = [Text(f"{_count(len(images), noun)} with a class, {len(unreadable)} of them unreadable")]
+    lines = [Text(f"{counted(len(images), noun)} with a class, {len(unreadable)} of them unreadable")]
     lines += _truncated(unreadable, lambda image: f"- {image.name}: {image.problem}")
     if check.misplaced:
-        lines.append(Text(f"{_count(len(check.misplaced), 'file')} in no class's folder (they count as unreadable)"))
+        lines.append(Text(f"{counted(len(check.misplaced), 'file')} in no class's folder (they count as unreadable)"))
         lines += _truncated(check.misplaced, lambda name: f"- {name}")
     if check.ambiguous:
         lines.append(Text("names that several files have (write the path with its folders):", style="red"))
         lines += _truncated(check.ambiguous, lambda name: f"- {name}")
     if check.left_out:
         lines.append(Text(f"left out by its name, as no image or as deleted: {_listed(check.left_out)}"))
-    for title, counted in (("stored as", _formats(check)), ("width x height", _sizes(check))):
-        kinds = [f"{name} ({count:,})" for name, count in counted.most_common(MAX_LISTED)]
-        more = [f"and {len(counted) - MAX_LISTED} others"] if len(counted) > MAX_LISTED else []
+    for title, numbers in (("stored as", _formats(check)), ("width x height", _sizes(check))):
+        kinds = [f"{name} ({count:,})" for name, count in numbers.most_common(MAX_LISTED)]
+        more = [f"and {len(numbers) - MAX_LISTED} others"] if len(numbers) > MAX_LISTED else []
         lines += [Text(f"{title}: {'; '.join([*kinds, *more])}")] if kinds else []
     return Group(*lines)
 
@@ -192,11 +194,11 @@ def _groups(check: SiteCheck) -> RenderableType | None:
     if check.groups is None and not check.ungrouped:
         return None
     whole = "" if check.crossing or check.ungrouped else ", none of them in both train and test"
-    lines = [Text(f"{_count(check.groups or 0, 'group')}{whole}")]
+    lines = [Text(f"{counted(check.groups or 0, 'group')}{whole}")]
     in_both, in_none = "are of groups in both train and test", "are in no group"
     for names, problem in ((check.crossing, in_both), (check.ungrouped, in_none)):
         if names:
-            lines.append(Text(f"{_images(len(names))} {problem}:", style="red"))
+            lines.append(Text(f"{counted(len(names), 'image')} {problem}:", style="red"))
             lines += _truncated(names, lambda name: f"- {name}")
     return Group(*lines)
 
@@ -204,12 +206,16 @@ def _groups(check: SiteCheck) -> RenderableType | None:
 def _duplicates(check: SiteCheck) -> RenderableType:
     sets, duplicates = check.duplicates.sets, check.duplicates
     images = sum(map(len, sets))
-    lines = [Text(f"{_images(images)} in {_count(len(sets), 'set')} are equal in every pixel" if sets else "none")]
+    lines = [
+        Text(f"{counted(images, 'image')} in {counted(len(sets), 'set')} are equal in every pixel" if sets else "none")
+    ]
     if duplicates.differing:
-        text = f"{_count(duplicates.differing, 'set')} of them with several labels, listed first"
+        text = f"{counted(duplicates.differing, 'set')} of them with several labels, listed first"
         lines.append(Text(text, style="yellow"))
     if duplicates.across:
-        lines.append(Text(f"{_images(duplicates.across)} to test on are among those to train on", style="yellow"))
+        lines.append(
+            Text(f"{counted(duplicates.across, 'image')} to test on are among those to train on", style="yellow")
+        )
 
     def line(equal: Sequence[SurveyedImage]) -> str:
         return f"- {' = '.join(map(_described, equal[:4]))}{' = …' if equal[4:] else ''}"
@@ -293,14 +299,6 @@ def _formats(check: SiteCheck) -> Counter[str]:
 
 def _sizes(check: SiteCheck) -> Counter[str]:
     return Counter(" x ".join(map(str, image.size)) for image in check.survey.images if image.size)
-
-
-def _images(count: int) -> str:
-    return _count(count, "image")
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _mb(size: int) -> str:

@@ -11,7 +11,7 @@ from protofed.client.site import read_recipe
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, short
 from protofed.common.protocol.messages import Assignment
-from protofed.deploy.site.plan_request import asked, short_plan
+from protofed.deploy.site.plan_request import asked, printable, short_plan
 
 _INDENT = "  "
 
@@ -36,10 +36,10 @@ def offered_run(approvals: Approvals, offer: Offer) -> dict[str, Any]:
     try:
         recipe = recipe_of(offer)
     except ConfigError as error:
-        unusable = f"cannot be used: {short(_printable(str(error)), 300)}"
+        unusable = f"cannot be used: {short(printable(str(error)), 300)}"
         return {**row, "method": "", "model": "", "plan": "", "rounds": 0, "approval": unusable}
-    chosen = {"method": _printable(recipe.method.name), "model": _printable(recipe.model.name)}
-    about = {name: _printable(text) for name, text in asked(recipe, offer.min_cohort).items()}
+    chosen = {"method": printable(recipe.method.name), "model": printable(recipe.model.name)}
+    about = {name: printable(text) for name, text in asked(recipe, offer.min_cohort).items()}
     return {**row, **chosen, "plan": short_plan(recipe.plan), "rounds": recipe.rounds, "asked": about}
 
 
@@ -48,8 +48,8 @@ def _decided(status: ApprovalStatus, record: Approval | None) -> dict[str, Any]:
     if record is None or status is ApprovalStatus.WAITING:
         return {"decided_by": None, "decided_at": "", "who": "", "policy": "", "policy_digest": ""}
     by = "policy" if status is ApprovalStatus.BY_POLICY else "person"
-    policy = {"policy": _printable(record.policy), "policy_digest": record.policy_digest}
-    return {"decided_by": by, "decided_at": record.at, "who": _printable(record.by), **policy}
+    policy = {"policy": printable(record.policy), "policy_digest": record.policy_digest}
+    return {"decided_by": by, "decided_at": record.at, "who": printable(record.by), **policy}
 
 
 def run_lines(row: Mapping[str, Any], width: int) -> Iterator[str]:
@@ -97,8 +97,3 @@ def _plan_text(row: Mapping[str, Any]) -> str:
 def all_runs(approvals: Approvals) -> Sequence[dict[str, Any]]:
     """Every offered run, the newest last."""
     return [offered_run(approvals, offer) for offer in approvals.offers()]
-
-
-def _printable(text: str) -> str:
-    # The recipe came from the server: its names must not carry control characters to the hospital's terminal.
-    return "".join(letter for letter in text if letter.isprintable())

@@ -32,9 +32,9 @@ from protofed.common.plugins import PluginKind, is_plugin
 from protofed.common.protocol.scores import MAJORITY, RELIABILITY, SCORES
 from protofed.common.secure_aggregation.linear_form import SumLayout, Sums, form_of
 from protofed.deploy.site.partners import NOBODY, PartnersView
-from protofed.deploy.site.plan_privacy import PrivacyPlan, privacy_plan
-from protofed.deploy.site.plan_privacy import plain as plain_privacy
 from protofed.deploy.site.plan_request import asked, broken, still_open, withheld
+from protofed.deploy.site.privacy import PrivacyPlan, privacy_plan
+from protofed.deploy.site.privacy import plain as plain_privacy
 from protofed.deploy.site.server_view import ServerView, server_view
 from protofed.server.method import RoundContext, ServerMethod, SummableMethod, refining, sent, server_methods
 from protofed.server.rounds.context import round_context

@@ -43,7 +43,7 @@ def asked(
 
 def lines(about: Mapping[str, str]) -> str:
     """The same as a list."""
-    return "\n".join(f"- {name}: {escape(_printable(value))}" for name, value in about.items())
+    return "\n".join(f"- {name}: {escape(printable(value))}" for name, value in about.items())
 
 
 def limits_table(checks: Sequence[LimitCheck]) -> Table:
@@ -64,7 +64,7 @@ def withheld(checks: Sequence[LimitCheck], *, secure: bool) -> Iterator[str]:
 
 
 def _sentence(check: LimitCheck) -> str:
-    return f"{_printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
+    return f"{printable(check.asked)}: this site's policy allows {check.allowed} ({check.rule})"
 
 
 def still_open(unchecked: Sequence[str]) -> Iterator[str]:
@@ -103,8 +103,8 @@ def _options(options: Mapping[str, object]) -> str:
     return f" ({named})" if named else ""
 
 
-def _printable(text: str) -> str:
-    # Names and options come from the server: no control characters on the hospital's terminal.
+def printable(text: str) -> str:
+    """Names and options come from the server: no control characters on the hospital's terminal."""
     return "".join(letter for letter in text if letter.isprintable())
 
 
@@ -130,7 +130,7 @@ def _noisy_steps(plan: Plan, dp: DpPlan) -> str:
 
 LIMITS: Sequence[Column[LimitCheck]] = (
     Column("limit", lambda check: check.key, wraps=True),
-    Column("this run", lambda check: _printable(check.asked), wraps=True),
+    Column("this run", lambda check: printable(check.asked), wraps=True),
     Column("the policy allows", lambda check: check.allowed, wraps=True),
     Column("", lambda check: Text("ok", "green") if check.holds else Text("refused", "red"), wraps=True),
 )
@@ -148,8 +148,8 @@ def planned_lines(recipe: Recipe) -> list[str]:
     if recipe.plan.dp is None:
         return []
     try:
-        from protofed.deploy.site.plan_privacy import lines as privacy_lines
-        from protofed.deploy.site.plan_privacy import planned
+        from protofed.deploy.site.privacy import lines as privacy_lines
+        from protofed.deploy.site.privacy import planned
 
         plan = planned(recipe)
     except ModuleNotFoundError:  # of the extra `client`

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from protofed.client.policy.rules import discloses
 from protofed.common.payload import Part, TensorSpec
-from protofed.deploy.site import plan_privacy
+from protofed.deploy.site import privacy
 from protofed.deploy.site.plan import OutgoingTensor, SitePlan
 from protofed.deploy.site.plan_request import limits_table, lines
 from protofed.deploy.tables import BOXED, Column, terminal
@@ -129,7 +129,7 @@ def _sight(plan: SitePlan) -> Iterator[str]:
 
 def _privacy(plan: SitePlan) -> Iterator[str]:
     if plan.privacy is not None:
-        yield "\n".join(f"- {line}" for line in plan_privacy.lines(plan.privacy))
+        yield "\n".join(f"- {line}" for line in privacy.lines(plan.privacy))
 
 
 def _others(plan: SitePlan) -> str:

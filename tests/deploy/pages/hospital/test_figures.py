@@ -30,17 +30,17 @@ from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.storage.journal import Journal
-from protofed.deploy.audit.handed_in import HandedIn
+from protofed.deploy.audit.reader import HandedIn
 from protofed.deploy.pages import pictures
 from protofed.deploy.pages.guard import SVG_POLICY
 from protofed.deploy.pages.hospital import figures, site
 from protofed.deploy.pages.hospital.examination import Examination, SiteSettings
 from protofed.deploy.pages.hospital.page import client_page, pages_of
-from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.hospital.site import MAX_POINTS, HospitalSite, PrivacyCurve, PrivacyPoint, chosen
 from protofed.deploy.pages.pictures import NARROW, WIDE
 from protofed.deploy.pages.shell import stamp, utc
-from protofed.deploy.site.privacy_spent import PrivacySpent
+from protofed.deploy.site.own_scores import ScoresView
+from protofed.deploy.site.privacy import PrivacySpent
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "v0_3_0" / "site-1"
 IMAGE = re.compile(r'<img class="drawn" src="(/pictures/\w+\.svg)"[^>]* alt="([^"]+)"')
@@ -149,11 +149,9 @@ def test_stamps() -> None:
 
 def table(
     rounds: int, left: Mapping[int, set[str]], *names: str, summed: Mapping[int, set[str]] | None = None
-) -> OwnScoreTable:
+) -> ScoresView:
     every = [OwnRoundScores(n, "2026-11-25T06:30:00Z", dict.fromkeys(names, n / 100)) for n in range(1, rounds + 1)]
-    return OwnScoreTable(
-        names, names, every, every[::-1], names, 0, HandedIn(names=dict(left), summed=dict(summed or {}))
-    )
+    return ScoresView(every, HandedIn(names=dict(left), summed=dict(summed or {})))
 
 
 def test_scores_that_left_are_filled_and_those_that_stayed_hollow() -> None:

@@ -483,7 +483,7 @@ def test_own_scores_that_left_in_a_secure_sum_have_not_stayed(pages: Pages, stat
     journal.close()
     text = pages().get("/runs/kept")
     assert "in a secure sum, as part of a mean over sites: rounds 3" in text
-    assert "scores of rounds 3 in a secure sum" in text
+    assert "scores in a secure sum, as part of a mean over sites, rounds 3" in text
     assert "no, it stayed" not in text
     notes = pages().get("/left")
     assert "left under masks, round 3 of run kept, attempt 1: loss" in notes

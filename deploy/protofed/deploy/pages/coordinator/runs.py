@@ -27,8 +27,8 @@ from protofed.common.ids import check_id
 from protofed.deploy import shipped
 from protofed.deploy.operator.connection import Operator
 from protofed.deploy.operator.rollback import SITES_GO, STANDARD, rollback_of
-from protofed.deploy.operator.snapshot import ENDED, FAILED, RunSnapshot
-from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, snapshot
+from protofed.deploy.operator.snapshot import ENDED, RunSnapshot
+from protofed.deploy.operator.snapshot_builder import ServerReply, WatchHistory, best_snapshot, failures, snapshot
 from protofed.deploy.operator.tables import start_notes
 from protofed.deploy.pages.pictures import Picture, Pictures
 from protofed.deploy.pages.shell import FRAGMENT, Page, form_of, shell_of
@@ -279,17 +279,12 @@ def mark(task: pb.SiteTask) -> Mark:
 
 def troubles(rounds: Sequence[pb.RoundInfo]) -> list[Trouble]:
     """Tasks that failed, were late or set aside, and refused updates, newest first."""
-    found = []
-    for row in reversed(rounds):
-        for task in row.sites:
-            if task.task_status in FAILED:
-                found.append(_trouble(row, task, task.task_status, task.reason))
-            found += [_trouble(row, task, "refused", refusal) for refusal in task.refusals]
-    return found
-
-
-def _trouble(row: pb.RoundInfo, task: pb.SiteTask, status: str, reason: str) -> Trouble:
-    return Trouble(row.round, row.attempt, task.site, task.kind, status, printable(reason))
+    return [
+        Trouble(row.round, row.attempt, task.site, task.kind, status, reason)
+        for row in reversed(rounds)
+        for task in row.sites
+        for status, reason in failures(task)
+    ]
 
 
 FIELDS = ("recipe", "toml", "name", "changes", "force")

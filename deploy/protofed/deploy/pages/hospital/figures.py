@@ -16,17 +16,17 @@ from rich.filesize import decimal
 
 from protofed.common.errors import count, short
 from protofed.common.protocol.scores import LOSS, lower_is_better
-from protofed.deploy.pages.hospital.runs import OwnScoreTable
 from protofed.deploy.pages.pictures import Sketch
 from protofed.deploy.plots import COLOURS, grid, panels
 from protofed.deploy.report.document import thinned
+from protofed.deploy.site.own_scores import ScoresView
 from protofed.deploy.tables import Row, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from protofed.deploy.pages.hospital.site import PrivacyPoint
-    from protofed.deploy.site.privacy_spent import PrivacySpent
+    from protofed.deploy.site.privacy import PrivacySpent
 
 # By a score's prefix, the panel that it is in: of one model on one test set, so that its lines can be compared.
 PANELS: Final[Mapping[str, str]] = {
@@ -48,7 +48,7 @@ MAX_MARKS, MAX_BARS, MAX_RUNS, MAX_PARTS = 24, 40, 15, 6
 OTHER: Final = "other parts"
 
 
-def scores_sketch(table: OwnScoreTable, majority: Mapping[str, float]) -> Sketch | None:
+def scores_sketch(table: ScoresView, majority: Mapping[str, float]) -> Sketch | None:
     """Own scores over the rounds, a panel for each model and test set; None: there is nothing to draw.
 
     Args:
@@ -148,14 +148,14 @@ def privacy_sketch(points: Sequence[PrivacyPoint], spent: PrivacySpent) -> Sketc
     return Sketch("Privacy spent over the fits", f"Epsilon {last}, {budget}, at delta {spent.delta:g}.", draw, numbers)
 
 
-def _drawn_names(table: OwnScoreTable, prefix: str) -> list[str]:
+def _drawn_names(table: ScoresView, prefix: str) -> list[str]:
     return [name for measure in MEASURES if (name := f"{prefix}.{measure}") in table.names]
 
 
-def _score_panel(axes: Axes, table: OwnScoreTable, prefix: str, names: Sequence[str], majority: float | None) -> None:
+def _score_panel(axes: Axes, table: ScoresView, prefix: str, names: Sequence[str], majority: float | None) -> None:
     share = prefix != LOSS
     for place, name in enumerate(names):
-        rounds = [scored for scored in table.every if name in scored.scores]
+        rounds = [scored for scored in table.rounds if name in scored.scores]
         at = [scored.round for scored in rounds]
         values = [scored.scores[name] * (100 if share else 1) for scored in rounds]
         colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
@@ -177,7 +177,7 @@ def _score_panel(axes: Axes, table: OwnScoreTable, prefix: str, names: Sequence[
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=8)
 
 
-def _mark(table: OwnScoreTable, name: str, round: int, colour: str) -> dict[str, Any]:
+def _mark(table: ScoresView, name: str, round: int, colour: str) -> dict[str, Any]:
     """How a score's mark is filled, by whether it left."""
     if name in table.sent.names.get(round, ()):
         return {"mfc": colour}
@@ -244,8 +244,8 @@ def _listed(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{part} {decimal(size)}" for part, size in sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def _first_and_last(table: OwnScoreTable, name: str) -> str:
-    rounds = [scored for scored in table.every if name in scored.scores]
+def _first_and_last(table: ScoresView, name: str) -> str:
+    rounds = [scored for scored in table.rounds if name in scored.scores]
     form = "{:.3f}" if lower_is_better(name) else "{:.1%}"
     said = [f"{form.format(scored.scores[name])} in round {scored.round}" for scored in (rounds[0], rounds[-1])]
     left = sum(name in table.sent.names.get(scored.round, ()) for scored in rounds)

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from protofed.common.errors import count
 from protofed.common.protocol.messages import TaskKind
-from protofed.deploy.audit.handed_in import rounds_text
+from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.site import HospitalSite
 from protofed.deploy.pages.hospital.site_log import Leaving, LeftTotals
 from protofed.deploy.pages.pictures import Picture

@@ -28,6 +28,7 @@ from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs
 
 UNDECIDED: Final = (ApprovalStatus.WAITING, ApprovalStatus.CHANGED)
+RUNS: Final[Mapping[bool | None, str]] = {True: "running", False: "not running", None: "unknown"}  # of a daemon
 RECENT_S: Final = 120.0  # the longest that a working daemon is silent: a heartbeat that waits, and a slow disk
 
 
@@ -60,7 +61,7 @@ class HospitalOverview:
             "overview.html.j2",
             {
                 "log": log,
-                "daemon": {True: "running", False: "not running", None: "unknown"}[runs],
+                "daemon": RUNS[runs],
                 "missing": _missing(site) if runs else [],
                 "pause": pause,
                 "partners_problem": _partners(site),
@@ -202,11 +203,7 @@ class HealthPages:
     def _daemon(self) -> Mapping[str, Any]:
         runs = machine.has_running_daemon(self.site.state)
         answers = bool(runs) and (self.site.state / readyz.ADDRESS_FILE).exists()
-        return {
-            "daemon": {True: "running", False: "not running", None: "unknown"}[runs],
-            "answers": answers,
-            "missing": readyz.missing(self.site.state) if answers else [],
-        }
+        return {"daemon": RUNS[runs], "answers": answers, "missing": _missing(self.site) if answers else []}
 
     def _device(self, found: Examination | None) -> Mapping[str, Any]:
         """The device of the settings, and what the newest examination saw of it."""

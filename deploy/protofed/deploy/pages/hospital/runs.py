@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from protofed.client.policy.approval import Offer
-from protofed.client.state.own_scores import FOLDER, OwnRoundScores, OwnScores
+from protofed.client.state.own_scores import FOLDER, OwnScores
 from protofed.common.errors import ConfigError, PolicyViolationError, ProtofedError
-from protofed.deploy.audit.handed_in import UNLISTED, HandedIn, rounds_text
+from protofed.deploy.audit.reader import rounds_text
 from protofed.deploy.pages.hospital.left import round_lines
 from protofed.deploy.pages.hospital.overview import begun, examiner_of, said
 from protofed.deploy.pages.hospital.site import HospitalSite
@@ -21,9 +21,10 @@ from protofed.deploy.pages.pictures import Picture
 from protofed.deploy.pages.shell import Page, form_of, shell_of
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import all_runs, offered_run, recipe_of
-from protofed.deploy.site.score_words import meaning, names_of
+from protofed.deploy.site.own_scores import ScoresView, meaning
 
 SHOWN: Final = 25
+SHOWN_SCORES: Final = 50  # rounds, the newest
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ class HospitalRuns:
     def _scores(self, offer: Offer) -> Mapping[str, Any]:
         run = offer.run
         try:
-            table = own_scores(self.site, run)
+            kept, sent = OwnScores(self.site.state / FOLDER), self.site.log.handed_in(run)
+            view = ScoresView(kept.rounds(run) if run in kept.runs() else [], sent)
         except ProtofedError as error:
             return {
                 "scores": None,
@@ -151,14 +153,17 @@ class HospitalRuns:
             }
         from protofed.deploy.pages.hospital import figures  # with matplotlib, which takes a second
 
-        sketch = figures.scores_sketch(table, self._majority(offer))
+        sketch = figures.scores_sketch(view, self._majority(offer))
         # The description has the first and the last value of each line, and what left; between them nothing changes.
-        key = None if sketch is None else ("scores", run, len(table.every), table.every[-1].at, sketch.description)
+        key = None if sketch is None else ("scores", run, len(view.rounds), view.rounds[-1].at, sketch.description)
         picture = None if sketch is None else self.site.pictures.of(key, sketch)
         return {
-            "scores": table,
+            "scores": view,
+            "about_scores": [(name, meaning(name), _left(name, view)) for name in view.names],
+            "newest_scores": list(reversed(view.rounds))[:SHOWN_SCORES],
+            "more_scores": max(0, len(view.rounds) - SHOWN_SCORES),
             "scores_problem": "",
-            "handed_in": _handed_in(table.sent),
+            "handed_in": [*sent.lines(), *filter(None, [sent.gap])],
             "scores_picture": picture,
             "has_majority": sketch is not None and "commonest" in sketch.description,
         }
@@ -182,73 +187,10 @@ class HospitalRuns:
         return None if sketch is None else self.site.pictures.of(("bytes", run, sketch.description), sketch)
 
 
-def _handed_in(sent: HandedIn) -> Sequence[str]:
-    """What of a run stays with the server, in sentences."""
-    lines = []
-    if updates := sent.updates - {0}:
-        lines.append(f"updates of rounds {rounds_text(updates)}")
-    if 0 in sent.updates:
-        lines.append("the first model, made from the recipe: it contains nothing of this site's data")
-    if sent.unanswered:
-        lines.append(f"perhaps the updates of rounds {rounds_text(sent.unanswered)}: sent, and never answered")
-    if sent.scores:
-        lines.append(f"scores of rounds {rounds_text(sent.scores)}")
-    if summed := {number for number, names in sent.summed.items() if names}:
-        lines.append(f"scores of rounds {rounds_text(summed)} in a secure sum: the server has the mean over its sites")
-    return [*lines, sent.gap] if sent.gap else lines
-
-
-SHOWN_SCORES: Final = 50  # rounds, the newest
-ALL_LISTED: Final = "more left than the log lists"
-ARCHIVED: Final = "the log's older files are in an archive"
-
-
-@dataclass(frozen=True)
-class OwnScoreTable:
-    """The scores of single classes are in `protofed client scores --json` only.
-
-    Attributes:
-        names: of the columns; `meanings` of each.
-        every: all rounds, the oldest first.
-        rounds: the newest of them, the newest first.
-        left: by name, in which rounds it left, and in which in a secure sum alone, in words; empty: it stayed.
-        sent: what was handed in of the run.
-    """
-
-    names: Sequence[str]
-    meanings: Sequence[str]
-    every: Sequence[OwnRoundScores]
-    rounds: Sequence[OwnRoundScores]
-    left: Sequence[str]
-    more: int
-    sent: HandedIn
-
-
-def own_scores(site: HospitalSite, run: str) -> OwnScoreTable:
-    """The table of a run.
-
-    Raises:
-        StateError: the scores or the log cannot be read.
-    """
-    kept, sent = OwnScores(site.state / FOLDER), site.handed_in(run)
-    rounds = kept.rounds(run) if run in kept.runs() else []
-    names = names_of(rounds)
-    return OwnScoreTable(
-        names,
-        [meaning(name) for name in names],
-        rounds,
-        list(reversed(rounds))[:SHOWN_SCORES],
-        [_left(name, rounds, sent) for name in names],
-        max(0, len(rounds) - SHOWN_SCORES),
-        sent,
-    )
-
-
-def _left(name: str, rounds: Sequence[OwnRoundScores], sent: HandedIn) -> str:
-    gone = {scored.round for scored in rounds if name in sent.names.get(scored.round, ())}
-    summed = {scored.round for scored in rounds if name in sent.summed.get(scored.round, ())}
-    unlisted = any(UNLISTED in sent.names.get(scored.round, ()) for scored in rounds)
-    words = [f"rounds {rounds_text(gone)}"] if gone else [ALL_LISTED] if unlisted else []
+def _left(name: str, view: ScoresView) -> str:
+    """In which rounds a score left, and in which in a secure sum alone, in words; empty: it stayed."""
+    gone, summed = view.alone(name), view.summed(name)
+    words = [f"rounds {rounds_text(gone)}"] if gone else ["more left than the log lists"] if view.unlisted else []
     if summed:
         words.append(f"in a secure sum, as part of a mean over sites: rounds {rounds_text(summed)}")
-    return "; ".join(words) or (ARCHIVED if sent.gap else "")
+    return "; ".join(words) or ("the log's older files are in an archive" if view.sent.gap else "")

@@ -16,19 +16,17 @@ from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PrivacyBudget
 from protofed.client.state.dp_ledger import FILE as LEDGER
 from protofed.client.state.dp_ledger import Spend, Spent, read
-from protofed.client.transport.audit import FILE as AUDIT
 from protofed.common import plugins
 from protofed.common.codec import Digest
 from protofed.common.errors import PolicyViolationError, ProtofedError
 from protofed.deploy import shipped
-from protofed.deploy.audit.handed_in import HandedIn, handed_in
 from protofed.deploy.pages.hospital.examination import Examiner, SiteSettings
 from protofed.deploy.pages.hospital.site_log import SiteLog
 from protofed.deploy.pages.pictures import Pictures
 from protofed.deploy.site import orders
 from protofed.deploy.site.offered_runs import recipe_of
 from protofed.deploy.site.partners import PartnersView
-from protofed.deploy.site.privacy_spent import PrivacySpent, privacy_spent
+from protofed.deploy.site.privacy import PrivacySpent, privacy_spent
 
 MAX_POINTS = 60  # points
 
@@ -132,7 +130,6 @@ class HospitalSite:
     pictures: Pictures = field(default_factory=Pictures)
     privacy: PrivacyCurve = field(default_factory=PrivacyCurve)
     _previews: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
-    _handed_in: dict[str, tuple[str, HandedIn]] = field(default_factory=dict)  # by run, with the log's newest hash
     # The accountant takes tens of milliseconds and more, and the overview asks every two seconds.
     _spent: tuple[Spent, PrivacyBudget | None, PrivacySpent] | None = None
     _lock: Lock = field(default_factory=Lock)
@@ -216,19 +213,6 @@ class HospitalSite:
                 if len(self._previews) > MAX_PREVIEWS:
                     del self._previews[next(iter(self._previews))]
             return self._previews[key]
-
-    def handed_in(self, run: str) -> HandedIn:
-        """What of a run stays with the server, by the audit log; read again when the log has grown.
-
-        Raises:
-            StateError: a segment cannot be read.
-        """
-        log = self.log.look()
-        newest, known = self._handed_in.get(run, ("", HandedIn()))
-        if log.problem or not log.newest or newest != log.newest:
-            known = handed_in(self.state / AUDIT, run)
-            self._handed_in[run] = log.newest, known
-        return known
 
     def check_allowed(self, offer: Offer) -> None:
         """Check that the policy lets the site take part, as `protofed client approve` does.

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 from protofed.client.transport.audit import FILE
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.storage.journal import Record
-from protofed.deploy.audit.follow import FollowedLog, LogFollower
-from protofed.deploy.audit.handed_in import archived_text
-from protofed.deploy.audit.reader import AuditSummary, Message, SummaryReader
+from protofed.deploy.audit.log import FollowedLog, LogFollower
+from protofed.deploy.audit.reader import (
+    AuditSummary,
+    GivenTask,
+    HandedIn,
+    LogReader,
+    Message,
+    Note,
+    archived_text,
+    handed_in,
+)
 
 MAX_LINES: Final = 20_000  # lines kept, the newest; the totals are of all
 DROPPED_AT_ONCE: Final = MAX_LINES // 10
@@ -133,7 +142,8 @@ class SiteLog:
     def __init__(self, state: Path) -> None:
         self._lock = Lock()
         self._begin()
-        self._follower = LogFollower(state / FILE, self._begin, self._take)
+        self._file = state / FILE
+        self._follower = LogFollower(self._file, self._begin, self._take)
 
     def look(self, *, whole: bool = False) -> FollowedLog:
         """Read what is new; or all of it again."""
@@ -156,6 +166,20 @@ class SiteLog:
         """(time, text) of policies, refusals, sums that were opened and decisions, the newest first."""
         with self._lock:
             return [note for note in reversed(self._summary.notes) if run is None or f"run {run}" in note[1]]
+
+    def handed_in(self, run: str) -> HandedIn:
+        """What of a run stays with the server; of a log with a broken chain, too.
+
+        Raises:
+            StateError: a segment cannot be read.
+        """
+        with self._lock:
+            log = self._follower.look()
+            if log.problem:
+                return handed_in(self._file, run)
+            known = copy.deepcopy(self._handed_in.get(run, HandedIn()))
+            known.archived = log.missing
+            return known
 
     def activity(self) -> LoggedActivity:
         """The newest sign of what the daemon does."""
@@ -180,8 +204,8 @@ class SiteLog:
             return {number: {part: size for part, (_, size) in of.parts.items()} for number, of in rounds if of.parts}
 
     def _begin(self) -> None:
-        self._summary = AuditSummary()
-        self._reader = SummaryReader(self._summary, None, None, messages=True)
+        self._summary, self._reader = AuditSummary(), LogReader()
+        self._handed_in: dict[str, HandedIn] = {}  # by run
         self._leavings: dict[object, Leaving] = {}
         self._dropped = 0  # of them, to stay below `MAX_LINES`
         self._policy, self._activity = PolicyInForce(), LoggedActivity()
@@ -190,27 +214,32 @@ class SiteLog:
         self._calls, self._bytes, self._telemetry = Counter[str](), Counter[str](), set[str]()
 
     def _take(self, record: Record) -> None:
-        facts: Mapping[str, Any] = record.facts
-        self._reader.read(record)
-        match record.event:
-            case "policy":
-                self._policy = PolicyInForce(str(facts.get("policy", "")), str(facts.get("digest", "")))
-            case "task":
-                kind, run, number = str(facts.get("kind", "")), str(facts.get("run", "")), int(facts.get("round", 0))
-                self._kinds[str(facts.get("task_id", ""))] = kind
-                self._activity = LoggedActivity(record.at, run, number, kind)
-            case "refused":
-                run, number = str(facts.get("run", "")), int(facts.get("round", 0))
-                why = str(facts.get("why", "")) or "by the policy"
-                refused = Leaving(record.at, "refused", run, number, self._policy, why=why, records=[record.seq])
-                self._keep(record.hash, refused)
-            case "privacy":
-                self._noisy.add(str(facts.get("task_id", "")))
-            case "sent":
-                left = self._sent(self._summary.messages.pop())  # the reader has just added it
-                if left is not None:
+        entry = self._reader.read(record)
+        if entry is None:
+            return
+        self._summary.add(entry)
+        if entry.run:
+            self._handed_in.setdefault(entry.run, HandedIn()).add(entry)
+        match entry:
+            case Message():
+                if (left := self._sent(entry)) is not None:
                     left.records.append(record.seq)
-                    left.server = str(facts.get("server", "")) or left.server
+                    left.server = str(record.facts.get("server", "")) or left.server
+            case GivenTask():
+                self._kinds[entry.task_id] = entry.kind
+                self._activity = LoggedActivity(entry.at, entry.run, entry.round, entry.kind)
+            case Note():
+                self._note(record, entry)
+
+    def _note(self, record: Record, note: Note) -> None:
+        given = {name: str(note.fields.get(name, "")) for name in ("policy", "digest", "task_id", "why")}
+        if note.event == "policy":
+            self._policy = PolicyInForce(given["policy"], given["digest"])
+        elif note.event == "privacy":
+            self._noisy.add(given["task_id"])
+        elif note.event == "refused":
+            why, about = given["why"] or "by the policy", (note.run or "", note.round or 0)
+            self._keep(record.hash, Leaving(note.at, "refused", *about, self._policy, why=why, records=[record.seq]))
 
     def _sent(self, message: Message) -> Leaving | None:
         """Take a message in, and say of what it is a part."""

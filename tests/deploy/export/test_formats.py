@@ -14,9 +14,8 @@ from protofed.client.models.inference import DeployedModel, predict, rebuild
 from protofed.client.models.split import CosineHead, NearestHead, PrototypeHead, SplitModel
 from protofed.common.config.tables import Input, NamedOptions
 from protofed.common.errors import ConfigError
-from protofed.deploy.export import onnx
-from protofed.deploy.export.agreement import ExportError, difference
-from protofed.deploy.export.onnx import answer_of, to_onnx
+from protofed.deploy.export import formats
+from protofed.deploy.export.formats import ExportError, answer_of, difference, to_onnx
 
 SMALL = Input(shape=(1, 8, 8), mean=(0.4,), std=(0.2,))
 MLP = NamedOptions.model_validate({"name": "mlp", "hidden": [16]})
@@ -106,7 +105,7 @@ def test_a_layer_that_onnx_does_not_know_is_named() -> None:
 
 
 def test_a_model_larger_than_a_file_may_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx, "LARGEST", 1000)
+    monkeypatch.setattr(formats, "LARGEST", 1000)
     with pytest.raises(ConfigError, match="--format"):
         to_onnx(DeployedModel(build(MLP, SMALL, 10), SMALL), SMALL, {})
 

@@ -18,9 +18,9 @@ from protofed.common.config.tables import Model, NamedOptions
 from protofed.common.errors import ConfigError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.site import plan_privacy, plan_request
+from protofed.deploy.site import plan_request, privacy
 from protofed.deploy.site.plan import LOSS, plain, site_plan
-from protofed.deploy.site.plan_privacy import planned, privacy_plan
+from protofed.deploy.site.privacy import planned, privacy_plan
 
 DP = {"noise_multiplier": 1.5, "sampling_rate": 0.1}
 ROUND = (NoisySums(0.1, 1.5, 10),)
@@ -127,7 +127,7 @@ def test_beside_a_server_without_pytorch_the_place_to_look_is_named(monkeypatch:
     def missing(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'torch'")
 
-    monkeypatch.setattr(plan_privacy, "planned", missing)
+    monkeypatch.setattr(privacy, "planned", missing)
     assert plan_request.planned_lines(noisy()) == [plan_request.NOT_HERE]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protofed.common.storage.journal import Journal, Record, segments
-from protofed.deploy.audit.follow import LogFollower
+from protofed.deploy.audit.log import LogFollower
 
 
 class Kept:

@@ -1,7 +1,8 @@
-"""What a run with noise costs a site in privacy: arithmetic of the recipe alone, and of what the site has spent."""
+"""The privacy of runs with noise: what a run costs a site, by its recipe alone, and what a site has spent."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -150,3 +151,65 @@ def plain(plan: PrivacyPlan | None) -> dict[str, Any] | None:
         "shared_by": None if plan.shared_by is None else plan.shared_by[0],
         "colluders_withstood": None if plan.shared_by is None else plan.shared_by[1] - plan.shared_by[0],
     }
+
+
+@dataclass(frozen=True)
+class SpentByRun:
+    """One run's part.
+
+    Attributes:
+        first, last: when its first and last fit was counted, UTC, RFC 3339.
+        epsilon: of this run alone; None: beyond all use.
+    """
+
+    run: str
+    fits: int
+    rounds: int
+    first: str
+    last: str
+    epsilon: float | None
+
+
+@dataclass(frozen=True)
+class PrivacySpent:
+    """All of it. Its attributes are keys of `protofed client budget --json`.
+
+    Attributes:
+        torn: half-written lines of the ledger, each counted as the largest fit.
+        epsilon: of all fits together; None: beyond all use.
+        budget, unit: of the policy; None: it has none, or none was given.
+    """
+
+    runs: tuple[SpentByRun, ...]
+    torn: int
+    epsilon: float | None
+    delta: float
+    budget: float | None
+    unit: str | None
+
+
+def privacy_spent(spent: Spent, allowed: PrivacyBudget | None, delta: float) -> PrivacySpent:
+    """Add a ledger up.
+
+    Args:
+        delta: at which epsilon is given where there is no budget, which names one.
+    """
+    delta = delta if allowed is None else allowed.delta
+    runs = tuple(
+        SpentByRun(
+            run,
+            len(spends),
+            len({spend.round for spend in spends}),
+            spends[0].at,
+            spends[-1].at,
+            _finite(epsilon([event for spend in spends for event in spend.noisy()], delta)),
+        )
+        for run, spends in spent.runs().items()
+    )
+    whole = _finite(epsilon(spent.events(), delta))
+    budget, unit = (None, None) if allowed is None else (allowed.epsilon, str(allowed.unit))
+    return PrivacySpent(runs, spent.torn, whole, delta, budget, unit)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
