@@ -25,9 +25,8 @@ from protofed.deploy.cli.options import show_dry_run
 from protofed.deploy.experiments.columns import summarise, usual
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import simulate_with_progress
-from protofed.deploy.simulation.simulation import Simulation, everything, simulation
+from protofed.deploy.simulation.simulation import Simulation, everything, held_out_scores, simulation
 from protofed.server.rounds.context import method_of
 from protofed.testing.crew import CrewHere
 

@@ -25,7 +25,7 @@ from protofed.common.config.tables import StrictModel
 from protofed.common.plugins import PluginKind, path_of
 
 # Of what reads the numbers off a run only itself counts: it imports what shows them, too.
-ROOTS = ("protofed.deploy.simulation.simulation", "protofed.deploy.simulation.site_worker")
+ROOTS = ("protofed.deploy.simulation.simulation", "protofed.deploy.simulation.worker")
 LEAVES = ("protofed.deploy.experiments.job",)
 METHODS = ("protofed.client.methods", "protofed.server.methods")
 LIBRARIES = ("numpy", "torch", "torchvision", "torchmetrics", "scikit-learn", "pillow")

@@ -29,9 +29,8 @@ from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.code_digest import CodeDigest, code_of
 from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob, Result, RoundTraffic
 from protofed.deploy.progress import usable_cores
-from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import status
-from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation
+from protofed.deploy.simulation.simulation import NewCrew, Simulation, held_out_scores, simulation
 from protofed.deploy.simulation.worker_processes import crew_of
 from protofed.server.storage.ledger import Ledger
 from protofed.server.storage.rows import one_a_site
