@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, unknown
 from protofed.common.protocol.messages import Role
-from protofed.common.protocol.scores import LOSS, OWN_METRIC, SCALARS, ScoreNames, lower_is_better
+from protofed.common.protocol.scores import LOSS, OWN_METRIC, SCALARS, ScoreNames, Spread, lower_is_better
 from protofed.deploy.experiments.experiment import Result
 from protofed.deploy.experiments.summary import (
     OWN_LOCAL,
     Cost,
-    LocalAccuracy,
     Summary,
     Target,
-    best_round,
     costs,
     summary,
 )
@@ -66,8 +65,8 @@ def to_reach(target: Target) -> list[TableColumn]:
         cost(
             f"rounds to {target.shown}", f"{when} (–: never, or not scored)", partial(_reached, target, None), digits=0
         ),
-        cost(f"MB to {target.shown}", "megabytes up to it", partial(_reached, target, _megabytes)),
-        cost(f"epochs to {target.shown}", "local epochs up to it", partial(_reached, target, _epochs)),
+        cost(f"MB to {target.shown}", "megabytes up to it", partial(_reached, target, MEGABYTES)),
+        cost(f"epochs to {target.shown}", "local epochs up to it", partial(_reached, target, EPOCHS)),
     ]
 
 
@@ -83,12 +82,11 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
         raise unknown("metric", name, scores)
     if (take or "mean") not in TAKES:
         raise unknown("ending of a metric", take, TAKES)
-    read = partial(TAKES[take or "mean"], name)
     lower = lower_is_better(name) or take == "std"
     return TableColumn(
         metric,
-        f"{name}, {MEANINGS[take or 'mean']}",
-        read,
+        f"{name}, {TAKES[take or 'mean'].meaning}",
+        _take(take or "mean", name),
         percent=not name.endswith("loss"),
         digits=4 if name.endswith("loss") else 1,
         lower_is_better=lower,
@@ -115,48 +113,46 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
         raise unknown("metric", name, SCALARS)
 
 
-def _mean(name: str, run: Summary) -> float | None:
-    return run.sites[name].mean if name in run.sites else None
+@dataclass(frozen=True)
+class Take:
+    """What is taken of a score, as the ending of a metric names it."""
+
+    meaning: str
+    read: Callable[[Summary, str], float | None]
 
 
-def _std(name: str, run: Summary) -> float | None:
-    return run.sites[name].std if name in run.sites else None
+MEGABYTES, EPOCHS = attrgetter("megabytes"), attrgetter("epochs")  # of a `Cost`
+HELD_OUT = "held-out"
+TAKES = {
+    "mean": Take("mean over sites", lambda run, name: _mean(run.sites, name)),
+    "std": Take(
+        "population standard deviation over sites", lambda run, name: run.sites[name].std if name in run.sites else None
+    ),
+    "worst": Take("of the worst site", lambda run, name: run.sites[name].worst if name in run.sites else None),
+    "active": Take("mean over the last cohort", lambda run, name: _mean(run.active, name)),
+    "recent": Take("mean over the last 10 scored rounds and over sites", lambda run, name: run.recent.get(name)),
+    HELD_OUT: Take(
+        "mean over the sites that took no part, after one round of their own from the last model",
+        lambda run, name: _mean(run.held_out, name),
+    ),
+}
 
 
-def _worst(name: str, run: Summary) -> float | None:
-    return run.sites[name].worst if name in run.sites else None
+def _mean(spreads: Mapping[str, Spread], name: str) -> float | None:
+    return spreads[name].mean if name in spreads else None
 
 
-def _active(name: str, run: Summary) -> float | None:
-    return run.active[name].mean if name in run.active else None
+def _take(take: str, name: str) -> Callable[[Summary], float | None]:
+    return lambda run: TAKES[take].read(run, name)
 
 
-def _recent(name: str, run: Summary) -> float | None:
-    return run.recent.get(name)
+def _last(local: Mapping[int, float]) -> float | None:
+    return local[max(local)] if local else None
 
 
-def _held_out(name: str, run: Summary) -> float | None:
-    return run.held_out[name].mean if name in run.held_out else None
-
-
-def _worst_class(prefix: str, run: Summary) -> float | None:
-    return run.worst_class[prefix][1] if prefix in run.worst_class else None
-
-
-def _last(local: Mapping[int, LocalAccuracy]) -> float | None:
-    return local[max(local)].pooled if local else None
-
-
-def _best(local: Mapping[int, LocalAccuracy]) -> float | None:
-    return None if (number := best_round(local)) is None else local[number].pooled
-
-
-def _megabytes(cost: Cost) -> float | None:
-    return None if cost.bytes is None else cost.bytes / 1e6
-
-
-def _epochs(cost: Cost) -> float | None:
-    return cost.epochs
+def _best(local: Mapping[int, float]) -> float | None:
+    """Over rounds: cwFedAVG's best-mean accuracy."""
+    return max(local.values(), default=None)
 
 
 def _total(read: Callable[[Cost], float | None], run: Summary) -> float | None:
@@ -170,69 +166,58 @@ def _reached(target: Target, read: Callable[[Cost], float | None] | None, run: S
     return number if read is None else read(run.costs[number]) if number in run.costs else None
 
 
-HELD_OUT = "held-out"
-TAKES: dict[str, Callable[[str, Summary], float | None]] = {
-    "mean": _mean,
-    "std": _std,
-    "worst": _worst,
-    "active": _active,
-    "recent": _recent,
-    HELD_OUT: _held_out,
-}
-MEANINGS = {
-    "mean": "mean over sites",
-    "std": "population standard deviation over sites",
-    "worst": "of the worst site",
-    "active": "mean over the last cohort",
-    "recent": "mean over the last 10 scored rounds and over sites",
-    HELD_OUT: "mean over the sites that took no part, after one round of their own from the last model",
-}
 _score = partial(TableColumn, tested=True)
 _cost = partial(TableColumn, percent=False, cost=True, lower_is_better=True)
 USUAL = (
-    _score("GM", "the global model's accuracy on the test set", partial(_mean, "global.accuracy")),
-    _score("balanced", "the global model's balanced accuracy", partial(_mean, "global.balanced_accuracy")),
-    TableColumn("worst class", "the global model's smallest recall of a class", partial(_worst_class, "global")),
-    TableColumn("many", "the global model on the most frequent classes", partial(_mean, "global.many")),
-    TableColumn("medium", "on those between", partial(_mean, "global.medium")),
-    TableColumn("few", "on the rarest ones", partial(_mean, "global.few")),
-    TableColumn("groups", "mean of these three", partial(_mean, "global.groups")),
-    _score("PM(V)", "sites' own models on the classes that they have", partial(_mean, "personal.pm_v")),
-    TableColumn("worst site", "smallest PM(V)", partial(_worst, "personal.pm_v")),
-    TableColumn("PM(L)", "the same, weighted by the site's class frequencies", partial(_mean, "personal.pm_l")),
+    _score("GM", "the global model's accuracy on the test set", _take("mean", "global.accuracy")),
+    _score("balanced", "the global model's balanced accuracy", _take("mean", "global.balanced_accuracy")),
+    TableColumn(
+        "worst class", "the global model's smallest recall of a class", lambda run: run.worst_class.get("global")
+    ),
+    TableColumn("many", "the global model on the most frequent classes", _take("mean", "global.many")),
+    TableColumn("medium", "on those between", _take("mean", "global.medium")),
+    TableColumn("few", "on the rarest ones", _take("mean", "global.few")),
+    TableColumn("groups", "mean of these three", _take("mean", "global.groups")),
+    _score("PM(V)", "sites' own models on the classes that they have", _take("mean", "personal.pm_v")),
+    TableColumn("worst site", "smallest PM(V)", _take("worst", "personal.pm_v")),
+    TableColumn("PM(L)", "the same, weighted by the site's class frequencies", _take("mean", "personal.pm_l")),
     TableColumn(
         "fairness",
         "population standard deviation of PM(L) over sites",
-        lambda run: run.fairness,
+        _take("std", "personal.pm_l"),
         lower_is_better=True,
     ),
-    TableColumn("own balanced", "sites' own models on all classes", partial(_mean, "personal.balanced_accuracy")),
-    TableColumn("own worst class", "their smallest mean recall of a class", partial(_worst_class, "personal")),
+    TableColumn("own balanced", "sites' own models on all classes", _take("mean", "personal.balanced_accuracy")),
+    TableColumn(
+        "own worst class", "their smallest mean recall of a class", lambda run: run.worst_class.get("personal")
+    ),
     _score("GM local", "the global model on the sites' local tests, pooled", lambda run: _last(run.shared_local)),
     TableColumn(
         "GM best", "the same in its best round: too high, as every maximum", lambda run: _best(run.shared_local)
     ),
-    TableColumn("GM worst site", "the same at the worst site", partial(_worst, "global.local.accuracy")),
+    TableColumn("GM worst site", "the same at the worst site", _take("worst", "global.local.accuracy")),
     _score("local", "sites' own models on their local tests, pooled", lambda run: _last(run.local)),
     TableColumn("local best", "the same in its best round: too high, as every maximum", lambda run: _best(run.local)),
     TableColumn(
-        "local worst", "the worst site's own model on its local test", partial(_worst, "personal.local.accuracy")
+        "local worst", "the worst site's own model on its local test", _take("worst", "personal.local.accuracy")
     ),
-    TableColumn("local worst class", "smallest mean recall of a class there", partial(_worst_class, "personal.local")),
+    TableColumn(
+        "local worst class", "smallest mean recall of a class there", lambda run: run.worst_class.get("personal.local")
+    ),
     _score(
         "held-out PM(V)",
         "own models of sites that took no part, after one round from the last model, on the classes that they have",
-        partial(_held_out, "personal.pm_v"),
+        _take(HELD_OUT, "personal.pm_v"),
     ),
-    _score("held-out local", "the same on their local tests, mean over them", partial(_held_out, OWN_LOCAL)),
+    _score("held-out local", "the same on their local tests, mean over them", _take(HELD_OUT, OWN_LOCAL)),
     _cost(
         "MB",
         "10^6 bytes of updates and of the models that sites trained, over all sites and rounds",
-        partial(_total, _megabytes),
+        partial(_total, MEGABYTES),
     ),
     _cost(
         "epochs",
         "local epochs that were trained, over all rounds: passes of a round's sites over their own training images",
-        partial(_total, _epochs),
+        partial(_total, EPOCHS),
     ),
 )

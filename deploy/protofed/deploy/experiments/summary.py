@@ -30,6 +30,11 @@ class Cost:
     bytes: int | None
     epochs: float | None
 
+    @property
+    def megabytes(self) -> float | None:
+        """Of 10^6 bytes."""
+        return None if self.bytes is None else self.bytes / 1e6
+
 
 @dataclass(frozen=True)
 class Target:
@@ -81,20 +86,6 @@ Scores: TypeAlias = Mapping[int, SiteScores]  # by scored round, as `Ledger.scor
 Sums: TypeAlias = Mapping[int, Mapping[str, Spread]]  # likewise, as `Ledger.score_sums`
 
 OWN_LOCAL, SHARED_LOCAL = "personal.local.accuracy", "global.local.accuracy"
-FAIRNESS = "personal.pm_l"
-
-
-@dataclass(frozen=True)
-class LocalAccuracy:
-    """Accuracy on the sites' own test sets in one round.
-
-    Attributes:
-        pooled: sum_k n_k acc_k / sum_k n_k: the share of all sites' test examples together (cwFedAVG).
-        unweighted: mean over sites.
-    """
-
-    pooled: float
-    unweighted: float
 
 
 @dataclass(frozen=True)
@@ -104,13 +95,10 @@ class Summary:
     Attributes:
         sites: by score, over all sites that have it.
         active: the same over the sites of that round's cohort only (FedNH's code).
-        worst_site: by score, who has `Spread.worst`; of equals, the first by name.
-        worst_class: by prefix (`global`, `personal.local`, ...), the class of the smallest recall, in the mean over
-            sites, and that recall; of equals, the lowest class.
+        worst_class: by prefix (`global`, `personal.local`, ...), the smallest recall of a class in the mean over sites.
         recent: by score, the mean over the last 10 rounds that have it of the mean over sites (FedPRP).
-        fairness: population standard deviation of PM(L) over all sites (FedNH, Table 2).
-        local: accuracy of the sites' own models on their own test sets in every round; empty where sizes of test sets
-            are not known.
+        local: by round, accuracy of the sites' own models on their own test sets, pooled: sum_k n_k acc_k / sum_k n_k
+            (cwFedAVG); empty where sizes of test sets are not known.
         shared_local: likewise of the global model.
         means: by round and score, the mean over sites.
         costs: by round, of all rounds up to it; empty: they were not recorded.
@@ -120,12 +108,10 @@ class Summary:
     round: int
     sites: Mapping[str, Spread]
     active: Mapping[str, Spread]
-    worst_site: Mapping[str, SiteId]
-    worst_class: Mapping[str, tuple[int, float]]
+    worst_class: Mapping[str, float]
     recent: Mapping[str, float]
-    fairness: float | None
-    local: Mapping[int, LocalAccuracy]
-    shared_local: Mapping[int, LocalAccuracy]
+    local: Mapping[int, float]
+    shared_local: Mapping[int, float]
     means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     costs: Mapping[int, Cost] = field(default_factory=dict)
     held_out: Mapping[str, Spread] = field(default_factory=dict)
@@ -159,10 +145,8 @@ def summary(
         round=last,
         sites=sites,
         active=spreads(active(by_site, cohorts.get(last, ()))),
-        worst_site=worst_sites(by_site),
         worst_class=worst_classes(sites),
         recent=recent(by_round),
-        fairness=sites[FAIRNESS].std if FAIRNESS in sites else None,
         local=local_accuracies(scores, tested, OWN_LOCAL) if tested else {},
         shared_local=local_accuracies(scores, tested, SHARED_LOCAL) if tested else {},
         means={number: {name: spread.mean for name, spread in of.items()} for number, of in by_round.items()},
@@ -171,26 +155,18 @@ def summary(
     )
 
 
-def best_round(local: Mapping[int, LocalAccuracy]) -> int | None:
-    """Where the pooled accuracy is best, the first of equals.
-
-    That accuracy is cwFedAVG's best-mean accuracy: a maximum over rounds, and so too high for a new test set.
-    """
-    return max(local, key=lambda number: local[number].pooled, default=None)
-
-
 def active(by_site: SiteScores, cohort: Collection[SiteId]) -> SiteScores:
     """The scores of the cohort's sites only."""
     return {site: scores for site, scores in by_site.items() if site in cohort}
 
 
-def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) -> dict[int, LocalAccuracy]:
+def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) -> dict[int, float]:
     """By round in order, over the sites that have the score; rounds in which none has it are left out.
 
     Raises:
         DataError: a site has the score, but no size of at least one example in `tested`.
     """
-    found = {}
+    found = dict[int, float]()
     for number in sorted(scores):
         values = {site: own[name] for site, own in scores[number].items() if name in own}
         if unsized := sorted(site for site in values if tested.get(site, 0) < 1):
@@ -199,8 +175,7 @@ def local_accuracies(scores: Scores, tested: Mapping[SiteId, int], name: str) ->
                 "expected the number of its test examples, or none for any site"
             )
         if values:
-            pooled = np.average(list(values.values()), weights=[tested[site] for site in values])
-            found[number] = LocalAccuracy(float(pooled), float(np.mean(list(values.values()))))
+            found[number] = float(np.average(list(values.values()), weights=[tested[site] for site in values]))
     return found
 
 
@@ -218,20 +193,11 @@ def recent(by_round: Mapping[int, Mapping[str, Spread]], rounds: int = 10) -> di
     return {name: float(np.mean(values[-rounds:])) for name, values in means.items()}
 
 
-def worst_sites(by_site: SiteScores) -> dict[str, SiteId]:
-    """By score, the site that does worst; of equals, the first by name."""
-    worst: dict[str, SiteId] = {}
-    for name in sorted({name for own in by_site.values() for name in own}):
-        values = {site: by_site[site][name] for site in sorted(by_site) if name in by_site[site]}
-        worst[name] = (max if lower_is_better(name) else min)(values, key=values.__getitem__)
-    return worst
-
-
-def worst_classes(sites: Mapping[str, Spread]) -> dict[str, tuple[int, float]]:
-    """By the prefix of `<prefix>.recall.<c>`, the class of the smallest mean recall, and that recall."""
-    recalls: dict[str, dict[int, float]] = {}
+def worst_classes(sites: Mapping[str, Spread]) -> dict[str, float]:
+    """By the prefix of `<prefix>.recall.<c>`, the smallest mean recall of a class."""
+    recalls: dict[str, list[float]] = {}
     for name, value in sites.items():
-        prefix, of, number = name.rpartition(".recall.")
+        prefix, of, _ = name.rpartition(".recall.")
         if of:
-            recalls.setdefault(prefix, {})[int(number)] = value.mean
-    return {prefix: min(of.items(), key=lambda pair: (pair[1], pair[0])) for prefix, of in recalls.items()}
+            recalls.setdefault(prefix, []).append(value.mean)
+    return {prefix: min(of) for prefix, of in recalls.items()}
