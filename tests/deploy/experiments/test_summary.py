@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +23,13 @@ from protofed.deploy.experiments.shown import markdown
 from protofed.deploy.experiments.summary import OWN_LOCAL as LOCAL
 from protofed.deploy.experiments.summary import (
     Cost,
+    Summary,
     Target,
     costs,
     local_accuracies,
     over_sites,
     recent,
-    summary,
+    summarise,
     worst_classes,
 )
 from protofed.deploy.experiments.table import CompareOptions, Comparison
@@ -42,6 +44,12 @@ def rounds_of(accuracies: list[list[float]], name: str = LOCAL) -> dict[int, dic
         number: {site: {name: value} for site, value in zip(SITES, values, strict=False)}
         for number, values in enumerate(accuracies, 1)
     }
+
+
+def summary(scores: Any, cohorts: Any, tested: Any) -> Summary:
+    """Of a result with nothing else in it."""
+    known: dict[str, Any] = {"scores": scores, "cohorts": cohorts, "local_test_examples": tested, "train_examples": {}}
+    return summarise(Result.model_construct(**known))
 
 
 def test_best_mean_accuracy_is_the_reference_number() -> None:

@@ -16,7 +16,6 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
-from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import Curves, curves_of, draw
 from protofed.deploy.experiments.experiment import (
     ExperimentContents,
@@ -30,7 +29,7 @@ from protofed.deploy.experiments.experiment import (
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import resources, set_up
 from protofed.deploy.experiments.shown import FORMATS, show
-from protofed.deploy.experiments.summary import Target
+from protofed.deploy.experiments.summary import Target, check_metric
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 from protofed.deploy.experiments.tuning import outcome, search, tuned
 from protofed.deploy.progress import usable_cores

@@ -15,7 +15,7 @@ import torch
 
 from protofed.client.agent.agent import Agent, Site
 from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, fit, score
-from protofed.client.data.shared import Contents, Shared, share
+from protofed.client.data.shared import Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, refining
@@ -313,7 +313,9 @@ def simulation(
             data = {name: shared.site(name) for name in data}
             hired = crew(block)
             resources.callback(hired.close)
-            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get, training.note)
+            where = str(device or torch.device("cpu"))
+            beginning = Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
+            workers = Workers(hired, beginning, blobs.get, training.note)
         violations: dict[SiteId, str] = {}
         agents = agents_of(
             recipe,
@@ -329,11 +331,6 @@ def simulation(
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
         outside = _sites(recipe, lambda _: MemoryStore(), device, held_out, policy, train_alone) if held_out else []
         yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, outside, workers, violations, training)
-
-
-def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:
-    where = str(device or torch.device("cpu"))
-    return Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
 
 
 def site_names(count: int) -> list[SiteId]:
@@ -398,7 +395,8 @@ def held_out_scores(running: Simulation) -> dict[SiteId, Scores]:
 
 
 def _after_training(recipe: Recipe, site: Site, state: Payload, round: int) -> Scores:
-    half, run = method_of(recipe), prepare(site, _assignment(recipe))
+    offered = Assignment(recipe.name, recipe.wire(), preprocessing_digest=recipe.preprocessing_digest())
+    half, run = method_of(recipe), prepare(site, offered)
     base = codec.encode(sent(half, state, site.name))
     task = Task(TaskKind.FIT, recipe.name, round, f"held-out-{site.name}", codec.digest(base), len(base), 0.0)
     begun = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)
@@ -406,10 +404,6 @@ def _after_training(recipe: Recipe, site: Site, state: Payload, round: int) -> S
     own = replace(begun, state=SiteState(round, outcome.memory, outcome.personal), scored=ScoredModel.OWN)
     then = codec.encode(sent(half, joined(half, state, outcome.update), site.name))
     return site.policy.release_scores(score(own, codec.decode(then), DaemonStatus()), noisy=run.noisy).scores
-
-
-def _assignment(recipe: Recipe) -> Assignment:
-    return Assignment(recipe.name, recipe.wire(), preprocessing_digest=recipe.preprocessing_digest())
 
 
 def _why_stuck(waiting: Waiting | None, rules: Federation) -> str:
