@@ -27,7 +27,7 @@ from protofed.deploy.experiments.experiment import (
     write_contents,
 )
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
-from protofed.deploy.experiments.ray_node import resources, set_up
+from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.shown import FORMATS, show
 from protofed.deploy.experiments.summary import Target, check_metric
 from protofed.deploy.experiments.table import CompareOptions, Comparison
@@ -196,8 +196,7 @@ def _check(recipes: Sequence[Recipe], request: CompareRequest) -> None:
 
 def _check_workers(request: CompareRequest) -> None:
     if request.ray is not None:
-        set_up(request.ray)
-        resources(request.device, request.gpus_per_job)
+        set_up(request.ray, request.device, request.gpus_per_job)
         if request.workers > 1:
             raise ConfigError("--workers is for jobs of this machine; with --ray, more jobs take more cores")
     elif request.gpus_per_job is not None:

@@ -32,14 +32,15 @@ _LOOK_S = 0.2
 _LOG_BYTES = 8 << 20  # the end of a log that is longer
 
 
-def set_up(address: str) -> None:
+def set_up(address: str, device: str, gpus_per_job: float | None = None) -> None:
     """Set the variables that Ray reads when it is imported.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed, or as of `resources`.
     """
     if find_spec("ray") is None:
         raise ConfigError(f"--ray: Ray is not installed: {install_hint('client', 'ray')}")
+    resources(device, gpus_per_job)
     if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used

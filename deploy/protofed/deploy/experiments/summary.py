@@ -248,17 +248,15 @@ def named(metric: str, runs: Sequence[Summary]) -> TableColumn:
     Raises:
         ConfigError: no run has such a score, or there is no such take.
     """
-    name, _, take = metric.partition(":")
+    name, take = _parted(metric)
     scores = {score for run in runs for score in run.sites}
     if name not in scores:
         raise unknown("metric", name, scores)
-    if (take or "mean") not in TAKES:
-        raise unknown("ending of a metric", take, TAKES)
     lower = lower_is_better(name) or take == "std"
     return TableColumn(
         metric,
-        f"{name}, {TAKES[take or 'mean'].meaning}",
-        _take(take or "mean", name),
+        f"{name}, {TAKES[take].meaning}",
+        _take(take, name),
         percent=not name.endswith("loss"),
         digits=4 if name.endswith("loss") else 1,
         lower_is_better=lower,
@@ -272,9 +270,7 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
     Raises:
         ConfigError: no run has such a score, there is no such take, or no recipe has the sites that it is taken over.
     """
-    name, _, take = metric.partition(":")
-    if (take or "mean") not in TAKES:
-        raise unknown("ending of a metric", take, TAKES)
+    name, take = _parted(metric)
     if take == HELD_OUT and not any(recipe.data is not None and recipe.data.held_out_sites for recipe in recipes):
         raise ConfigError(
             f"no recipe has sites for '{metric}'; expected data.held_out_sites of 1 or more in one of them"
@@ -283,6 +279,14 @@ def check_metric(metric: str, recipes: Sequence[Recipe]) -> None:
     own = name == LOSS or OWN_METRIC.fullmatch(name)  # those of a plug-in's method are known when it has run
     if not own and all(scores.problem({name: 0.0}, tuple(Role)) for scores in possible):
         raise unknown("metric", name, SCALARS)
+
+
+def _parted(metric: str) -> tuple[str, str]:
+    """A score, and what is taken of it."""
+    name, _, take = metric.partition(":")
+    if (take or "mean") not in TAKES:
+        raise unknown("ending of a metric", take, TAKES)
+    return name, take or "mean"
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
 
 from protofed.deploy.logs import LEVEL
-from protofed.deploy.progress import end
+from protofed.deploy.progress import end, start_module
 from protofed.deploy.simulation.workers import Answer, Beginning, Block, Crew, Lost, Work, WorkResult, buffers
 
 
@@ -76,14 +74,13 @@ class WorkerProcesses:
         ours, theirs = Pipe()
         with theirs:
             descriptors = (theirs.fileno(), self._block.descriptor)
-            command = [sys.executable, "-m", "protofed.deploy.simulation.worker", *map(str, descriptors)]
-            process = subprocess.Popen(  # noqa: S603
-                command,
+            process = start_module(
+                "protofed.deploy.simulation.worker",
+                *descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # standard output is for results
                 pass_fds=descriptors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", LEVEL: "warning"},
-                start_new_session=True,  # Ctrl-C reaches only us
+                env={LEVEL: "warning"},
             )
         return _Process(ours, process)
 
