@@ -19,8 +19,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ProtocolError
 from protofed.common.payload import Payload, SiteId
 from protofed.common.protocol.messages import Manifest, Receipt, Role, Task, TaskKind
-from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of
+from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.rounds.context import open_server
 from protofed.server.rounds.machine.rules import AGREEING
 from protofed.server.rounds.queue import RunQueue

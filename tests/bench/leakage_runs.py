@@ -24,7 +24,8 @@ from protofed.common.payload import Part, Payload, SiteId
 from protofed.common.protocol.messages import Role, TaskKind
 from protofed.common.protocol.scores import spreads
 from protofed.deploy import shipped
-from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, Simulation, data_of, everything
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, data_of, everything
+from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.method import OwnStartMethod, server_methods
 from protofed.server.rounds.context import ServerContext
 from protofed.server.rounds.presence import SitePresence

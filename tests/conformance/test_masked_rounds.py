@@ -26,8 +26,8 @@ from protofed.common.payload import Array, Part, Payload, SiteId
 from protofed.common.protocol.messages import TaskKind
 from protofed.common.protocol.scores import Spread
 from protofed.common.secure_aggregation.messages import SignatureMessage, message_of
-from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
+from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.context import open_server
 from protofed.server.rounds.queue import RunQueue

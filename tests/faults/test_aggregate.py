@@ -40,7 +40,8 @@ from protofed.common.protocol.messages import (
     Verdict,
     Wait,
 )
-from protofed.deploy.simulation.simulation import DirectLink, Simulation, agents_of, everything, simulation
+from protofed.deploy.simulation.simulation import Simulation, agents_of, everything, simulation
+from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.operator.verification import VerificationResult, verify_round
 from protofed.server.rounds.aggregation.aggregation import WEIGHT_CAP

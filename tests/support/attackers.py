@@ -23,8 +23,8 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Array, Part, Payload, SiteId, Update, norm_of
 from protofed.common.protocol.messages import Receipt, Role, Task, TaskKind
 from protofed.common.protocol.scores import spreads
-from protofed.deploy.simulation.direct_link import DirectLink
 from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, data_of, everything, simulation
+from protofed.deploy.simulation.sites import DirectLink
 from protofed.server.method import sent, server_methods
 from protofed.server.verdicts import RoundOutcome
 

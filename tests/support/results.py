@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
+from protofed.deploy.experiments.code_digest import CodeDigest
 from protofed.deploy.experiments.experiment import Result
 
 
@@ -26,4 +27,7 @@ def result_of(recipe: Recipe, seed: int, *accuracies: float) -> Result:
         cohorts=dict.fromkeys(scores, ("site-1",)),
         train_examples={"site-1": 5, "site-2": 5},
         local_test_examples={"site-1": 3, "site-2": 1},
+        test_images=0,
+        code=CodeDigest(modules={}, libraries={}),
+        machine="",
     )

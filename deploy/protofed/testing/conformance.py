@@ -24,8 +24,7 @@ from protofed.common.payload import Part, Payload, Update
 from protofed.common.protocol.messages import Finished, Scores
 from protofed.common.protocol.scores import spreads
 from protofed.common.secure_aggregation.linear_form import SumForm, form_of
-from protofed.deploy.simulation.held_out import held_out_scores
-from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, Simulation, agents_of, held_out_scores, simulation
 from protofed.server.method import refining as refining_half
 from protofed.server.method import server_methods
 from protofed.server.operator.verification import VerificationResult, verify_round

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from io import BytesIO
 
-from protofed.deploy.simulation.messages import Beginning, Message, read
-from protofed.deploy.simulation.shared_block import Block
-from protofed.deploy.simulation.site_worker import SiteWorker
-from protofed.deploy.simulation.workers import Lost
+from protofed.deploy.simulation.worker import SiteWorker
+from protofed.deploy.simulation.workers import Answer, Beginning, Block, Lost, Work, WorkResult, buffers
 
 
 class CrewHere:
@@ -18,32 +15,29 @@ class CrewHere:
     def __init__(self, size: int, block: Block) -> None:
         self.size, self._block = size, block
         self._workers: dict[int, SiteWorker] = {}
-        self._received: dict[int, deque[Message]] = {}
+        self._received: dict[int, deque[tuple[Work, Sequence[bytes]]]] = {}
 
-    def begin(self, worker: int, beginning: Message) -> None:
-        """See `Crew.begin`."""
+    def start(self, worker: int, beginning: Beginning) -> None:
+        """See `Crew.start`."""
         assert self._block.memory is not None
-        header = Beginning.model_validate_json(beginning.header)
-        self._workers[worker] = SiteWorker(header, self._block.memory)
+        header, *_ = buffers(beginning)
+        self._workers[worker] = SiteWorker(Beginning.model_validate_json(header), self._block.memory)
         self._received[worker] = deque()
 
-    def send(self, worker: int, message: Message) -> None:
-        """See `Crew.send`."""
-        self._received[worker].append(_sent(message))
+    def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
+        """See `Crew.submit`."""
+        header, *sent = buffers(work, frames)
+        self._received[worker].append((Work.model_validate_json(header), sent))
 
-    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
-        """See `Crew.receive`: nothing has come before it is waited for."""
+    def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
+        """See `Crew.results`: nothing has come before it is waited for."""
         busy = [worker for worker, received in self._received.items() if received]
         if not wait or not busy:
             return []
         worker = max(busy)
-        return [(worker, _sent(self._workers[worker].carry_out(self._received[worker].popleft())))]
+        header, *frames = buffers(*self._workers[worker].carry_out(*self._received[worker].popleft()))
+        return [(worker, (WorkResult.model_validate_json(header), frames))]
 
-    def end(self) -> None:
-        """See `Crew.end`."""
+    def close(self) -> None:
+        """See `Crew.close`."""
         self._workers.clear()
-
-
-def _sent(message: Message) -> Message:
-    """The message after its way over a connection."""
-    return read(BytesIO(b"".join(message.buffers)).read)

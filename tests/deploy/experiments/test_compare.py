@@ -67,14 +67,14 @@ def test_a_job_that_other_code_computed_is_run_again(
     assert {"result.json", "result-before-1.json"} <= {path.name for path in job.folder.iterdir()}
 
 
-def test_jobs_of_before_codes_were_recorded_are_run_again_and_it_is_said_once(
+def test_jobs_of_other_code_are_run_again_and_it_is_said_once(
     recipe_of: Recipes, tmp_path: Path, stand_in: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     request = CompareRequest(tmp_path / "out", seeds=[0, 1, 2])
     compare([recipe_of("fedavg")], request)
     for seed in (0, 1, 2):
         job = ExperimentJob.claimed(tmp_path / "out" / f"small-fedavg-seed{seed}")
-        job.write_result(finished(job).model_copy(update={"code": None}))
+        job.write_result(finished(job).model_copy(update={"code": CodeDigest(modules={}, libraries={})}))
     capfd.readouterr()
     stand_in.ran = []
     compare([recipe_of("fedavg")], request)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from protofed.deploy.experiments.code_digest import code_of
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, jobs_of
 from protofed.deploy.experiments.jobs import JobProgress, Worker, run_jobs
 from protofed.deploy.experiments.ray_node import NodeOrder, NodeResult, carry_out
-from protofed.deploy.simulation.shared_block import Block
+from protofed.deploy.simulation.workers import Block
 
 Recipes = Callable[..., Recipe]
 SAME = ("table.md", "table.csv", "curve-global-accuracy.svg", "curve-personal-pm_v.svg")
@@ -223,9 +223,9 @@ def test_nodes_have_room_for_a_job_a_core_or_a_share_of_their_gpus() -> None:
     assert [found.room for found in ray.usable(nodes, 0.5)] == [4]
     with pytest.raises(ConfigError, match=r"no node of the cluster has a core and 3 GPU for a job; its nodes: head"):
         ray.usable(nodes, 3)
-    assert ray.resources("cuda", None) == ("cuda", 1.0)
-    assert ray.resources("auto", 0.25) == ("cuda", 0.25)
-    assert ray.resources("auto", None) == ray.resources("cpu", None) == ("cpu", 0.0)
+    assert ray_node.resources("cuda", None) == ("cuda", 1.0)
+    assert ray_node.resources("auto", 0.25) == ("cuda", 0.25)
+    assert ray_node.resources("auto", None) == ray_node.resources("cpu", None) == ("cpu", 0.0)
 
 
 @pytest.mark.parametrize(("asked", "hired"), [(None, 3), (2, 2), (9, 3)])
@@ -233,10 +233,10 @@ def test_no_worker_is_hired_for_whom_the_cluster_has_no_room(
     asked: int | None, hired: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = pytest.importorskip("protofed.deploy.experiments.ray_cluster").Cluster(room=3, device="cpu", gpus=0.0)
-    sites = pytest.importorskip("protofed.deploy.experiments.ray_sites")
+    sites = pytest.importorskip("protofed.deploy.experiments.ray_workers")
     monkeypatch.setattr(sites, "joined", lambda *_: nullcontext(cluster))
     monkeypatch.setattr(sites.ray, "put", lambda _: "data")
-    with Block() as block:
+    with closing(block := Block()):
         block.sized(64)
         assert sites.RayWorkers("auto", asked, "cpu", 1, block).size == hired
 

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support import results
 
-from protofed.common.codec import Digest
 from protofed.common.config.recipe import Recipe
 from protofed.common.config.tables import NamedOptions
 from protofed.common.errors import ConfigError, StateError
@@ -182,8 +181,8 @@ def test_groups_are_means_of_recalls() -> None:
 
 def result_of(recipe: Recipe, accuracy: float) -> Result:
     scores = {recipe.rounds: {"evaluator": {"global.accuracy": accuracy}}}
-    more: dict[str, Any] = {"cohorts": {recipe.rounds: ()}, "train_examples": {}, "local_test_examples": {}}
-    return Result(recipe=recipe, protofed="0", seconds=1.0, state=Digest("0" * 64), scores=scores, **more)
+    changes = {"scores": scores, "cohorts": {recipe.rounds: ()}, "train_examples": {}, "local_test_examples": {}}
+    return results.result_of(recipe, recipe.seed).model_copy(update=changes)
 
 
 def test_an_ablation_goes_over_one_option_and_all_seeds(recipe_of: Recipes) -> None:

@@ -22,12 +22,11 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part, Payload
 from protofed.deploy.cli.options import show_dry_run
-from protofed.deploy.experiments.columns import summarise, usual
 from protofed.deploy.experiments.experiment import ExperimentJob
 from protofed.deploy.experiments.job import run_job
-from protofed.deploy.simulation.held_out import held_out_scores
+from protofed.deploy.experiments.summary import summarise, usual
 from protofed.deploy.simulation.run_tables import simulate_with_progress
-from protofed.deploy.simulation.simulation import Simulation, everything, simulation
+from protofed.deploy.simulation.simulation import Simulation, everything, held_out_scores, simulation
 from protofed.server.rounds.context import method_of
 from protofed.testing.crew import CrewHere
 

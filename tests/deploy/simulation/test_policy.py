@@ -17,9 +17,9 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import Part
 from protofed.common.protocol.messages import Assignment, PauseReason, Receipt, Role, Task
 from protofed.deploy import shipped
-from protofed.deploy.simulation.direct_link import DirectLink
-from protofed.deploy.simulation.messages import Beginning, Message
 from protofed.deploy.simulation.simulation import EVALUATOR, agents_of, everything, simulation
+from protofed.deploy.simulation.sites import DirectLink
+from protofed.deploy.simulation.workers import Beginning
 from protofed.testing.crew import CrewHere
 
 RecipeOf = Callable[..., Recipe]
@@ -153,9 +153,9 @@ def test_workers_load_only_the_plugins_of_the_policy(recipe_of: RecipeOf) -> Non
     begun: list[frozenset[str]] = []
 
     class Spy(CrewHere):
-        def begin(self, worker: int, beginning: Message) -> None:
-            begun.append(Beginning.model_validate_json(beginning.header).plugins)
-            super().begin(worker, beginning)
+        def start(self, worker: int, beginning: Beginning) -> None:
+            begun.append(beginning.plugins)
+            super().start(worker, beginning)
 
     recipe = recipe_of("fedavg")
     for policy in (careful(recipe, plugins=["another"]), None):

@@ -14,8 +14,9 @@ from protofed.client.policy.rules import PolicyRules
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, OutOfSpaceError, StateError
 from protofed.deploy import shipped
-from protofed.deploy.simulation import simulation as simulations
 from protofed.deploy.simulation.simulation import everything, simulation
+from protofed.server.rounds.machine.waiting import Waiting, WaitReason
+from protofed.server.rounds.run import Run
 
 RecipeOf = Callable[..., Recipe]
 
@@ -57,7 +58,7 @@ def test_a_full_disk_is_the_simulations_and_names_its_folder(size: str, tmp_path
 def test_a_run_that_waits_for_space_ends_in_a_full_disk_and_no_wrong_setting(
     recipe_of: RecipeOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulations, "waits_for_space", lambda *_: True)
+    monkeypatch.setattr(Run, "waiting", lambda *_: Waiting(WaitReason.DISK, 1))
     recipe = recipe_of("fedavg", federation={"min_sites": 4, "quorum": 3})
     with pytest.raises(OutOfSpaceError, match=str(tmp_path)), simulation(recipe, tmp_path) as running:
         running.go()

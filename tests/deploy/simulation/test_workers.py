@@ -29,11 +29,10 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import CodecError, RunFailedError
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy import shipped
-from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
 from protofed.deploy.simulation.simulation import Simulation, simulation
-from protofed.deploy.simulation.site_worker import SiteWorker
+from protofed.deploy.simulation.worker import SiteWorker
 from protofed.deploy.simulation.worker_processes import WorkerProcesses, crew_of
-from protofed.deploy.simulation.workers import Lost, Workers
+from protofed.deploy.simulation.workers import Answer, Beginning, Lost, Work, Workers, WorkResult
 from protofed.server.storage.database import LEDGER_FILE
 
 Recipes = Callable[..., Recipe]
@@ -47,27 +46,27 @@ class Paper:
         self.size = size
         self.begun: list[int] = []
         self.sent: list[tuple[int, Work, int]] = []  # worker, work and frames
-        self.coming: deque[tuple[int, Message | Lost]] = deque()
+        self.coming: deque[tuple[int, Answer | Lost]] = deque()
 
-    def begin(self, worker: int, beginning: Message) -> None:
-        Beginning.model_validate_json(beginning.header)
+    def start(self, worker: int, beginning: Beginning) -> None:
         self.begun.append(worker)
 
-    def send(self, worker: int, message: Message) -> None:
-        self.sent.append((worker, Work.model_validate_json(message.header), len(message.frames)))
+    def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
+        assert work.frames == len(frames)
+        self.sent.append((worker, work, len(frames)))
 
-    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
+    def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
         assert self.coming or not wait, "waits for what never comes"
         return [self.coming.popleft()] if wait else []
 
-    def end(self) -> None: ...
+    def close(self) -> None: ...
 
     def answers(self, *works: int, **changes: Any) -> None:
         """The result of each of these, by its place in `sent`."""
         for at in works:
             worker, work, _ = self.sent[at]
-            result = Result(number=work.number, **(changes or {"scores": {"at": float(at)}}))
-            self.coming.append((worker, Message(result.model_dump_json())))
+            result = WorkResult(number=work.number, **(changes or {"scores": {"at": float(at)}}))
+            self.coming.append((worker, (result, ())))
 
 
 @pytest.fixture
@@ -126,7 +125,7 @@ def test_a_base_is_sent_to_a_worker_once(paper: Paper, workers: Workers) -> None
 
 
 def test_what_nobody_foresaw_is_computed_when_it_is_asked_for(paper: Paper, workers: Workers) -> None:
-    paper.coming.append((0, Message(Result(number=0, scores={"x": 0.5}).model_dump_json())))
+    paper.coming.append((0, (WorkResult(number=0, scores={"x": 0.5}), ())))
     assert workers.score(scoring("late")) == {"x": 0.5}
     assert [work.site for _, work, _ in paper.sent] == ["late"]
 
@@ -189,7 +188,7 @@ def test_a_worker_that_cannot_take_a_base_computes_nothing_from_the_one_before(
     workers.ahead(1, lambda: [scoring("site-1")])
     ((_, work, _),) = paper.sent
     with pytest.raises(CodecError):
-        worker.carry_out(Message(work.model_dump_json(), [b"cut short", BASE]))
+        worker.carry_out(work, [b"cut short", BASE])
 
 
 # Real processes
@@ -215,13 +214,12 @@ def test_a_worker_that_hears_nothing_any_more_ends(begun: int, error: str, code:
 
 DEAF = """
 import builtins, os, sys
-from protofed.deploy.simulation.messages import Message
 from protofed.deploy.simulation.worker import serve
 
 class Connection:
-    coming = [Message(sys.argv[1])] * int(sys.argv[2])
+    coming = [sys.argv[1].encode()] * int(sys.argv[2])
 
-    def receive(self):
+    def recv_bytes(self):
         if self.coming:
             return self.coming.pop()
         raise getattr(builtins, sys.argv[3])

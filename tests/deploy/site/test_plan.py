@@ -28,7 +28,8 @@ from protofed.common.protocol.messages import Task, TaskKind
 from protofed.common.secure_aggregation.linear_form import form_of
 from protofed.deploy import shipped
 from protofed.deploy.cli import main
-from protofed.deploy.simulation.simulation import EVALUATOR, DirectLink, simulation
+from protofed.deploy.simulation.simulation import EVALUATOR, simulation
+from protofed.deploy.simulation.sites import DirectLink
 from protofed.deploy.site import plan_table
 from protofed.deploy.site.plan import OWN, SitePlan, plain, site_plan
 from protofed.deploy.site.plan_request import asked

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,7 +23,7 @@ from protofed.deploy.certs import lifecycle
 from protofed.deploy.certs.request import read_request
 from protofed.deploy.daemons.metrics_endpoint import METRICS_FILE
 from protofed.deploy.daemons.server import read_address
-from protofed.deploy.progress import end, interruption, progress
+from protofed.deploy.progress import end, interruption, progress, start_module
 from protofed.server.operator.run_record import Overview, overview
 from protofed.server.storage.database import LEDGER_FILE
 from protofed.server.storage.reader import LedgerReader
@@ -209,13 +207,9 @@ def _register(folder: Path, address: str) -> None:
 
 def _start(folder: Path, name: str, *arguments: str) -> subprocess.Popen[bytes]:
     paths = (f"--identity={_identity(folder, name)}", f"--state={folder / name}")
-    command = [sys.executable, "-m", "protofed.deploy.cli", *arguments, *paths, "--until-finished"]
+    command = ("protofed.deploy.cli", *arguments, *paths, "--until-finished")
     with (folder / f"{name}.log").open("wb") as log:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # seven processes share the cores
-        # A new session: Ctrl-C reaches only the demo's own process, which then ends the others in order.
-        return subprocess.Popen(  # noqa: S603
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-        )
+        return start_module(*command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
 def _address(folder: Path, server: subprocess.Popen[bytes], check: Callable[[], None]) -> str:

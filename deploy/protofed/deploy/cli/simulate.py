@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from protofed.deploy.cli.options import DryRun, DryWrite, Set, needs_recipe, pri
 
 if TYPE_CHECKING:
     from protofed.common.config.recipe import Recipe
+    from protofed.deploy.simulation.simulation import NewCrew
 
 console = Console()
 
@@ -62,7 +64,6 @@ def simulate(
     with quick_imports():
         from protofed.common.process import keep_memory
         from protofed.deploy import shipped
-        from protofed.deploy.experiments.crews import crew
         from protofed.deploy.simulation.run_tables import scores_json, simulate_with_progress
         from protofed.deploy.simulation.start_check import check_simulation
 
@@ -76,7 +77,7 @@ def simulate(
         return
     keep_memory()
     try:
-        shown = simulate_with_progress(read, state, device, rules, crew(workers, ray, device), as_json=as_json)
+        shown = simulate_with_progress(read, state, device, rules, _crew(workers, ray, device), as_json=as_json)
     except KeyboardInterrupt:
         if state is not None:
             typer.echo(f"interrupted; the same command goes on from what is in {state}", err=True)
@@ -151,3 +152,17 @@ def demo(
     from protofed.deploy.cli.demo import run_demo
 
     run_demo(keep, console)
+
+
+def _crew(workers: int | None, ray: str | None, device: str) -> NewCrew | None:
+    """The workers of a simulation: processes of this machine, or actors of a Ray cluster."""
+    from protofed.deploy.experiments.ray_node import set_up
+    from protofed.deploy.progress import usable_cores
+    from protofed.deploy.simulation.worker_processes import crew_of
+
+    if ray is None:
+        return crew_of(workers or 1)
+    set_up(ray, device)
+    from protofed.deploy.experiments.ray_workers import RayWorkers
+
+    return partial(RayWorkers, ray, workers, device, usable_cores())

@@ -25,12 +25,11 @@ from protofed.common.config.tables import StrictModel
 from protofed.common.plugins import PluginKind, path_of
 
 # Of what reads the numbers off a run only itself counts: it imports what shows them, too.
-ROOTS = ("protofed.deploy.simulation.simulation", "protofed.deploy.simulation.site_worker")
+ROOTS = ("protofed.deploy.simulation.simulation", "protofed.deploy.simulation.worker")
 LEAVES = ("protofed.deploy.experiments.job",)
 METHODS = ("protofed.client.methods", "protofed.server.methods")
 LIBRARIES = ("numpy", "torch", "torchvision", "torchmetrics", "scikit-learn", "pillow")
 NAMED = 3  # modules in a sentence
-UNRECORDED = "its code, which was not recorded yet"
 _OBJECT = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # package.module:attribute
 _DIGITS = 16  # of a module's digest: enough to see that it has changed
 
@@ -51,14 +50,8 @@ class CodeDigest(StrictModel):
         """One digest of all of it."""
         return digest(json.dumps([self.modules, self.libraries], sort_keys=True).encode())
 
-    def changes(self, other: CodeDigest | None) -> list[str]:
-        """The modules and libraries in which two differ, by name; none: they are equal.
-
-        Args:
-            other: None: it was not recorded, and may differ in anything.
-        """
-        if other is None:
-            return [UNRECORDED]
+    def changes(self, other: CodeDigest) -> list[str]:
+        """The modules and libraries in which two differ, by name; none: they are equal."""
         pairs = ((self.modules, other.modules), (self.libraries, other.libraries))
         return [name for ours, theirs in pairs for name in sorted(ours | theirs) if ours.get(name) != theirs.get(name)]
 

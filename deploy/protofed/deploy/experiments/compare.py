@@ -16,7 +16,6 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError, count, unknown
 from protofed.common.storage import files
 from protofed.deploy.experiments.code_digest import InstalledCode, shown
-from protofed.deploy.experiments.columns import check_metric
 from protofed.deploy.experiments.curves import Curves, curves_of, draw
 from protofed.deploy.experiments.experiment import (
     ExperimentContents,
@@ -30,7 +29,7 @@ from protofed.deploy.experiments.experiment import (
 from protofed.deploy.experiments.jobs import Processes, is_done, run_jobs
 from protofed.deploy.experiments.ray_node import set_up
 from protofed.deploy.experiments.shown import FORMATS, show
-from protofed.deploy.experiments.summary import Target
+from protofed.deploy.experiments.summary import Target, check_metric
 from protofed.deploy.experiments.table import CompareOptions, Comparison
 from protofed.deploy.experiments.tuning import outcome, search, tuned
 from protofed.deploy.progress import usable_cores
@@ -197,10 +196,7 @@ def _check(recipes: Sequence[Recipe], request: CompareRequest) -> None:
 
 def _check_workers(request: CompareRequest) -> None:
     if request.ray is not None:
-        set_up(request.ray)
-        from protofed.deploy.experiments.ray_cluster import resources
-
-        resources(request.device, request.gpus_per_job)
+        set_up(request.ray, request.device, request.gpus_per_job)
         if request.workers > 1:
             raise ConfigError("--workers is for jobs of this machine; with --ray, more jobs take more cores")
     elif request.gpus_per_job is not None:
@@ -242,10 +238,10 @@ def _run(jobs: Sequence[ExperimentJob], request: CompareRequest) -> dict[Experim
     if request.ray is None or all(is_done(job) for job in jobs):
         at_once = request.at_once or max(1, cores // request.workers)
         return run_jobs(jobs, at_once, Processes(request.device, request.workers))
-    from protofed.deploy.experiments.ray_cluster import cluster
+    from protofed.deploy.experiments.ray_cluster import Tasks, joined
 
-    with cluster(request.ray, request.device, request.gpus_per_job, cores) as place:
-        return run_jobs(jobs, request.at_once or place.room, place)
+    with joined(request.ray, request.device, request.gpus_per_job, cores) as cluster:
+        return run_jobs(jobs, request.at_once or cluster.room, Tasks(cluster))
 
 
 def _prepare(jobs: Sequence[ExperimentJob], contents: ExperimentContents, request: CompareRequest) -> None:

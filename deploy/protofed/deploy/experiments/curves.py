@@ -22,6 +22,7 @@ FAMILIES = {
     "personal.local.accuracy": "Sites' own models on their local tests, mean over sites",
     "global.local.accuracy": "Global model on the sites' local tests, mean over sites",
 }
+UNKNOWN = Cost(None, None)
 SAME = 0.05  # share by which steps of one axis may differ and be called equal
 
 
@@ -87,23 +88,18 @@ def curves_of(results: Mapping[str, Sequence[Result]]) -> list[Curves]:
 
 @dataclass(frozen=True)
 class Axis:
-    """What scores are drawn over; `read` gives its value at the end of a round of a run, if that is known."""
+    """What scores are drawn over; `read` gives its value after a round, by the cost up to it, if that is known."""
 
     key: str
     label: str
-    read: Callable[[int, Mapping[int, Cost]], float | None]
-
-
-def _bytes(number: int, of_run: Mapping[int, Cost]) -> float | None:
-    moved = None if number not in of_run else of_run[number].bytes
-    return None if moved is None else moved / 1e6
+    read: Callable[[int, Cost], float | None]
 
 
 ROUNDS = Axis("rounds", "round", lambda number, _: number)
 AXES = (
     ROUNDS,
-    Axis("bytes", "MB (10^6 bytes) between server and sites, up to the round", _bytes),
-    Axis("epochs", "local epochs, up to the round", lambda number, of: of[number].epochs if number in of else None),
+    Axis("bytes", "MB (10^6 bytes) between server and sites, up to the round", lambda _, cost: cost.megabytes),
+    Axis("epochs", "local epochs, up to the round", lambda _, cost: cost.epochs),
 )
 OVER_COST = ("global.accuracy", "personal.pm_v", "personal.local.accuracy", "global.local.accuracy")
 
@@ -114,7 +110,7 @@ def over_axis(results: Sequence[Result], name: str, axis: Axis) -> tuple[list[fl
         return None
     rounds, values = found
     by_seed = [costs(result) for result in results]
-    places = [[axis.read(number, of_seed) for number in rounds] for of_seed in by_seed]
+    places = [[axis.read(number, of_seed.get(number, UNKNOWN)) for number in rounds] for of_seed in by_seed]
     known = [[place for place in of_seed if place is not None] for of_seed in places]
     if any(len(of_seed) < len(rounds) for of_seed in known):
         return None
@@ -133,13 +129,7 @@ def _is_rescaled(results: Mapping[str, Sequence[Result]], name: str, axis: Axis)
 
 def over_rounds(results: Sequence[Result], name: str) -> tuple[list[int], NDArray[np.float64]] | None:
     """Rounds that all seeds have the score of, and its mean over sites, [seeds, rounds]; None if there are none."""
-    means = [
-        {
-            round_: spread[name].mean
-            for round_, spread in over_sites(result.scores, result.sums).items()
-            if name in spread
-        }
-        for result in results
-    ]
+    by_seed = [over_sites(result.scores, result.sums).items() for result in results]
+    means = [{number: of[name].mean for number, of in rounds if name in of} for rounds in by_seed]
     rounds = sorted(set.intersection(*map(set, means))) if means else []
     return (rounds, np.array([[of_seed[r] for r in rounds] for of_seed in means])) if rounds else None

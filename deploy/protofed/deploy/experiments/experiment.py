@@ -45,11 +45,11 @@ class Result(StrictModel):
         sums: of every scored round of a run under secure sums, what they say of the sites' own scores, by name.
         cohorts: by round, the sites whose updates were aggregated.
         train_examples, local_test_examples: sizes of each site's own data; sites without a local test have none.
-        test_images: size of the test set that all sites share; 0: there is none; None: 0.2.0 did not write it.
-        code: that computed it; None: it was not recorded yet.
-        machine: the kind of machine that computed it; empty: likewise.
-        traffic: by round from 1. Empty: likewise, or under secure sums, whose numbers a simulation does not mask.
-        trained: by round and site, examples that the site trained on, repetitions counted; empty: not recorded yet.
+        test_images: size of the test set that all sites share; 0: there is none.
+        code: that computed it.
+        machine: the kind of machine that computed it.
+        traffic: by round from 1. Empty under secure sums, whose numbers a simulation does not mask.
+        trained: by round and site, examples that the site trained on, repetitions counted.
         held_out: by site of `data.held_out_sites` and name, as of `held_out_scores`.
     """
 
@@ -61,10 +61,10 @@ class Result(StrictModel):
     cohorts: dict[int, tuple[SiteId, ...]]
     train_examples: dict[SiteId, int]
     local_test_examples: dict[SiteId, int]
-    test_images: int | None = None
+    test_images: int
+    code: CodeDigest
+    machine: str
     sums: dict[int, dict[str, Spread]] = Field(default_factory=dict)
-    code: CodeDigest | None = None
-    machine: str = ""
     traffic: dict[int, RoundTraffic] = Field(default_factory=dict)
     trained: dict[int, dict[SiteId, int]] = Field(default_factory=dict)
     held_out: dict[SiteId, dict[str, float]] = Field(default_factory=dict)
@@ -134,14 +134,10 @@ class ExperimentJob:
         """
         path, result = self.folder / _CODE, self.result()
         if result is not None:
-            held = result.code
-        elif path.exists():
-            held = parse_json(path.read_text(encoding="utf-8"), CodeDigest, str(path))
-        elif self.state.exists():
-            held = None
-        else:
+            return code.changes(result.code)
+        if not path.exists():
             return []
-        return code.changes(held)
+        return code.changes(parse_json(path.read_text(encoding="utf-8"), CodeDigest, str(path)))
 
     def begin_again(self) -> None:
         """Set the result and the run aside: they may be days of work, and somebody may want the old code back."""

@@ -12,7 +12,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from protofed.common.errors import ProtofedError, RunFailedError
 from protofed.common.payload import SiteId
 from protofed.common.process import keep_memory
 from protofed.common.protocol.messages import TaskKind, Verdict
+from protofed.common.protocol.scores import LOSS
 from protofed.common.storage import files
 from protofed.common.version import VERSION
 from protofed.deploy import logs
@@ -29,12 +30,11 @@ from protofed.deploy.daemons.signals import stoppable
 from protofed.deploy.experiments.code_digest import CodeDigest, code_of
 from protofed.deploy.experiments.experiment import SECONDS, ExperimentJob, Result, RoundTraffic
 from protofed.deploy.progress import usable_cores
-from protofed.deploy.simulation.held_out import held_out_scores
 from protofed.deploy.simulation.run_tables import status
-from protofed.deploy.simulation.simulation import NewCrew, Simulation, simulation
+from protofed.deploy.simulation.simulation import NewCrew, Simulation, held_out_scores, simulation
 from protofed.deploy.simulation.worker_processes import crew_of
 from protofed.server.storage.ledger import Ledger
-from protofed.server.storage.rows import one_a_site
+from protofed.server.storage.rows import UpdateRow, one_a_site
 
 
 def run_job(
@@ -144,32 +144,41 @@ def result_of(running: Simulation, seconds: float, code: CodeDigest, machine: st
         machine: as `machine_class` has it.
     """
     recipe, ledger, held = running.recipe, running.ledger, running.data
-    run, published = recipe.name, [row for row in ledger.rounds(recipe.name) if row.state is not None]
-    scores, cohorts = ledger.scores(run), dict[int, tuple[SiteId, ...]]()
-    for row in published[1:]:  # the first one is the model before training
-        used = one_a_site(ledger.updates(run, row.round, row.attempt))
-        cohorts[row.round] = tuple(update.task.site for update in used)
-        for update in used if row.round in scores and not recipe.federation.secure else []:
-            if "loss" in update.metrics:
-                scores[row.round].setdefault(update.task.site, {})["loss"] = update.metrics["loss"]
-    assert published[-1].state is not None  # noqa: S101  (see above)
+    state = [row.state for row in ledger.rounds(recipe.name) if row.state is not None][-1]
+    used = _used(ledger, recipe.name)
     return Result(
         recipe=recipe,
         protofed=VERSION,
         seconds=seconds,
-        state=published[-1].state,
-        scores=scores,
-        sums=ledger.score_sums(run),
-        cohorts=cohorts,
+        state=state,
+        scores=_with_losses(ledger.scores(recipe.name), {} if recipe.federation.secure else used),
+        sums=ledger.score_sums(recipe.name),
+        cohorts={number: tuple(update.task.site for update in updates) for number, updates in used.items()},
         train_examples={site: len(data.train) for site, data in held.items()},
         local_test_examples={site: len(data.local_test) for site, data in held.items() if data.local_test is not None},
         test_images=max((len(data.test) for data in held.values()), default=0),
         code=code,
         machine=machine,
-        traffic={} if recipe.federation.secure else _traffic(ledger, run),
+        traffic={} if recipe.federation.secure else _traffic(ledger, recipe.name),
         trained=running.training.by_round(),
         held_out={site: dict(own) for site, own in held_out_scores(running).items()},
     )
+
+
+def _used(ledger: Ledger, run: str) -> dict[int, list[UpdateRow]]:
+    """By round, the updates that were aggregated."""
+    _, *trained = (row for row in ledger.rounds(run) if row.state is not None)  # the first made the first model
+    return {row.round: one_a_site(ledger.updates(run, row.round, row.attempt)) for row in trained}
+
+
+def _with_losses(
+    scores: dict[int, dict[SiteId, dict[str, float]]], used: Mapping[int, Sequence[UpdateRow]]
+) -> dict[int, dict[SiteId, dict[str, float]]]:
+    """The scores, with the training losses of scored rounds."""
+    for update in (update for number in scores.keys() & used.keys() for update in used[number]):
+        if LOSS in update.metrics:
+            scores[update.task.round].setdefault(update.task.site, {})[LOSS] = update.metrics[LOSS]
+    return scores
 
 
 def _traffic(ledger: Ledger, run: str) -> dict[int, RoundTraffic]:

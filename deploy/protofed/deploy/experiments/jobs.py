@@ -6,21 +6,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
 from protofed.deploy.experiments.experiment import LOG, ExperimentJob
-from protofed.deploy.progress import bars_for, end, interruption
+from protofed.deploy.progress import bars_for, end, interruption, start_module
 
 _LOOK_S = 0.1
 
@@ -140,18 +139,11 @@ class Worker:
 
     @classmethod
     def start(cls, folder: Path, device: str, workers: int = 1, **environment: str) -> Worker:
-        """With one thread, its log in the job's folder, and in a session of its own: Ctrl-C reaches only us."""
-        command = [sys.executable, "-m", "protofed.deploy.experiments.job", str(folder), device, str(workers)]
+        """With its log in the job's folder; it ends when its standard input does, which is ours."""
+        pipes: dict[str, Any] = {"bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        command = ("protofed.deploy.experiments.job", folder, device, workers)
         with (folder / LOG).open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603
-                command,
-                bufsize=0,
-                stdin=subprocess.PIPE,  # it ends when we do
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+            process = start_module(*command, stderr=log, env=environment, **pipes)
         assert process.stdout is not None  # noqa: S101  (a pipe)
         os.set_blocking(process.stdout.fileno(), False)
         return cls(process)

@@ -1,4 +1,7 @@
-"""A job on a node of a cluster: the same process as without one, in the caller's folder if the node has that, too."""
+"""What needs no Ray: what is checked before it is imported, and what a node of its cluster does with a job.
+
+A job runs on a node as the same process as without one, in the caller's folder if the node has that, too.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,36 @@ _LOOK_S = 0.2
 _LOG_BYTES = 8 << 20  # the end of a log that is longer
 
 
+def set_up(address: str, device: str, gpus_per_job: float | None = None) -> None:
+    """Set the variables that Ray reads when it is imported.
+
+    Raises:
+        ConfigError: it is not installed, or as of `resources`.
+    """
+    if find_spec("ray") is None:
+        raise ConfigError(f"--ray: Ray is not installed: {install_hint('client', 'ray')}")
+    resources(device, gpus_per_job)
+    if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
+
+
+def resources(device: str, gpus_per_job: float | None) -> tuple[str, float]:
+    """What a job is run on, and its share of GPUs: Ray chooses which one, and shows a job no other.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    if device not in ("cpu", "cuda", "auto"):
+        raise ConfigError(f"--device {device} with --ray: expected cpu or cuda; Ray gives each job its own GPU")
+    if gpus_per_job is not None and (device == "cpu") == bool(gpus_per_job):
+        raise ConfigError(f"--gpus-per-job {gpus_per_job:g} does not go with --device {device}")
+    gpus = gpus_per_job if gpus_per_job is not None else float(device == "cuda")
+    return "cuda" if gpus else "cpu", gpus
+
+
 class NodeOrder(StrictModel):
-    """What a node is asked to do, as JSON.
+    """What a node is asked to do with a job, as JSON.
 
     Attributes:
         protofed: the caller's version.
@@ -67,19 +98,6 @@ class NodeResult(StrictModel):
     log: str = ""
 
 
-def set_up(address: str) -> None:
-    """Set the variables that Ray reads when it is imported.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    if find_spec("ray") is None:
-        raise ConfigError(f"--ray: Ray is not installed: {install_hint('client', 'ray')}")
-    if address == LOCAL:  # its ports are open to the network: it asks for a token that nobody knows
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers that it was used
-
-
 def carry_out(order: str, report: Callable[[int, str], None]) -> str:
     """Do what an `NodeOrder` says and give an `NodeResult`.
 
@@ -87,19 +105,28 @@ def carry_out(order: str, report: Callable[[int, str], None]) -> str:
         report: called with the rounds that are done and what goes on, when either changes.
     """
     asked, node = parse_json(order, NodeOrder, "an order"), platform.node()
-    if asked.protofed != VERSION:
-        return NodeResult(node=node, failed=f"protofed {VERSION} is there, not {asked.protofed}").model_dump_json()
-    if code_of(parse_json(asked.recipe, Recipe, "the recipe")).whole != asked.code:
-        why = "other code is there: another state of protofed or of a plug-in, or libraries of other versions"
+    if why := _refusal(asked):
         return NodeResult(node=node, failed=why).model_dump_json()
     with _folder(asked) as folder:
         kept = folder == asked.folder
         failed = _run(folder, asked, report, kept)
-        result = None if failed or kept else (folder / RESULT).read_text(encoding="utf-8")
-        run_failed = None if kept else ExperimentJob.claimed(folder).failure()
-        log = "" if kept else _end_of(folder / LOG)
-    answer = NodeResult(node=node, failed=failed, run_failed=run_failed, result=result, log=log)
-    return answer.model_dump_json()
+        if kept:
+            return NodeResult(node=node, failed=failed).model_dump_json()
+        return NodeResult(
+            node=node,
+            failed=failed,
+            run_failed=ExperimentJob.claimed(folder).failure(),
+            result=None if failed else (folder / RESULT).read_text(encoding="utf-8"),
+            log=_end_of(folder / LOG),
+        ).model_dump_json()
+
+
+def _refusal(asked: NodeOrder) -> str | None:
+    if asked.protofed != VERSION:
+        return f"protofed {VERSION} is there, not {asked.protofed}"
+    if code_of(parse_json(asked.recipe, Recipe, "the recipe")).whole != asked.code:
+        return "other code is there: another state of protofed or of a plug-in, or libraries of other versions"
+    return None
 
 
 @contextmanager

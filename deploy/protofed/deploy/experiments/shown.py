@@ -14,8 +14,8 @@ from rich.text import Text
 from protofed.common.csv_cells import CsvTable
 from protofed.common.errors import count
 from protofed.deploy import tables
-from protofed.deploy.experiments.columns import TableColumn
 from protofed.deploy.experiments.experiment import Result
+from protofed.deploy.experiments.summary import TableColumn
 from protofed.deploy.experiments.table import (
     CONFIDENCE,
     Comparison,
@@ -112,7 +112,7 @@ def setting(trial: Trial) -> str:
 def sample_of(result: Result) -> str:
     """`a stratified 2,000 of 10,000`: images that sites' own models were scored on; empty: all of the shared ones."""
     most, of = result.recipe.evaluation.personal_test_images, result.test_images
-    if most is None or of is None or most >= of:
+    if most is None or most >= of:
         return ""
     return f"a stratified {most:,} of {of:,}"
 

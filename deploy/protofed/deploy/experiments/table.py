@@ -20,9 +20,8 @@ from scipy import stats
 
 from protofed.common.config.recipe import Recipe
 from protofed.common.protocol.scores import LOSS, deviation, spread
-from protofed.deploy.experiments.columns import TableColumn, named, summarise, to_reach, usual
 from protofed.deploy.experiments.experiment import Result
-from protofed.deploy.experiments.summary import Summary, Target
+from protofed.deploy.experiments.summary import Summary, TableColumn, Target, named, summarise, to_reach, usual
 from protofed.deploy.experiments.tuning import TunedRecipe
 from protofed.server.rounds.scores.model_warnings import (
     ModelWarning,

@@ -17,9 +17,8 @@ from typing import Any
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError, RunFailedError
 from protofed.common.protocol.scores import JUDGED_BY
-from protofed.deploy.experiments.columns import TableColumn, check_metric, named, summarise
 from protofed.deploy.experiments.experiment import Candidate, ExperimentJob, Tuning, jobs_of, read_values, with_settings
-from protofed.deploy.experiments.summary import Summary
+from protofed.deploy.experiments.summary import Summary, TableColumn, check_metric, named, summarise
 
 FRACTION = 0.2  # of the training images, where a recipe says none
 PREFIX = "tune-"  # of the folders of its jobs

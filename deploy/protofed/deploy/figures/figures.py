@@ -17,8 +17,8 @@ from protofed.client.training.evaluation import groups_of
 from protofed.common.config.recipe import Recipe
 from protofed.common.errors import ConfigError
 from protofed.common.payload import Part
-from protofed.deploy.experiments.columns import named, summarise
 from protofed.deploy.experiments.experiment import ExperimentJob, Result, read_contents
+from protofed.deploy.experiments.summary import named, summarise
 from protofed.deploy.figures.finished_run import FinishedRun, embedded, open_run
 from protofed.deploy.figures.matrices import draw_prototypes, draw_shares, read_groups, shares_of
 from protofed.deploy.figures.plane import (

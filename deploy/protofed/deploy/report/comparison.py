@@ -182,14 +182,12 @@ def _provenance(comparison: Comparison, results: Sequence[Result], command: str)
         "A digest of the code covers the modules of protofed that compute a run, the run's method and the versions of "
         "the libraries. Runs of equal recipe, seed, code and kind of machine end in the same state, bit for bit."
     ]
-    unknown = [label for label, of in comparison.results.items() if any(result.code is None for result in of)]
-    missing = [f"The code was not recorded of {listed(unknown)}."] if unknown else []
     rows = _made_with(comparison, results, command)
     tables = [Table("The comparison", ["what", "value"], rows, text_columns=2, css_class="digests")]
     if states:
         header = ["recipe", "seed", "time", "digest (BLAKE3) of the final state"]
         tables.append(Table("Final states", header, states, text_columns=4, css_class="digests"))
-    return Section("provenance", "Versions and provenance", lead=lead, tables=tables, missing=missing)
+    return Section("provenance", "Versions and provenance", lead=lead, tables=tables)
 
 
 def _made_with(comparison: Comparison, results: Sequence[Result], command: str) -> list[Row]:
@@ -197,7 +195,7 @@ def _made_with(comparison: Comparison, results: Sequence[Result], command: str) 
     codes = {label: _codes(of) for label, of in comparison.results.items()}
     versions = dict.fromkeys(result.protofed for result in results)
     libraries = dict.fromkeys(_libraries(code) for of in codes.values() for code in of)
-    machines = dict.fromkeys(result.machine for result in results if result.machine)
+    machines = dict.fromkeys(result.machine for result in results)
     time = f"{duration(sum(result.seconds for result in results))} of all runs together"
     return [
         ["command", command or NOTHING],
@@ -211,7 +209,7 @@ def _made_with(comparison: Comparison, results: Sequence[Result], command: str) 
 
 def _codes(results: Sequence[Result]) -> list[CodeDigest]:
     """The different ones, in order of their first appearance."""
-    return list({code.whole: code for result in results if (code := result.code) is not None}.values())
+    return list({result.code.whole: result.code for result in results}.values())
 
 
 def _libraries(code: CodeDigest) -> str:

@@ -23,8 +23,7 @@ from protofed.common.protocol.messages import Scores
 from protofed.common.protocol.scores import Spread, spreads
 from protofed.deploy.progress import progress
 from protofed.deploy.run_view import BestSnapshot, best_sentence, warning_lines
-from protofed.deploy.simulation.held_out import held_out_scores
-from protofed.deploy.simulation.simulation import NewCrew, simulation
+from protofed.deploy.simulation.simulation import NewCrew, held_out_scores, simulation
 from protofed.deploy.tables import BOXED, Column, terminal
 from protofed.server.operator.run_record import Overview, best_of, overview
 from protofed.server.rounds.machine.phases import (

@@ -6,48 +6,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
+import structlog
 import torch
 
 from protofed.client.agent.agent import Agent, Site
-from protofed.client.agent.computation import Computation, Elsewhere
-from protofed.client.data.shared import Contents, Shared, share
+from protofed.client.agent.computation import Computation, Elsewhere, ScoredModel, fit, score
+from protofed.client.data.shared import Shared, share
 from protofed.client.data.site import load_sites, load_test
 from protofed.client.data.site_data import SiteData
 from protofed.client.method import client_methods, refining
 from protofed.client.models.catalogue import architectures, device_model
 from protofed.client.policy.policy import Policy
 from protofed.client.policy.rules import PolicyRules, unlimited
-from protofed.client.site import Train, train_alone
+from protofed.client.site import DaemonStatus, Train, prepare, train_alone
 from protofed.client.state.disk_store import DiskStore
-from protofed.client.state.store import MemoryStore, Store
+from protofed.client.state.store import MemoryStore, SiteState, Store
+from protofed.client.training.context import NoCheckpoints
 from protofed.client.transport.link import Link
-from protofed.common import plugins
+from protofed.common import codec, plugins
 from protofed.common.codec import DTYPES, OF_SUMS
-from protofed.common.config.recipe import Recipe
-from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError
-from protofed.common.payload import Exchange, Part, SiteId
-from protofed.common.protocol.messages import MAX_BYTES, Role, Task
+from protofed.common.config.recipe import Federation, Recipe
+from protofed.common.errors import ConfigError, OutOfSpaceError, PolicyViolationError, TaskFailedError
+from protofed.common.payload import Exchange, Part, Payload, SiteId
+from protofed.common.protocol.messages import MAX_BYTES, Assignment, Role, Scores, Task, TaskKind, Verdict
 from protofed.common.protocol.scores import SCALARS
-from protofed.deploy.simulation.direct_link import DirectLink as DirectLink
-from protofed.deploy.simulation.messages import Beginning
-from protofed.deploy.simulation.refusals import full_disk_named, refusals, waits_for_space, why_stuck
-from protofed.deploy.simulation.shared_block import Block
-from protofed.deploy.simulation.sum_store import settled_when_summed
-from protofed.deploy.simulation.training_log import FILE as TRAINED
-from protofed.deploy.simulation.training_log import TrainingLog
-from protofed.deploy.simulation.workers import Crew, Workers
-from protofed.server.rounds.context import open_server
+from protofed.deploy.simulation.sites import TRAINED, DirectLink, TrainingLog, settled_when_summed
+from protofed.deploy.simulation.workers import Beginning, Block, Crew, Workers
+from protofed.server.access.certificates import Certificates
+from protofed.server.method import joined, sent
+from protofed.server.rounds.context import method_of, open_server
 from protofed.server.rounds.machine.phases import Collecting, Evaluating, Phase
+from protofed.server.rounds.machine.waiting import Waiting, WaitReason
 from protofed.server.rounds.queue import RunQueue
 from protofed.server.rounds.run import Run
 from protofed.server.storage.blobs import Blobs
 from protofed.server.storage.ledger import Ledger
 
+log = structlog.get_logger()
 EVALUATOR = "evaluator"
+SHOWN = 3  # reasons in a sentence, and sites of each
 NewCrew: TypeAlias = Callable[[Block], Crew]
 
 
@@ -96,14 +97,28 @@ class Simulation:
             # Only where nobody is invited, as at the start, are all asked: of hundreds, a round invites a few.
             if self._step(self.runs.invitation, on_task) or self._step(lambda _: True, on_task) or self.runs.finished:
                 continue
-            if waits_for_space(self.run, self.ledger):
+            waiting = self.run.waiting(Certificates(self.ledger))
+            if waiting is not None and waiting.reason is WaitReason.DISK:
                 raise OutOfSpaceError("the run waits for space")
-            raise ConfigError(f"the run cannot continue: {why_stuck(self.run, self.ledger)}{self.refused}")
+            why = _why_stuck(waiting, self.run.recipe.federation)
+            raise ConfigError(f"the run cannot continue: {why}{self.refused}")
 
     @property
     def refused(self) -> str:
-        """What was refused of the newest round, as the end of a sentence on it; empty: nothing was."""
-        return refusals(self.ledger, self.recipe.name, self.violations)
+        """What server and sites refused of the newest round, as the end of a sentence; empty: nothing.
+
+        A server tells the sites a code alone; the reason is in its ledger.
+        """
+        newest = self.ledger.newest(self.recipe.name)
+        rows = [] if newest is None else self.ledger.updates(self.recipe.name, newest.round)
+        refused = [("the server, of", row.reason, row.task.site) for row in rows if row.verdict is Verdict.INVALID]
+        refused += [("the policy of", why, site) for site, why in self.violations.items()]
+        by_reason: dict[tuple[str, str], set[SiteId]] = {}
+        for who, why, site in refused:
+            by_reason.setdefault((who, why), set()).add(site)
+        listed = [f"{who} {_named(sorted(sites))}: {why}" for (who, why), sites in sorted(by_reason.items())]
+        more = f"; and {len(listed) - SHOWN} reasons more" if len(listed) > SHOWN else ""
+        return f"; refused by {'; by '.join(listed[:SHOWN])}{more}" if listed else ""
 
     def _step(self, asked: Callable[[SiteId], object], on_task: Callable[[], None]) -> bool:
         """Let the agents of those sites that are asked work, in turns; whether any had a task."""
@@ -275,7 +290,7 @@ def simulation(
     """
     allowed = (everything(recipe) if policy is None else policy).rules.plugins
     plugins.allow(allowed)
-    with full_disk_named(state), ExitStack() as resources:
+    with _full_disk_named(state), ExitStack() as resources:
         context = open_server(state, resources, simulated=True)
         runs, blobs = RunQueue([recipe], context), context.blobs
 
@@ -291,13 +306,16 @@ def simulation(
         resources.callback(training.close)
         (data, held_out), workers = _all_data(recipe, sites), None
         if crew is not None:
-            block = resources.enter_context(Block())
+            block = Block()
+            resources.callback(block.close)
             contents, memory = share(data, block.sized, augmented=recipe.plan.augmentation != "none")
             shared = Shared(contents, memory, recipe.input, recipe.classes)
             data = {name: shared.site(name) for name in data}
             hired = crew(block)
-            resources.callback(hired.end)
-            workers = Workers(hired, _beginning(recipe, allowed, device, contents), blobs.get, training.note)
+            resources.callback(hired.close)
+            where = str(device or torch.device("cpu"))
+            beginning = Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
+            workers = Workers(hired, beginning, blobs.get, training.note)
         violations: dict[SiteId, str] = {}
         agents = agents_of(
             recipe,
@@ -313,11 +331,6 @@ def simulation(
         of_sites = {name: site_data for name, site_data in data.items() if name != EVALUATOR}
         outside = _sites(recipe, lambda _: MemoryStore(), device, held_out, policy, train_alone) if held_out else []
         yield Simulation(recipe, runs, context.ledger, blobs, of_sites, agents, outside, workers, violations, training)
-
-
-def _beginning(recipe: Recipe, allowed: frozenset[str], device: torch.device | None, contents: Contents) -> Beginning:
-    where = str(device or torch.device("cpu"))
-    return Beginning(recipe=recipe.model_dump_json(), plugins=allowed, device=where, data=contents)
 
 
 def site_names(count: int) -> list[SiteId]:
@@ -358,3 +371,66 @@ def _all_data(
             f"data.held_out_sites = {held_out} of {len(by_name)} sites: expected fewer, so that some take part"
         )
     return {EVALUATOR: test, **dict(by_name[:part])}, dict(by_name[part:])
+
+
+def held_out_scores(running: Simulation) -> dict[SiteId, Scores]:
+    """By held-out site, the scores of its own model after one round of training from the last state of an ended run.
+
+    The site trains as one that the last round invites for the first time, by that round's learning rate, and predicts
+    with what the server would send it then, where that is its own model. The run gets nothing of it. A site whose
+    policy refuses the run has no scores.
+    """
+    if not running.held_out:
+        return {}
+    recipe = running.run.recipe
+    last = [row for row in running.ledger.rounds(recipe.name) if row.state is not None][-1]
+    assert last.state is not None  # noqa: S101  (see above)
+    state, scores = codec.decode(running.blobs.get(last.state)), dict[SiteId, Scores]()
+    for site in running.held_out:
+        try:
+            scores[site.name] = _after_training(recipe, site, state, max(last.round, 1))
+        except (TaskFailedError, PolicyViolationError) as refusal:
+            log.warning("a held-out site cannot take part in the run", site=site.name, why=str(refusal))
+    return scores
+
+
+def _after_training(recipe: Recipe, site: Site, state: Payload, round: int) -> Scores:
+    offered = Assignment(recipe.name, recipe.wire(), preprocessing_digest=recipe.preprocessing_digest())
+    half, run = method_of(recipe), prepare(site, offered)
+    base = codec.encode(sent(half, state, site.name))
+    task = Task(TaskKind.FIT, recipe.name, round, f"held-out-{site.name}", codec.digest(base), len(base), 0.0)
+    begun = Computation(site.name, run, task, SiteState(), site.policy.rules.min_images_per_unit)
+    outcome = fit(begun, codec.decode(base), DaemonStatus(), NoCheckpoints(), train_alone)
+    own = replace(begun, state=SiteState(round, outcome.memory, outcome.personal), scored=ScoredModel.OWN)
+    then = codec.encode(sent(half, joined(half, state, outcome.update), site.name))
+    return site.policy.release_scores(score(own, codec.decode(then), DaemonStatus()), noisy=run.noisy).scores
+
+
+def _why_stuck(waiting: Waiting | None, rules: Federation) -> str:
+    """What a run waits for while no site has a task: time stands still, so it never comes."""
+    if waiting is None:
+        return "no site has a task"
+    least = f" (federation.min_sites is {rules.min_sites}, quorum {rules.quorum})"
+    return f"round {waiting.round} {waiting.text}{least if waiting.reason is WaitReason.TRAINERS else ''}"
+
+
+@contextmanager
+def _full_disk_named(state: Path | None) -> Iterator[None]:
+    """Name the simulation's folder where a disk is full: there is no server here whose disk it could be.
+
+    Raises:
+        OutOfSpaceError: again, with the folder.
+    """
+    try:
+        yield
+    except OutOfSpaceError as error:
+        if state is None:
+            raise
+        raise OutOfSpaceError(
+            f"the disk of {state}, which keeps this simulation, is full ({error}); free space, then run the same "
+            "command again: it goes on from there"
+        ) from error
+
+
+def _named(sites: Sequence[SiteId]) -> str:
+    return ", ".join(sites[:SHOWN]) + (f" and {len(sites) - SHOWN} more" if len(sites) > SHOWN else "")

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import selectors
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 
 from protofed.deploy.logs import LEVEL
-from protofed.deploy.progress import end
-from protofed.deploy.simulation.messages import Message
-from protofed.deploy.simulation.shared_block import Block
-from protofed.deploy.simulation.worker import Connection
-from protofed.deploy.simulation.workers import Crew, Lost
+from protofed.deploy.progress import end, start_module
+from protofed.deploy.simulation.workers import Answer, Beginning, Block, Crew, Lost, Work, WorkResult, buffers
 
 
 @dataclass(frozen=True, eq=False)
 class _Process:
-    connection: Connection
+    connection: Connection  # carries bytes alone: nothing is pickled
     process: subprocess.Popen[bytes]
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """That the process is gone is told by `result`."""
+        with contextlib.suppress(OSError):
+            for message in messages:
+                self.connection.send_bytes(message)
+
+    def result(self) -> Answer | Lost:
+        try:
+            result = WorkResult.model_validate_json(self.connection.recv_bytes())
+            return result, [self.connection.recv_bytes() for _ in range(result.frames)]
+        except (EOFError, OSError):
+            self.connection.close()
+            end([self.process])
+            code = self.process.returncode
+            return Lost(f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}")
 
 
 class WorkerProcesses:
@@ -33,64 +45,44 @@ class WorkerProcesses:
     def __init__(self, size: int, block: Block) -> None:
         self.size, self._block = size, block
         self._running: dict[int, _Process] = {}
-        self._selector = selectors.DefaultSelector()
         self._spare = [self._started() for _ in range(size)]  # all at once: each takes seconds to import PyTorch
 
-    def begin(self, worker: int, beginning: Message) -> None:
-        """See `Crew.begin`."""
-        self._running[worker] = running = self._spare.pop() if self._spare else self._started()
-        self._selector.register(running.connection, selectors.EVENT_READ, worker)
-        self.send(worker, beginning)
+    def start(self, worker: int, beginning: Beginning) -> None:
+        """See `Crew.start`."""
+        self._running[worker] = self._spare.pop() if self._spare else self._started()
+        self._running[worker].send(buffers(beginning))
 
-    def send(self, worker: int, message: Message) -> None:
-        """See `Crew.send`; that a worker is gone is told by `receive`."""
-        with contextlib.suppress(OSError):
-            self._running[worker].connection.send(message)
+    def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
+        """See `Crew.submit`."""
+        self._running[worker].send(buffers(work, frames))
 
-    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
-        """See `Crew.receive`: one message of each worker."""
-        ready = sorted(key.data for key, _ in self._selector.select(None if wait else 0))
-        return [(worker, self._from(worker)) for worker in ready]
+    def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
+        """See `Crew.results`: one of each worker."""
+        ready = wait_for([process.connection for process in self._running.values()], None if wait else 0)
+        return [(worker, of.result()) for worker, of in sorted(self._running.items()) if of.connection in ready]
 
-    def end(self) -> None:
-        """See `Crew.end`."""
+    def close(self) -> None:
+        """See `Crew.close`."""
         started = [*self._running.values(), *self._spare]
         for each in started:
             each.connection.close()
         end([each.process for each in started])
         self._running.clear()
         self._spare.clear()
-        self._selector.close()
 
     def _started(self) -> _Process:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         with theirs:
             descriptors = (theirs.fileno(), self._block.descriptor)
-            command = [sys.executable, "-m", "protofed.deploy.simulation.worker", *map(str, descriptors)]
-            process = subprocess.Popen(  # noqa: S603
-                command,
+            process = start_module(
+                "protofed.deploy.simulation.worker",
+                *descriptors,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # standard output is for results
                 pass_fds=descriptors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", LEVEL: "warning"},
-                start_new_session=True,  # Ctrl-C reaches only us
+                env={LEVEL: "warning"},
             )
-        return _Process(Connection(ours), process)
-
-    def _from(self, worker: int) -> Message | Lost:
-        running = self._running[worker]
-        try:
-            return running.connection.receive()
-        except (EOFError, OSError):
-            self._selector.unregister(running.connection)
-            running.connection.close()
-            end([running.process])
-            del self._running[worker]
-            return Lost(_cause(running.process.returncode))
-
-
-def _cause(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return _Process(ours, process)
 
 
 def crew_of(workers: int) -> Callable[[Block], Crew] | None:

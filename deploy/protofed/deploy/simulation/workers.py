@@ -2,30 +2,135 @@
 
 Sites take their turns, and the server commits their updates, in the order of one worker: only what a site computes in
 its turn may have been computed before, by whichever worker was free. It depends on nothing but what is sent with it.
+
+`Workers` decides who computes what. A `Crew` carries a work to a worker and its result back: to a process of this
+machine (`worker_processes`), or to an actor of Ray (`experiments.ray_workers`). There a `SiteWorker` computes.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from mmap import mmap
+from typing import Protocol, TypeAlias, cast
 
 import structlog
+from pydantic import BaseModel, ConfigDict
 
 from protofed.client.agent.computation import Computation, ScoredModel
+from protofed.client.data.shared import Contents
 from protofed.client.state.store import FitOutcome
 from protofed.common import codec
 from protofed.common.codec import Digest
 from protofed.common.errors import RunFailedError
-from protofed.common.payload import SiteId, Update
+from protofed.common.payload import Part, SiteId, Update
 from protofed.common.protocol.messages import Scores, Task
-from protofed.deploy.simulation.messages import Beginning, Message, Result, Work
 
 log = structlog.get_logger()
 AT_ONCE = 2  # works that a worker has: it goes on with the second while we are busy with the result of the first
 TRIES = 2  # of a work at which its worker ends
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
+
+
+class Beginning(_Header):
+    """The first message to a worker; no frames.
+
+    Attributes:
+        recipe: as `Recipe.model_dump_json` gives it.
+        plugins: those that the sites' policy allows.
+        data: where in the block of data everything stands.
+    """
+
+    recipe: str
+    plugins: frozenset[str]
+    device: str
+    data: Contents
+
+
+class Work(_Header):
+    """One computation; the frames are the base, if it is `sent`, the site's memory, and its own model, if it is used.
+
+    Attributes:
+        number: of the work; the result has the same.
+        recipe: digest of the run's recipe as the site was offered it, which noise follows from; None: there is none.
+        sent: whether the base is among the frames; else it is the one of the work before.
+        own_model: whether the site's own model is.
+    """
+
+    number: int
+    site: SiteId
+    task: Task
+    state_round: int
+    seed: int
+    fewest: int
+    recipe: Digest | None
+    scored: ScoredModel | None
+    sent: bool
+    own_model: bool
+
+    @property
+    def frames(self) -> int:
+        """How many follow."""
+        return self.sent + 1 + self.own_model
+
+
+class WorkResult(_Header):
+    """What a computation gave; the frames of a fit are the update, the memory and the site's own model.
+
+    Attributes:
+        failed: what the error said, if it failed; nothing else is there then.
+        trained: examples that a fit trained on, repetitions counted.
+        shared: parts of the own model that are those of the update, and are not sent twice.
+    """
+
+    number: int
+    failed: str | None = None
+    scores: dict[str, float] | None = None
+    metrics: dict[str, float] = {}
+    weight: float | None = None
+    trained: int = 0
+    shared: tuple[Part, ...] = ()
+
+    @property
+    def frames(self) -> int:
+        """How many follow."""
+        return 0 if self.failed is not None or self.scores is not None else 3
+
+
+# A payload in the codec's encoding is a frame. What stands before it is its header.
+Answer: TypeAlias = tuple[WorkResult, Sequence[bytes]]
+
+
+def buffers(header: BaseModel, frames: Sequence[bytes] = ()) -> list[bytes]:
+    """All of a message, in its order: the header as JSON, then the frames."""
+    return [header.model_dump_json().encode(), *frames]
+
+
+class Block:
+    """A block of memory that other processes of this machine can map: its file descriptor is inherited.
+
+    Without a name, so nothing is left of it, and not in /dev/shm, of which a container has 64 MB.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("protofed-data")
+        self.memory: mmap | None = None
+
+    def sized(self, nbytes: int) -> mmap:
+        """The memory, of so many bytes."""
+        os.ftruncate(self.descriptor, nbytes)
+        self.memory = mmap(self.descriptor, nbytes)
+        return self.memory
+
+    def close(self) -> None:
+        """Give up the descriptor; what is mapped stays for as long as it is used."""
+        os.close(self.descriptor)
 
 
 @dataclass(frozen=True)
@@ -40,16 +145,16 @@ class Crew(Protocol):
 
     size: int
 
-    def begin(self, worker: int, beginning: Message) -> None:
+    def start(self, worker: int, beginning: Beginning) -> None:
         """Start a worker, also again."""
 
-    def send(self, worker: int, message: Message) -> None:
-        """Send a `Work`; a worker has several, and does them in their order."""
+    def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
+        """Send a work; a worker has several, and does them in their order."""
 
-    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
+    def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
         """What has come from which worker; wait for the first, if there is none."""
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leave none of them running."""
 
 
@@ -81,15 +186,14 @@ class Workers:
         base: Callable[[Digest], bytes],
         note: Callable[[Task, SiteId, int], None] = lambda _task, _site, _examples: None,
     ) -> None:
-        self._crew, self._base, self._note = crew, base, note
-        self._beginning = Message(beginning.model_dump_json())
+        self._crew, self._beginning, self._base, self._note = crew, beginning, base, note
         self._numbers, self._moment = itertools.count(), cast("Hashable", None)
         self._waiting: deque[_Job] = deque()
         self._wanted: dict[Hashable, _Job] = {}
-        self._results: dict[int, tuple[Result, Sequence[bytes]]] = {}  # with its frames, by number of the job
+        self._results: dict[int, Answer] = {}  # by number of the job
         self._workers = [_Worker() for _ in range(crew.size)]
         for number in range(crew.size):
-            crew.begin(number, self._beginning)
+            crew.start(number, self._beginning)
 
     def ahead(self, moment: Hashable, works: Callable[[], Iterable[Computation]]) -> None:
         """Begin with what sites will ask for, the longest first; nothing else is expected any more.
@@ -130,7 +234,7 @@ class Workers:
         """
         return self._claim(work)[0].scores
 
-    def _claim(self, work: Computation) -> tuple[Result, Sequence[bytes]]:
+    def _claim(self, work: Computation) -> Answer:
         if (job := self._wanted.get(work.key)) is None:
             self._waiting.append(job := _Job(next(self._numbers), work))
             self._wanted[work.key] = job
@@ -142,14 +246,13 @@ class Workers:
 
     def _move(self, *, wait: bool) -> None:
         self._hand_out()
-        for number, answer in self._crew.receive(wait=wait):
+        for number, answer in self._crew.results(wait=wait):
             if isinstance(answer, Lost):
                 self._replace(number, answer)
-            else:
-                result = Result.model_validate_json(answer.header)
-                job = self._workers[number].jobs.pop(result.number)
-                if self._wanted.get(job.work.key) is job:
-                    self._results[job.number] = result, answer.frames
+                continue
+            job = self._workers[number].jobs.pop(answer[0].number)
+            if self._wanted.get(job.work.key) is job:
+                self._results[job.number] = answer
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -160,9 +263,9 @@ class Workers:
                 return
             job = self._waiting.popleft()
             worker.jobs[job.number] = job
-            self._crew.send(number, self._message(job, worker))
+            self._crew.submit(number, *self._message(job, worker))
 
-    def _message(self, job: _Job, worker: _Worker) -> Message:
+    def _message(self, job: _Job, worker: _Worker) -> tuple[Work, Sequence[bytes]]:
         work = job.work
         sent, worker.base = worker.base != work.task.base_digest, work.task.base_digest
         own = work.scored is ScoredModel.OWN and work.run.method.declares.personal != "installed"
@@ -182,7 +285,7 @@ class Workers:
             sent=sent,
             own_model=personal is not None,
         )
-        return Message(header.model_dump_json(), frames)
+        return header, frames
 
     def _replace(self, number: int, lost: Lost) -> None:
         """Start the worker again; what it had is handed out anew, if it is still expected."""
@@ -196,7 +299,7 @@ class Workers:
         log.warning("a worker is replaced", why=f"it {lost.cause} {where}")
         # Not what a later moment has given up: the base of it may be removed by now.
         self._waiting.extendleft(job for job in reversed(left) if self._wanted.get(job.work.key) is job)
-        self._crew.begin(number, self._beginning)
+        self._crew.start(number, self._beginning)
 
 
 def _length(work: Computation) -> int:

@@ -9,17 +9,12 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.exceptions import RayError
 
 from protofed.common.codec import Digest
-from protofed.common.process import keep_memory
-from protofed.deploy.experiments.ray_cluster import joined
-from protofed.deploy.experiments.ray_tasks import line
-from protofed.deploy.simulation.messages import Beginning, Message, Work
-from protofed.deploy.simulation.shared_block import Block
-from protofed.deploy.simulation.site_worker import SiteWorker
-from protofed.deploy.simulation.workers import Lost
+from protofed.deploy.experiments.ray_cluster import joined, line
+from protofed.deploy.simulation.worker import SiteWorker, alone_on_a_core
+from protofed.deploy.simulation.workers import Answer, Beginning, Block, Lost, Work, WorkResult, buffers
 
 
 class SiteActor:
@@ -29,18 +24,16 @@ class SiteActor:
         data: the block of data [bytes] uint8, which all workers of a node read in one place.
     """
 
-    def __init__(self, beginning: str, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-        keep_memory()
-        torch.set_num_threads(1)
+    def __init__(self, beginning: bytes, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        alone_on_a_core()
         self._data = data  # Ray frees what nobody holds
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that nothing may be written to it, and nothing is
             self._worker = SiteWorker(Beginning.model_validate_json(beginning), data.data)
 
-    def carry_out(self, header: str, *frames: bytes) -> tuple[str | bytes, ...]:
-        """A `Work`'s `Result`: its header, and its frames."""
-        result = self._worker.carry_out(Message(header, frames))
-        return result.header, *result.frames
+    def carry_out(self, work: bytes, *frames: bytes) -> list[bytes]:
+        """A `Work`'s `WorkResult`, with its frames."""
+        return buffers(*self._worker.carry_out(Work.model_validate_json(work), frames))
 
 
 class RayWorkers:
@@ -66,37 +59,36 @@ class RayWorkers:
         self._actors: dict[int, Any] = {}
         self._working: dict[Any, int] = {}  # by the promise of a result
 
-    def begin(self, worker: int, beginning: Message) -> None:
-        """See `Crew.begin`."""
-        actor = ray.remote(SiteActor).options(num_cpus=1, num_gpus=self._cluster.gpus, scheduling_strategy="SPREAD")
-        device = self._cluster.device
-        header = Beginning.model_validate_json(beginning.header).model_copy(update={"device": device})
-        self._actors[worker] = actor.remote(header.model_dump_json(), self._data)
+    def start(self, worker: int, beginning: Beginning) -> None:
+        """See `Crew.start`."""
+        there = beginning.model_copy(update={"device": self._cluster.device})
+        actor = ray.remote(SiteActor).options(**self._cluster.options)
+        self._actors[worker] = actor.remote(*buffers(there), self._data)
 
-    def send(self, worker: int, message: Message) -> None:
-        """See `Crew.send`."""
-        work, frames = Work.model_validate_json(message.header), list[Any](message.frames)
+    def submit(self, worker: int, work: Work, frames: Sequence[bytes]) -> None:
+        """See `Crew.submit`."""
+        sent = list[Any](buffers(work, frames))
         if work.sent:
             if self._base[0] != work.task.base_digest:
                 self._base = work.task.base_digest, ray.put(frames[0])
-            frames[0] = self._base[1]
-        self._working[self._actors[worker].carry_out.remote(message.header, *frames)] = worker
+            sent[1] = self._base[1]
+        self._working[self._actors[worker].carry_out.remote(*sent)] = worker
 
-    def receive(self, *, wait: bool) -> Sequence[tuple[int, Message | Lost]]:
-        """See `Crew.receive`."""
+    def results(self, *, wait: bool) -> Sequence[tuple[int, Answer | Lost]]:
+        """See `Crew.results`."""
         if not self._working:
             return []
         ready, _ = ray.wait(list(self._working), num_returns=1, timeout=None if wait else 0)
         return [self._result(promise) for promise in ready]
 
-    def end(self) -> None:
-        """See `Crew.end`."""
+    def close(self) -> None:
+        """See `Crew.close`."""
         with suppress(RayError):
             for actor in self._actors.values():
                 ray.kill(actor)
         self._held.close()
 
-    def _result(self, promise: Any) -> tuple[int, Message | Lost]:
+    def _result(self, promise: Any) -> tuple[int, Answer | Lost]:
         worker = self._working.pop(promise)
         try:
             header, *frames = ray.get(promise)
@@ -105,4 +97,4 @@ class RayWorkers:
             with suppress(RayError):
                 ray.kill(self._actors[worker])
             return worker, Lost(f"was lost ({type(error).__name__}: {line(error)})")
-        return worker, Message(header, frames)
+        return worker, (WorkResult.model_validate_json(header), frames)

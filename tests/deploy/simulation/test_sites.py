@@ -13,7 +13,7 @@ from protofed.common.config.recipe import Recipe
 from protofed.common.payload import SiteId
 from protofed.common.protocol.messages import Task, TaskKind
 from protofed.deploy.simulation.simulation import Simulation, simulation
-from protofed.deploy.simulation.training_log import TrainingLog
+from protofed.deploy.simulation.sites import TrainingLog
 from protofed.server.rounds.machine.phases import Collecting
 from protofed.testing.crew import CrewHere
 
